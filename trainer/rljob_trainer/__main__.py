@@ -142,7 +142,7 @@ def convert_data(options: argparse.Namespace) -> int:
 
 
 def export_model(options: argparse.Namespace) -> int:
-    from rljob_trainer.exporting import export_checkpoint
+    from rljob_trainer.export_command import export_checkpoint
 
     return export_checkpoint(options.checkpoint, options.model, options.out, options.dtype)
 

@@ -1,8 +1,12 @@
-"""What the loop can do besides training, on every rank: each method is collective. Rank 0 alone talks to driver, volume and rollouts."""
+"""One attempt as a rank runs it: everything that the loop does besides training. Every method is collective; rank 0 alone talks to the driver,
+the volume and the rollouts.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rljob_api import names
 from rljob_api.protocol import Control
@@ -26,66 +30,72 @@ from rljob_trainer.tasks.choice import source_of
 from rljob_trainer.weights.publisher import Senders
 
 MEASURED_STEPS = 2
-"""After so many steps every phase has been measured."""
+"""After this many steps the peak memory of every phase is known."""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class RankZero:
     """What only rank 0 has."""
 
-    def __init__(self, driver: DriverClient, store: Store, plan: Plan):
-        self.driver, self.store, self.plan = driver, store, plan
+    driver: DriverClient
+    store: Store
+    plan: Plan
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of this run."""
+
+    step: int
+    reshardable: bool
+    """It can be loaded into any layout."""
 
 
 class Attempt:
-    """One attempt, as one rank lives it. `rank_zero` is None on all other ranks."""
+    """One attempt. `rank_zero` is None on all other ranks."""
 
     def __init__(
         self, control: Control, ranks: Ranks, engine: Engine, senders: Senders | None, rank_zero: RankZero | None
     ):
-        """`senders`: to the rollouts, where the task has some."""
+        """`senders`: to the rollouts; None for tasks without rollouts."""
         self._spec, self._ranks, self._rank_zero, self.engine = control.spec, ranks, rank_zero, engine
         driver = rank_zero.driver if rank_zero else None
         self.source: Source = source_of(control.spec, ranks, driver, engine, senders, self._complete_save)
-        self._root = Path(control.spec.checkpoint.path)
         self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
         store = rank_zero.store if rank_zero else None
         self._saver = Saver(engine, ranks, store, driver, self._critic_apart)
         self._exports = Exports(control.spec, engine, driver, store)
-        self._newest: list[int | bool] | None = None
-        """Step and reshardability of the newest checkpoint of this run's own, or of the model that it began with."""
+        self._newest: Newest | None = None
+        """None: the attempt starts from a checkpoint outside of this run's own directory, and has saved nothing yet."""
         self._start = 0
 
     def begin(self) -> int:
-        """Restore, and return the step that the attempt starts from. Raises ConfigurationError for a checkpoint whose content changed."""
+        """Restore the newest checkpoint, if there is one. Returns the step that the attempt starts from.
+
+        Raises ConfigurationError when a file of the checkpoint is not what was saved.
+        """
         start = self._rank_zero.store.start if self._rank_zero else None
         step, directory = self._ranks.broadcast([start.manifest.step, str(start.directory)] if start else [0, ""])
         if directory:
             self._restore(Path(directory))
         if self._rank_zero:
-            if start:
-                self.source.restored(step, start.manifest.digest)
-            data = dict(start.manifest.data) if start else None
-            directory = start.directory if start else None
-            buffer = directory / start.manifest.buffer if start and directory else None
-            engine = directory / start.manifest.engine if start and directory else None
-            checkpoints = self._rank_zero.store.checkpoints()
-            self._rank_zero.driver.start(step, data, checkpoints, self.engine.backend, buffer, engine)
-        self._newest = self._ranks.broadcast(self._newest_checkpoint(step))
+            self._start_driver(self._rank_zero, step)
+        newest = self._ranks.broadcast(self._newest_checkpoint(step))
+        self._newest = Newest(*newest) if newest else None
         self._start = step
         self.evaluate(step)
         return step
 
-    def teach(self, batch: Batch, targets: Targets) -> None:
-        """A critic on ranks of its own begins to learn from the batch, while the policy does."""
+    def start_critic_update(self, batch: Batch, targets: Targets) -> None:
+        """Have a critic on a gang of its own learn from the batch while the policy does; `trained` waits for it."""
         if self._rank_zero and self._critic_apart:
             self._rank_zero.driver.learn(batch.step, critic_columns(targets))
 
     def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:
-        """The step that the batch has trained, in so many seconds."""
+        """Report the step that the batch has trained, with its metrics. Returns its number."""
         self.engine.memory.enter("generate")
-        peaks, critic = self._peaks(), self._learnt()
+        peaks, critic = self._peaks(), self._critic_metrics()
         if self._rank_zero:
             self._rank_zero.store.check()
             memory = {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
@@ -94,11 +104,11 @@ class Attempt:
             if batch.step == self._start + MEASURED_STEPS:
                 log.info("%s", self._rank_zero.plan.table(peaks))
         if batch.step == self._start + 1:
-            self._say_transports()
+            self._report_transports()
         return batch.step
 
     def publish(self, step: int) -> None:
-        """Whoever generates gets the policy of `step`."""
+        """Send the policy of `step` to the rollouts, where the task has some."""
         self.source.publish(step)
 
     def evaluate(self, step: int) -> None:
@@ -106,20 +116,22 @@ class Attempt:
         self.source.evaluate(step)
 
     def save(self, step: int) -> None:
-        """Make a periodic checkpoint of `step`, when that is due: before the next steps, or while they train."""
+        """Save a periodic checkpoint of `step`, if one is due. With checkpoint.asynchronous it is written while the next steps train."""
         if self._save_due(step):
             self._save(step, final=False)
 
     def export(self, step: int) -> None:
-        """Write the policy of `step` as a Hugging Face directory, when that is due; training waits."""
+        """Write the policy of `step` as a Hugging Face directory, if that is due. Training waits for it."""
         if self._exports.due(step):
             if self._rank_zero:
                 self._rank_zero.driver.saving()
             self._exports.periodic(step)
 
     def finish(self, step: int, outcome: Outcome) -> None:
-        """Make the last checkpoint, of any layout; export the policy when the job has succeeded; say goodbye to the driver. With evaluation.only
-        there is neither."""
+        """Save the last checkpoint in the format for any layout, export the policy if the job has succeeded, and end the driver.
+
+        With evaluation.only nothing is saved or exported.
+        """
         export = ""
         if not self._spec.evaluation.only:
             self._save(step, final=True)
@@ -129,28 +141,39 @@ class Attempt:
             self._rank_zero.driver.end(export)
         self._ranks.barrier()
 
-    def _say_transports(self) -> None:
-        """Once every rank has talked to those that it trains with."""
+    def _start_driver(self, rank_zero: RankZero, step: int) -> None:
+        """Tell the driver where the attempt starts, and with which data cursor and rollout buffer."""
+        start, checkpoints = rank_zero.store.start, rank_zero.store.checkpoints()
+        if start is None:
+            rank_zero.driver.start(step, None, checkpoints, self.engine.backend)
+            return
+        manifest = start.manifest
+        self.source.restored(step, manifest.digest)
+        buffer, engine = start.directory / manifest.buffer, start.directory / manifest.engine
+        rank_zero.driver.start(step, dict(manifest.data), checkpoints, self.engine.backend, buffer, engine)
+
+    def _report_transports(self) -> None:
+        """Report how NCCL connects the ranks. It says so when ranks first talk to each other, so after the first step."""
         found = nccl.sentence(self._ranks.gather(nccl.transports()))
         if self._rank_zero and found:
             log.info("%s", found)
             self._rank_zero.driver.connected(found)
 
     def _until_uploaded(self) -> None:
-        """All that the run has completed is in spec.checkpoint.upload, if there is one."""
+        """Wait until all checkpoints and exports are in spec.checkpoint.upload, if it is set."""
         while self._spec.checkpoint.upload:
             if self._ranks.broadcast(self._rank_zero.driver.uploaded() if self._rank_zero else None):
                 return
 
-    def _learnt(self) -> dict[str, float]:
-        """Metrics of the critic that learnt on ranks of its own."""
+    def _critic_metrics(self) -> dict[str, float]:
+        """Wait for the critic on a gang of its own; the metrics of its update. Empty without one."""
         while self._critic_apart:
             if found := self._ranks.broadcast(self._rank_zero.driver.learnt() if self._rank_zero else None):
                 return found
         return {}
 
     def _restore(self, directory: Path) -> None:
-        """Every rank checks its share of the files before any is loaded."""
+        """Load a checkpoint, after the ranks have compared every file with the manifest, each a share of them."""
         manifest = read_manifest(directory)
         assert manifest is not None, f"{directory} was chosen by rank 0"
         if found := corruption(manifest, directory, self._ranks, self.engine.heartbeat):
@@ -158,43 +181,46 @@ class Attempt:
             raise ConfigurationError("spec.checkpoint.path", str(directory), found, fix)
         self.engine.load(directory / manifest.engine)
 
-    def _newest_checkpoint(self, step: int) -> list[int | bool] | None:
-        """What of `step` is in the run's own directory."""
-        held = self._rank_zero.store.checkpoints() if self._rank_zero else []
-        return [held[-1].step, held[-1].reshardable] if held else [0, True] if step == 0 else None
+    def _newest_checkpoint(self, step: int) -> Newest | None:
+        """On rank 0. A job that starts from the model needs no checkpoint of step 0."""
+        if held := self._rank_zero.store.checkpoints() if self._rank_zero else []:
+            return Newest(held[-1].step, held[-1].reshardable)
+        return Newest(0, reshardable=True) if step == 0 else None
 
     def _peaks(self) -> dict[PhaseName, float]:
-        """The most that was in use on any rank's device in each phase so far."""
+        """Bytes by phase: the largest peak of any rank's device so far."""
         found = self._ranks.gather(self.engine.memory.peaks)
         return {phase: max(peaks[phase] for peaks in found) for phase in self.engine.memory.peaks}
 
     def _save_due(self, step: int) -> bool:
-        """A periodic checkpoint of `step`, which this attempt trained, has not been made."""
-        every, begun = self._spec.checkpoint.every_steps, self._newest is not None and self._newest[0] == step
-        return (
-            step > self._start
-            and not begun
-            and (step == self._spec.train.total_steps or (every > 0 and step % every == 0))
-        )
+        """Whether this attempt trained `step`, has not saved it yet, and should: it is the last one, or a multiple of everySteps."""
+        every = self._spec.checkpoint.every_steps
+        is_saved = self._newest is not None and self._newest.step == step
+        is_periodic = every > 0 and step % every == 0
+        return step > self._start and not is_saved and (is_periodic or step == self._spec.train.total_steps)
 
     def _save(self, step: int, final: bool) -> None:
-        """Make a checkpoint of `step`, unless there is one. `final`: complete when this returns, and for any layout; else as the spec says."""
-        # first: the driver counts no heartbeats between steps, and a save under way may take long
+        """Save `step`, unless there is such a checkpoint already.
+
+        `final`: in the format for any layout, and complete when this returns. Otherwise as spec.checkpoint.asynchronous says.
+        """
+        # before the wait below, which may be long: the driver counts rank 0's heartbeats only in a phase such as saving
         data = self._rank_zero.driver.saving() if self._rank_zero else {}
         self._complete_save(wait=True)
         alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.total_steps
-        if self._newest == [step, True] or (self._newest == [step, False] and alongside):
+        reshardable = not alongside
+        if self._newest in (Newest(step, True), Newest(step, reshardable)):
             return
         digest = self.source.digest(step)
         self.engine.memory.enter("save")
-        self._saver.begin(step, digest, data, reshardable=not alongside, further=self._save_buffer(not alongside))
-        self._newest = [step, not alongside]
+        self._saver.begin(step, digest, data, reshardable, further=self._save_buffer(reshardable))
+        self._newest = Newest(step, reshardable)
         self.engine.memory.enter("generate")
         if not alongside:
             self._complete_save(wait=True)
 
     def _save_buffer(self, reshardable: bool) -> Callable[[Path], None]:
-        """Makes what was generated and not trained part of a checkpoint, whose directory it is given."""
+        """A function that adds the rollout buffer, which holds what was generated and not trained yet, to the checkpoint in a directory."""
 
         def save(directory: Path) -> None:
             if self._rank_zero:
@@ -203,7 +229,7 @@ class Attempt:
         return save
 
     def _complete_save(self, wait: bool = False) -> None:
-        """Complete the checkpoint that is being written: if it is on the disk, or once it is. Raises SaveFailed when it cannot be."""
+        """Commit the checkpoint that is being written, if all of it is on the disk; `wait`: once it is. Raises SaveFailed."""
         saved = self._saver.complete(wait)
         if saved and self._rank_zero:
             checkpoints = self._rank_zero.store.checkpoints()

@@ -1,7 +1,7 @@
-"""The trajectories of one step: of all of them what fits into a few columns, and the tokens of those that are here. No torch here.
+"""The batch of one training step. No torch here.
 
-Rank 0's driver has every trajectory. A rank has the columns of all, so that it can plan and estimate advantages of the whole step, and only its
-own part of the trajectories.
+The driver holds every trajectory. Each rank gets one value per trajectory (Columns) for the whole step, from which it plans micro-batches and
+computes advantages, but the tokens of its own data-parallel part only.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,29 +15,29 @@ from rljob_trainer.trajectory import Trajectory, same_bits
 
 Array = npt.NDArray[Any]
 SCORES = "scores"
-"""Name of what a reward model on ranks of its own says of a batch: [n] float64, weighted."""
+"""Name of the scores of a reward model on a gang of its own: [n] float64, times the weight of its entry in spec.rewards."""
 TEACHER_LOG_PROBS = "teacher_log_probs"
-"""Name of what a teacher in a pool says of the tokens that were sampled."""
+"""Name of the log-probabilities of the sampled tokens under a teacher in a pool."""
 
 
 def candidates(count: int) -> tuple[list[str], list[str]]:
-    """Names of what a teacher says of its so many likeliest tokens at each place: their ids, which float32 holds exactly, and log-probabilities."""
+    """Names of the teacher's `count` likeliest tokens at each position: of their ids (exact in float32), and of their log-probabilities."""
     return [f"teacher_tokens/{i}" for i in range(count)], [f"teacher_top_log_probs/{i}" for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """One value per trajectory, [n], in (group, sample, branch) order: each branch of an agent's trajectory is a row."""
+    """One value per row, [n], in the order of (group, sample, branch). Each branch of an agent's trajectory is a row of its own."""
 
     prompt_index: npt.NDArray[np.int64]
     group: npt.NDArray[np.int32]
     sample: npt.NDArray[np.int32]
     branch: npt.NDArray[np.int32]
     length: npt.NDArray[np.int32]
-    """Tokens in all."""
+    """Tokens of prompt and response."""
     prompt_length: npt.NDArray[np.int32]
     learnt_length: npt.NDArray[np.int32]
-    """Tokens that are learnt from."""
+    """Tokens in the loss."""
     truncated: npt.NDArray[np.bool_]
     """Cut off at maxTokens."""
     reward: npt.NDArray[np.float64]
@@ -81,16 +81,16 @@ class Columns:
 
     @property
     def answered(self) -> npt.NDArray[np.bool_]:
-        """[n], the first rows of trajectories that have a response."""
+        """[n], True for the first row of each trajectory that has a response."""
         return (self.response_length > 0) & (self.branch == 0)
 
     @property
     def trajectory(self) -> npt.NDArray[np.int64]:
-        """[n], from 0: branches of one trajectory have the same number."""
+        """[n], index of the trajectory that each row belongs to, from 0."""
         return np.cumsum(self.branch == 0) - 1
 
     def scored(self, scores: npt.NDArray[np.float64]) -> "Columns":
-        """With `scores` [n] added to the rewards: a trajectory gets that of its first branch."""
+        """The columns with `scores` [n] added to the rewards. All rows of a trajectory get the score of its first branch."""
         return replace(self, reward=self.reward + scores[np.flatnonzero(self.branch == 0)][self.trajectory])
 
     def arrays(self) -> dict[str, Array]:
@@ -98,7 +98,7 @@ class Columns:
         return {column.name: getattr(self, column.name) for column in fields(self)}
 
     def at(self, index: int) -> dict[str, Any]:
-        """What a Trajectory of that row is made of, but for its segments."""
+        """The fields of the Trajectory of a row, without its segments."""
         baseline = float(self.baseline_reward[index])
         return {
             "prompt_index": int(self.prompt_index[index]),
@@ -114,17 +114,17 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Immutable. `trajectories` may be those of one part; `columns` and `metrics` are always of the whole step."""
+    """A whole step, or one rank's part of it: `columns` and `metrics` always describe the whole step. Immutable."""
 
     step: int
-    """The step they train, from 1."""
+    """The step that this batch trains, from 1."""
     columns: Columns
     trajectories: Mapping[int, Trajectory]
-    """By their row in `columns`: those that are here."""
+    """By row in `columns`; those of this part."""
     metrics: Mapping[str, float]
-    """What generating and scoring the step measured."""
+    """Metrics of generation and scoring."""
     measured: Mapping[str, Mapping[int, Array]] = field(default_factory=dict)
-    """By name and row of the trajectories that are here: [response tokens] float32, from roles on ranks of their own."""
+    """By name and row: per-token values, [response tokens] float32, that models on other gangs or a teacher in a pool have measured."""
 
     @staticmethod
     def of(step: int, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> "Batch":
@@ -133,10 +133,10 @@ class Batch:
 
     @property
     def samples(self) -> tuple[Trajectory, ...]:
-        """Every trajectory, in order. Of a whole batch only."""
+        """Every trajectory, in the order of the columns. Only of a whole batch."""
         assert len(self.trajectories) == len(self.columns), "a part has not all of them"
         return tuple(self.trajectories[i] for i in range(len(self.columns)))
 
     def part(self, rows: Collection[int]) -> "Batch":
-        """With the trajectories of these rows only."""
+        """The batch with the trajectories of these rows only."""
         return replace(self, trajectories={i: self.trajectories[i] for i in rows})

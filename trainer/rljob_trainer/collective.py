@@ -1,4 +1,4 @@
-"""Values between ranks, in JSON or as arrays, over a gloo group of their own: no pickle, bounded waits."""
+"""Exchanges JSON values and arrays between ranks, over a gloo group of their own. No pickle; every wait is bounded."""
 
 import json
 import time
@@ -12,21 +12,21 @@ import torch.distributed as dist
 
 from rljob_trainer.arrays import Array
 
-LOOK_SECONDS = 1.0
-"""Between two looks at what is waited for."""
+POLL_SECONDS = 1.0
+"""Interval at which `Ranks.until` asks."""
 
 
 class StandstillError(RuntimeError):
-    """Nothing moved on any rank for too long."""
+    """No rank made progress for too long."""
 
 
 class Ranks:
-    """The ranks of the attempt. Every method is collective: all ranks call it, in the same order."""
+    """All ranks of the process group. Every method but `send` and `receive` is collective: all ranks call it, in the same order."""
 
     def __init__(self, timeout_seconds: float):
-        """`timeout_seconds`: how long a rank waits for its peers before it gives the attempt up."""
+        """`timeout_seconds`: how long a rank waits for its peers before it fails."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.timeout_seconds = self._timeout = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
     @property
@@ -34,7 +34,7 @@ class Ranks:
         return self.rank == 0
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value; what others pass is ignored."""
+        """Rank 0's value, on every rank. Values of other ranks are ignored. Tuples become lists, as in JSON."""
         body = _encode(value)
         size = torch.tensor([body.numel()])
         dist.broadcast(size, 0, group=self._group)
@@ -44,22 +44,22 @@ class Ranks:
         return _decode(body)
 
     def broadcast_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Fill the arrays, of which every rank has the same types and lengths, with rank 0's."""
+        """Overwrite the arrays with rank 0's. All ranks pass arrays of the same types and lengths."""
         for array in arrays.values():
             dist.broadcast(_bytes(array), 0, group=self._group)
 
     def send(self, block: Array, receivers: Iterable[int]) -> None:
-        """From rank 0 to each of these, which call `receive`. Not collective."""
+        """Send a block from rank 0 to these ranks, each of which calls `receive`. Not collective."""
         sent = [dist.isend(_bytes(block), rank, self._group) for rank in receivers]
         for work in filter(None, sent):
             work.wait()
 
     def receive(self, block: Array) -> None:
-        """Fill the block with what rank 0 sends. Not collective."""
+        """Fill the block with the one that rank 0 sends. Not collective."""
         dist.recv(_bytes(block), 0, self._group)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on every rank."""
+        """[rank] -> its value, on every rank."""
         body = _encode(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         dist.all_gather(sizes, torch.tensor([body.numel()]), group=self._group)
@@ -75,21 +75,25 @@ class Ranks:
         return bool(count)
 
     def until(self, done: Callable[[float], bool], moved: Callable[[], int], heartbeat: Callable[[], None]) -> None:
-        """Until `done` on every rank; it may wait for so many seconds before it answers. `moved` counts what this rank's threads have done so far;
-        `heartbeat` is called whenever it grew on any.
+        """Wait until threads of all ranks have finished their work.
 
-        Raises StandstillError when it grows nowhere for as long as a rank waits for its peers.
+        Args:
+            done: whether those of this rank have; it may wait for the given seconds before it answers
+            moved: a number that grows with their progress
+            heartbeat: called whenever any rank has made progress
+
+        Raises StandstillError when no rank makes progress for the timeout.
         """
-        before, deadline = 0, time.monotonic() + self._timeout
+        before, deadline = 0, time.monotonic() + self.timeout_seconds
         while True:
-            found = self.gather([done(LOOK_SECONDS), moved()])
+            found = self.gather([done(POLL_SECONDS), moved()])
             if (total := sum(count for _, count in found)) > before:
-                before, deadline = total, time.monotonic() + self._timeout
+                before, deadline = total, time.monotonic() + self.timeout_seconds
                 heartbeat()
             if all(ended for ended, _ in found):
                 return
             if time.monotonic() > deadline:
-                raise StandstillError(f"no rank has read or written anything for {self._timeout:g} s")
+                raise StandstillError(f"no rank has read or written anything for {self.timeout_seconds:g} s")
 
     def barrier(self) -> None:
         dist.barrier(group=self._group)

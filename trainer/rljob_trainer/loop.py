@@ -1,8 +1,8 @@
-"""The loop of every rank, on one screen. All ranks run it together; what they call is collective.
+"""The training loop, on one screen. All ranks run it together: everything that it calls is collective.
 
-Rank 0's driver generates and scores in a process of its own, and answers when it is asked for a batch (tasks/rl.py). With spec.train.staleness
-it has begun the next batches before this one trains. A periodic checkpoint is written while the next steps train, and becomes one between two of
-them.
+Alongside rank 0 runs the driver, a process of its own that generates and scores; the source asks it for batches (tasks/rl.py). With
+spec.train.staleness the driver works on the next batches while this one trains. A periodic checkpoint is written while the next steps train, and
+committed between two of them.
 """
 
 import time
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def run(job: "Attempt") -> "Outcome":
-    """From the step that the attempt starts at to the last one, or to the one at which the operator wants the pods back."""
+    """Train until the last step, or until the operator drains the job. Returns which of the two it was."""
     step = job.begin()  # restored from a checkpoint, or 0
-    while batch := job.source.next(step):  # waits; newcomers among the rollouts get weights meanwhile
+    while batch := job.source.next(step):  # waits; rollouts that are new get the weights meanwhile
         began = time.monotonic()
-        measured = job.engine.measure(batch)  # scores of reward models, old and reference log-probabilities, values
+        measured = job.engine.measure(batch)  # rewards of reward models; old and reference log-probabilities; values
         advantages = job.engine.objective.advantages(measured)
-        job.teach(batch, advantages)  # a critic on ranks of its own learns while the policy does
+        job.start_critic_update(batch, advantages)  # of a critic on a gang of its own
         metrics = job.engine.update(measured, advantages)
         step = job.trained(batch, metrics, time.monotonic() - began)
         job.publish(step)

@@ -1,4 +1,4 @@
-"""Trainer and rollouts have the same policy: what both say of the same tokens. No torch here."""
+"""Checks that trainer and rollouts have the same policy: both compute log-probabilities of the same tokens. No torch here."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ bfloat16: rounding alone gives about 0.02, differently in every kernel, and more
 quantized: vLLM's FP8 gave 0.166 at 1.5 B on an H200 (docs/performance.md), whichever type is trained.
 """
 PROBE_SEQUENCES, PROBE_TOKENS = 4, 64
-"""Enough to see a wrong tensor, and little: a server computes the whole vocabulary for each token of a probe."""
+"""Enough to detect a wrong tensor, and cheap: a server computes logits over the whole vocabulary for each token of a probe."""
 
 
 class MismatchError(RuntimeError):
-    """The rollouts have another policy than the one that is trained: weights were lost, mixed up or left stale."""
+    """The rollouts do not have the policy that is trained: weights were lost, mixed up or left stale."""
 
 
 def arithmetic_of(spec: RLJobSpec) -> str:
-    """Of the rollouts: a key of LIMIT."""
+    """The key of LIMIT for the rollouts of a job."""
     return "quantized" if spec.rollout.quantized else spec.model.dtype
 
 
 def require_match(arithmetic: str, mean: float, worst: float) -> None:
-    """Raises MismatchError."""
+    """Raise MismatchError if the mean difference `mean` exceeds its limit, or is not a number. `worst`: the largest difference, for the message."""
     if not mean <= LIMIT[arithmetic]:
         raise MismatchError(
             f"log-probabilities of the trainer and the rollouts differ by {mean:.3g} per token on average (at most {worst:.3g}); "
@@ -39,16 +39,16 @@ def require_match(arithmetic: str, mean: float, worst: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Tokens that a server is asked about as soon as it has the policy, and what the trainer says of them."""
+    """Token sequences with the trainer's log-probabilities, to compare a server with as soon as it has the policy."""
 
     sequences: tuple[tuple[int, ...], ...]
     log_probs: tuple[tuple[float, ...], ...]
-    """Of all tokens but the first, at temperature 1."""
+    """Of all tokens but the first of each sequence, at temperature 1."""
     arithmetic: str
-    """Of the rollouts: a key of LIMIT."""
+    """Key of LIMIT for the rollouts."""
 
     def compare(self, served: Iterable[Sequence[float]]) -> tuple[float, float]:
-        """Mean and largest difference. Raises MismatchError."""
+        """Mean and largest difference per token from a server's log-probabilities. Raises MismatchError."""
         pairs = [zip(ours, theirs, strict=True) for ours, theirs in zip(self.log_probs, served, strict=True)]
         differences = [abs(a - b) for pair in pairs for a, b in pair]
         mean, worst = sum(differences) / len(differences), max(differences)
@@ -57,8 +57,11 @@ class Probe:
 
 
 def probe_sequences(batch: Batch) -> list[list[int]]:
-    """What to ask, where the batch itself does not show that rollouts have the policy, because an older one generated it: the beginnings of a few
-    samples, up to an image. Their last token is left to the server, which generates one within the model's length."""
+    """Token sequences for a probe: the beginnings of a few samples, up to their first image.
+
+    Empty when the policy of the previous step generated some of the batch: then training compares the log-probabilities of the batch itself
+    (PolicyObjective.check). The last token of a sample is left out, since the server generates one more within the model's length.
+    """
     if any(s.policy_step == batch.step - 1 for sample in batch.samples for s in sample.sampled_segments):
         return []
     found = (s.tokens[:-1][: min([PROBE_TOKENS, *(at for at, _ in s.images)])].tolist() for s in batch.samples)
@@ -66,6 +69,6 @@ def probe_sequences(batch: Batch) -> list[list[int]]:
 
 
 def probe_sample(tokens: Sequence[int]) -> Trajectory:
-    """All but the first token as the response, so that the trainer measures them."""
+    """A trajectory whose response is all but the first token, so that the trainer computes their log-probabilities."""
     fields = {"prompt_index": 0, "group": 0, "sample": 0, "finish_reason": "length", "reward": 0.0, "data_source": ""}
     return Trajectory.of_response(tokens[:1], tokens[1:], [0.0] * (len(tokens) - 1), NO_POLICY, **fields)

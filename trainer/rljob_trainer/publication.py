@@ -1,4 +1,8 @@
-"""The policy on its way to the rollouts: who gets it, that it is the one that was saved, and that both sides agree on it afterwards."""
+"""Publishes the policy to the rollouts, and proves that they have it.
+
+Two checks: the digest of a restored policy is the one in its checkpoint's manifest, and where a batch did not show it, the rollouts compute the same
+log-probabilities as the trainer for a few probe sequences (parity.py).
+"""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,42 +21,42 @@ from rljob_trainer.weights.publisher import Senders
 
 
 class PolicyMismatchError(RuntimeError):
-    """The policy that was restored is not the one that was saved."""
+    """The weights that were restored are not those that were saved."""
 
 
 class Publication:
-    """Every method is collective. `driver` is None on all ranks but the first."""
+    """Every method but `expect` is collective. `driver`: on rank 0 only."""
 
     def __init__(self, spec: RLJobSpec, ranks: Ranks, engine: Engine, senders: Senders, driver: DriverClient | None):
         self._spec, self._ranks, self._engine, self._senders, self._driver = spec, ranks, engine, senders, driver
         self._digests: dict[int, str] = {}
-        """Of policies, by their step: of the restored one what its checkpoint says, else of the last one that was exported."""
+        """By step, on rank 0: of the last policy that was exported, or, until then, of the restored one as its manifest says."""
         self._probe: Sequence[Sequence[int]] = ()
-        """Of the last batch, when that did not show that rollouts have the policy."""
+        """Token sequences from the last batch; empty when that batch itself proved that the rollouts had the policy."""
         self.metrics: dict[str, float] = {}
-        """What the last probe found."""
+        """Differences that the last probe found."""
 
     def expect(self, step: int, digest: str) -> None:
-        """The policy of `step` was restored, and its checkpoint says that this is its digest."""
+        """See tasks.Source.restored."""
         self._digests = {step: digest}
 
     def suspend(self, probe: Sequence[Sequence[int]]) -> None:
-        """A batch is there: colocated rollouts give their memory to the trainer. `probe`: what to ask those about that get the next policy."""
+        """Have colocated rollouts release their memory, since a batch is about to be trained. `probe`: token sequences for the next publication."""
         self._engine.memory.enter("score")
         self._probe = probe
         if self._senders.colocated:
             self._senders.sleep()
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Who is to get the policy that was trained last, once nothing is generated under the one before."""
+        """Wait until nothing is generated under the previous policy any more; the rollouts that are to get the new one, as endpoints."""
         while "replicas" not in (answer := self._ranks.broadcast(self._driver.replicas() if self._driver else None)):
             pass
         return answer["replicas"]
 
     def publish(self, step: int, replicas: Sequence[dict[str, Any]]) -> None:
-        """Send the policy of `step` to these rollouts. With none, nothing is exported.
+        """Send the policy of `step` to these rollouts. With no rollouts nothing is exported.
 
-        Raises PolicyMismatchError when a restored policy is not the saved one, MismatchError when a rollout's log-probabilities are another's.
+        Raises PolicyMismatchError when a restored policy is not the saved one, MismatchError when log-probabilities of a rollout differ.
         """
         if replicas:
             self._send(step, replicas)
@@ -60,7 +64,7 @@ class Publication:
             self._driver.published(step, "", {}, 0.0)
 
     def digest(self, step: int) -> str:
-        """Of the policy of `step`, the last one that was trained; known on the first rank only."""
+        """Digest of the policy of `step`, the last one that was trained; empty on all ranks but the first. Exports the policy if it has to."""
         if not self._ranks.broadcast(step in self._digests):
             self._send(step, [])
         return self._digests.get(step, "")
@@ -84,7 +88,7 @@ class Publication:
         self._driver.published(step, digest, published.failed, time.monotonic() - began)
 
     def _measured_probe(self) -> Probe | None:
-        """What those who get the policy are to agree with."""
+        """The trainer's log-probabilities of the probe sequences; None when there are none."""
         if not self._probe:
             return None
         measured = self._engine.log_probs([probe_sample(tokens) for tokens in self._probe])
@@ -92,7 +96,7 @@ class Publication:
         return Probe(sequences, tuple(tuple(values.tolist()) for values in measured), arithmetic_of(self._spec))
 
     def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy. Servers resume only after the whole update has been received: what parameters took on these GPUs is free again then."""
+        """The tensors to send. After the last one, memory is released: servers resume only when they have received all, and need it then."""
         lora = self._spec.model.lora
         if lora and lora.sync == "adapters":
             yield from scaled(self._engine.export_adapters(), lora.alpha / lora.rank)
@@ -102,13 +106,13 @@ class Publication:
         self._engine.memory.enter("generate")
 
     def _release(self) -> None:
-        """Colocated: no rank keeps memory that it does not need."""
+        """With colocated rollouts: return cached device memory on all ranks."""
         if self._senders.colocated:
             self._engine.release_memory()
             self._ranks.barrier()
 
 
 def scaled(adapters: Iterable[tuple[str, torch.Tensor]], scale: float) -> Iterator[tuple[str, torch.Tensor]]:
-    """As rollouts get them: B times `scale`, so that W x + B A x is what the policy computes."""
+    """The adapters with B multiplied by `scale` = alpha / rank, so that rollouts compute W x + B A x."""
     for name, tensor in adapters:
         yield name, tensor * scale if name.endswith(LORA_B) else tensor

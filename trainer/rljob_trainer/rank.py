@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 
 def prepare() -> None:
-    """Import everything that takes seconds. The launcher calls this in the process that it forks ranks from, so nothing may touch a GPU.
+    """Import everything that takes seconds. The launcher calls this in the process from which ranks are forked, so nothing may touch a GPU.
 
-    Packages of a version that is not supported are left to `main`, which can report them as why its attempt failed.
+    An unsupported package version is ignored here: `main` meets it again, and can report it as the failure of an attempt.
     """
     with suppress(UnsupportedVersionError):
         _import()
@@ -50,7 +50,7 @@ def _import() -> None:
 
 
 def main() -> None:
-    """Returns only after a well-ended loop; else writes why and exits 1."""
+    """Run the attempt that the environment names. A rank that fails writes the reason into the attempt's directory and exits with 1."""
     rank = int(os.environ["RANK"])
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(message)s", force=True)
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
@@ -60,14 +60,17 @@ def main() -> None:
     except BaseException as error:
         failure.write(directory, rank, error)
         log.exception("rank %d failed", rank)
-        os._exit(1)  # without destructors: they wait for peers that are gone
+        os._exit(1)  # destructors of process groups would wait for peers that are gone
     if os.environ["LOCAL_RANK"] == "0":
         write_json(directory / "outcome.json", {"result": result})
 
 
 def run(directory: Path) -> str:
-    """One attempt on this rank. Only a loop that ended well leaves its peers with ceremony: NCCL waits for them (ncclCommFinalize), and one that
-    fails has its reason to write first."""
+    """Run one attempt; returns its outcome.
+
+    The process group is destroyed only after the loop has ended well: NCCL then waits for all peers (ncclCommFinalize), and a rank that fails
+    must write its reason first.
+    """
     control, role = read_control(directory), os.environ.get(names.ENV_ROLE, names.ROLE_TRAINER)
     _join(directory, control)
     if role == names.ROLE_TRAINER:
@@ -81,13 +84,13 @@ def run(directory: Path) -> str:
 
 
 def _join(directory: Path, control: Control) -> None:
-    """The process group; whoever waits longer than the stall timeout for a peer gives up."""
+    """Join the default process group. Its collectives fail after the stall timeout."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     gpu = control.spec.trainer.device == "gpu"
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         nccl.write_channels(directory / f"nccl-{os.environ['RANK']}.log")
-    else:  # torch 2.11 records gloo collectives in one flight recorder, which groups used from several threads crash
+    else:  # torch 2.11 records all gloo collectives in one flight recorder, which crashes when threads use several groups
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     timeout = timedelta(seconds=control.spec.lifecycle.stall_timeout_seconds)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timeout)
@@ -117,7 +120,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
 
 
 def _with_steps(control: Control, ranks: Ranks, driver: DriverClient | None) -> Control:
-    """With steps in place of epochs, which the driver counts."""
+    """Replace spec.train.epochs by the number of steps, which the driver computes from the size of the data."""
     if control.spec.train.steps is not None:
         return control
     steps = ranks.broadcast(driver.steps() if driver else None)
@@ -127,7 +130,7 @@ def _with_steps(control: Control, ranks: Ranks, driver: DriverClient | None) -> 
 def _senders(
     directory: Path, control: Control, ranks: Ranks, driver: DriverClient | None, heartbeat: Callable[[], None]
 ) -> Senders:
-    """Colocated servers sleep when this returns, and the driver knows all of them."""
+    """The trainer's end of weight updates. Colocated servers sleep when this returns, and the driver knows their addresses."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
     publisher = Publisher(control.attempt, token, transport_of(spec, os.environ[names.ENV_POD_IP]))
     if spec.rollout.placement != "colocated":
@@ -143,7 +146,10 @@ def _senders(
 
 
 def wait_for_servers(directory: Path, spec: RLJobSpec, heartbeat: Callable[[], None]) -> list[RolloutEndpoint]:
-    """The colocated servers of this pod, once the launcher has seen all of them answer; it ends the attempt when one does not."""
+    """Wait for the colocated servers of this pod, which the launcher adds to the control file once all of them answer.
+
+    This waits without a limit of its own: the launcher ends the attempt when a server fails.
+    """
     while len(rollouts := read_control(directory).rollouts) < servers_per_pod(spec):
         heartbeat()
         time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""The life of a rank of a role that has ranks of its own: critic, reference, or a reward model. All ranks of the gang run it together."""
+"""A rank of a model on a gang of its own: critic, reference or reward model. All ranks of the gang answer the driver's requests together."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,22 +22,22 @@ from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Outcome
 from rljob_trainer.tasks.choice import objective_of
 
-Asked = dict[str, Any]
+Request = dict[str, Any]
 
 
 def run(control: Control, role: str, token: str) -> Outcome:
-    """Do what the driver asks, until it says that all is done. Raises ConfigurationError, and DriverLost on rank 0."""
+    """Answer the driver's requests until the job is over. Returns how it ended. Raises ConfigurationError, and DriverLost on rank 0."""
     ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
     client = _connect(control, role, token) if ranks.is_first else None
-    asked = Requests(ranks, client)
-    spec = with_steps(control.spec, asked.next()["steps"])
-    asked.done()
+    requests = Requests(ranks, client)
+    spec = with_steps(control.spec, requests.next()["steps"])
+    requests.done()
     with blaming(spec, role):
         objective, heartbeat = objective_of(spec), heartbeat_of(client)
         is_critic = role == names.ROLE_CRITIC
         model = CriticRole(spec, objective, heartbeat) if is_critic else FrozenRole(spec, role, objective, heartbeat)
     prove = partial(prove_fence, Path(spec.checkpoint.path), control.job_uid, control.attempt, ranks)
-    outcome = RoleService(ranks, client, asked, model, prove).until_over()
+    outcome = RoleService(ranks, client, requests, model, prove).until_over()
     ranks.barrier()
     if client:
         client.end()
@@ -45,77 +45,78 @@ def run(control: Control, role: str, token: str) -> Outcome:
 
 
 class Requests:
-    """What the driver asks, on every rank. Every method is collective."""
+    """The driver's requests, distributed from rank 0 to all ranks of the gang. Every method is collective."""
 
     def __init__(self, ranks: Ranks, client: RoleClient | None):
         self._ranks, self._client = ranks, client
 
-    def next(self, while_waiting: Callable[[], None] = lambda: None) -> Asked:
-        """The next request; `while_waiting` is called about every second of waiting."""
+    def next(self, while_waiting: Callable[[], None] = lambda: None) -> Request:
+        """Wait for the next request (RoleClient.next); `while_waiting` is called about once a second meanwhile."""
         while True:
             while_waiting()
             if found := self._ranks.broadcast(self._client.next() if self._client else None):
                 return found
 
     def read(self, described: list[list[Any]]) -> dict[str, arrays.Array]:
-        """The arrays behind a request, whole on every rank."""
+        """The arrays that follow a request, all of them on every rank."""
         found = self._client.read(described) if self._client else arrays.allocated(described)
         self._ranks.broadcast_arrays(found)
         return found
 
     def done(self, found: dict[str, arrays.Array] | None = None, **message: Any) -> None:
-        """What was asked is done, with this result."""
+        """Answer the last request."""
         if self._client:
             self._client.done(found, **message)
 
 
 class RoleService:
-    """Answers for one model."""
+    """Serves the driver's requests to one model."""
 
     def __init__(
         self,
         ranks: Ranks,
         client: RoleClient | None,
-        asked: Requests,
+        requests: Requests,
         model: CriticRole | FrozenRole,
         prove: Callable[[], None],
     ):
-        """`prove`: that what is written is seen by the trainer, whose store is open when it asks for anything but to open."""
-        self._asked, self._model = asked, model
+        """`prove` raises unless gang and trainer share a file system. It is called with the critic's first request: by then the trainer has opened
+        its store, in which `prove` looks for the fence."""
+        self._requests, self._model = requests, model
         self._prove: Callable[[], None] | None = prove
         self._scatter = Scatter(ranks, client, model.data_rank, model.parts)
         self._saving = _Saving(ranks, client, model) if isinstance(model, CriticRole) else None
 
     def until_over(self) -> Outcome:
-        """Until the driver says that nothing more will be asked; how the job ended."""
-        while "over" not in (asked := self._asked.next(self._saving.report if self._saving else lambda: None)):
-            self._do(asked)
-        return asked["over"]
+        """Serve requests until the driver says that the job is over. Returns how it ended."""
+        while "over" not in (request := self._requests.next(self._saving.report if self._saving else lambda: None)):
+            self._do(request)
+        return request["over"]
 
-    def _do(self, asked: Asked) -> None:
+    def _do(self, request: Request) -> None:
         model, saving = self._model, self._saving
         if saving and self._prove:
             self._prove()
             self._prove = None
-        if asked["ask"] == "measure":
-            return self._asked.done(model.measure(self._scatter.receive(asked["batch"])))
-        assert isinstance(model, CriticRole) and saving, f"a frozen model was asked to {asked['ask']}"
-        match asked:
+        if request["ask"] == "measure":
+            return self._requests.done(model.measure(self._scatter.receive(request["batch"])))
+        assert isinstance(model, CriticRole) and saving, f"a frozen model was asked to {request['ask']}"
+        match request:
             case {"ask": "learn", "arrays": described}:
                 began = time.monotonic()
-                metrics = model.learn(self._asked.read(described))
-                return self._asked.done(metrics=metrics | {"time/critic": time.monotonic() - began})
+                metrics = model.learn(self._requests.read(described))
+                return self._requests.done(metrics=metrics | {"time/critic": time.monotonic() - began})
             case {"ask": "restore", "directory": directory}:
                 model.load(Path(directory))
             case {"ask": "save", "step": step, "directory": directory, "reshardable": reshardable}:
                 saving.begin(step, Path(directory) / names.ROLE_CRITIC, reshardable)
             case _:
-                raise AssertionError(f"the critic was asked to {asked['ask']}")
-        return self._asked.done()
+                raise AssertionError(f"the critic was asked to {request['ask']}")
+        return self._requests.done()
 
 
 class _Saving:
-    """Its part of a checkpoint, written while it is asked further things."""
+    """The critic's part of a checkpoint, written by threads while further requests are served."""
 
     def __init__(self, ranks: Ranks, client: RoleClient | None, model: CriticRole):
         self._part, self._client, self._model = Part(model, ranks), client, model
@@ -127,7 +128,7 @@ class _Saving:
         self._step, self._bytes, self._deadline = step, 0, time.monotonic() + self._timeout
 
     def report(self) -> None:
-        """Say what was written once all of it was. Raises StandstillError when no rank writes anything for as long as ranks wait for each other."""
+        """Tell the driver once all ranks have written their parts. Raises StandstillError when no rank writes anything for the stall timeout."""
         if not self._part.under_way:
             return
         if written := self._part.complete(wait=False):
@@ -143,14 +144,15 @@ class _Saving:
 
 
 def _connect(control: Control, role: str, token: str) -> RoleClient:
-    """To the driver, alongside the trainer's rank 0."""
+    """Connect to the driver, which runs next to the trainer's rank 0."""
     address = control.gangs[names.ROLE_TRAINER].address, control.service_port
     return RoleClient.connect(address, role, control.attempt, token, control.spec.lifecycle.stall_timeout_seconds)
 
 
 @contextmanager
 def blaming(spec: RLJobSpec, role: str) -> Iterator[None]:
-    """What is wrong inside with settings of the trainer is wrong with those of the role, which it was given in their place."""
+    """Rename fields of a ConfigurationError from the trainer's to the role's: the model was built from a spec in which the role's settings replace
+    the trainer's."""
     try:
         yield
     except ConfigurationError as error:

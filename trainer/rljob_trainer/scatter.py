@@ -1,7 +1,7 @@
-"""A batch on its way from the driver to the ranks: the columns to all of them, and to each the trajectories of its data-parallel copy.
+"""Distributes a batch from the driver to the ranks: the columns to all of them, trajectories to the ranks of the data-parallel copy that trains them.
 
-Rank 0 alone is connected to the driver. It passes the arrays of each part on in chunks as they come, so that no rank ever holds more of them than
-its own part.
+Rank 0 alone is connected to the driver. It forwards the arrays of each part in chunks as they arrive, so that no rank ever holds more than its own
+part.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class Scatter:
         self._data_rank, self._data_ranks = data_rank, ranks.gather(data_rank)
 
     def receive(self, described: dict[str, Any]) -> Batch:
-        """This rank's part of the batch that the driver has just answered with. `described`: the same on all ranks."""
+        """This rank's part of the batch that the driver has just announced. `described`: the announcement (driver/channel.py), on all ranks."""
         columns = self._columns(described["columns"])
         parts = self._parts(columns)
         kinds = [*described["measured"], *arrays.KINDS]
@@ -49,7 +49,7 @@ class Scatter:
         return Columns(**found)
 
     def _part(self, data_rank: int, rows: Sequence[int], kinds: Sequence[str]) -> dict[str, Array] | None:
-        """The arrays of one part, if it is ours, in the order of `kinds`; rank 0 passes those of others on."""
+        """Receive the arrays of one part, in the order of `kinds`, if it is this rank's; rank 0 forwards all parts. None: another rank's part."""
         ours = self._data_rank == data_rank
         receivers = [rank for rank, found in enumerate(self._data_ranks) if rank and found == data_rank]
         if not (ours or self._driver):

@@ -1,4 +1,4 @@
-"""A trajectory: segments of tokens behind each other, each with who wrote it. Prompt and response are the simplest case. No torch here."""
+"""A trajectory: a sequence of segments of tokens, each with its author. A prompt and its response are the simplest case. No torch here."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,33 +14,34 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Experts = npt.NDArray[np.uint8]
-"""[tokens, layers of the model, experts per token]: numbers of experts, 0 in layers without any."""
+"""[tokens, layers of the model, experts per token]: indices of the experts that each token was routed to; 0 in dense layers."""
 Source = Literal["policy", "prompt", "environment", "demonstration"]
 SOURCES: tuple[Source, ...] = ("policy", "prompt", "environment", "demonstration")
-"""In the order of their numbers in files and on the socket."""
+"""A segment's source is stored and sent as its index here."""
 LEARNT: tuple[Source, ...] = ("policy", "demonstration")
-"""Authors of tokens that are learnt from."""
+"""Sources whose tokens are in the loss."""
 NO_POLICY = -1
-"""In place of the policy's step, for tokens that no policy wrote."""
+"""The `policy_step` of tokens that no policy wrote."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """k tokens with one author."""
+    """k consecutive tokens with one author."""
 
     tokens: Ints
     """[k]"""
     source: Source
-    """policy: sampled, and learnt from; demonstration: learnt from, though no policy wrote it; prompt: given at the beginning; environment: what a
-    tool or another party wrote in between."""
+    """policy: sampled by a policy, in the loss. demonstration: given, in the loss. prompt: given at the beginning, not in the loss. environment:
+    written by a tool or another party in between, not in the loss."""
     log_probs: Floats | None = None
-    """[k], of each token under the policy and temperature that sampled it, as the rollout server computed it. None where no policy wrote."""
+    """[k], of each token under the policy and the temperature that sampled it, as the rollout server computed them. None unless `source` is
+    policy."""
     policy_step: int = NO_POLICY
-    """Step of the policy that sampled the tokens."""
+    """Number of steps that the policy had been trained for when it sampled the tokens."""
     images: tuple[Placed, ...] = ()
-    """In the order of their places, which count from the segment's first token."""
+    """In the order of their places, which are counted from the first token of the segment."""
     reward: float = 0.0
-    """What the policy earned with the last token: a part of the trajectory's reward, in the precision of float32."""
+    """The part of the trajectory's reward that was earned at the last token of this segment (a turn's own reward), as float32."""
 
     def __post_init__(self) -> None:
         assert (self.log_probs is not None) == (self.source == "policy"), "what the policy wrote has log-probabilities"
@@ -62,27 +63,27 @@ class Segment:
 
 
 def prompt(tokens: Sequence[int] | Ints, images: Sequence[Placed] = ()) -> Segment:
-    """The segment that a trajectory begins with."""
+    """A segment of source prompt."""
     return Segment(np.asarray(tokens, np.int32), "prompt", images=tuple(images))
 
 
 def environment(tokens: Sequence[int] | Ints) -> Segment:
-    """What somebody else wrote in between."""
+    """A segment of source environment."""
     return Segment(np.asarray(tokens, np.int32), "environment")
 
 
 def demonstration(tokens: Sequence[int] | Ints) -> Segment:
-    """What is learnt from, though no policy wrote it."""
+    """A segment of source demonstration."""
     return Segment(np.asarray(tokens, np.int32), "demonstration")
 
 
 def sampled(tokens: Sequence[int] | Ints, log_probs: Sequence[float] | Floats, policy_step: int) -> Segment:
-    """What the policy of that step wrote."""
+    """A segment of source policy."""
     return Segment(np.asarray(tokens, np.int32), "policy", np.asarray(log_probs, np.float32), policy_step)
 
 
 def appended(segments: tuple[Segment, ...], more: Segment) -> tuple[Segment, ...]:
-    """With `more` behind them: nothing when it is empty, one segment with the last when the same policy wrote both and earned nothing in between."""
+    """The segments with `more` appended. It is merged into the last one when both have the same author and policy and no reward lies between."""
     if not len(more.tokens):
         return segments
     last = segments[-1] if segments else None
@@ -98,31 +99,32 @@ def appended(segments: tuple[Segment, ...], more: Segment) -> tuple[Segment, ...
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """What the policy did with one prompt, and what that was worth. The arrays are of all T tokens in their order."""
+    """One sample: T tokens that begin with a prompt, and their reward."""
 
     segments: tuple[Segment, ...]
     prompt_index: int
     """Row of the prompt or example in the data set."""
     group: int
-    """Position of the prompt or example in the step, from 0; its samples share it."""
+    """Position of the prompt or example in the step, from 0; shared by its samples."""
     sample: int
     """Position in the group, from 0: of `samplesPerPrompt` responses, or of an example's variants (0: chosen, 1: rejected)."""
     finish_reason: Literal["stop", "length"]
-    """`stop`: the policy ended it, with the end-of-sequence token or a text of `sampling.stop`; `length`: cut off at maxTokens."""
+    """`stop`: ended by the end-of-sequence token or a text of `sampling.stop`; `length`: cut off at maxTokens."""
     reward: float
-    """Weighted sum of the driver's entries of spec.rewards and what the agent gave, less the overlong penalty. Entries with `model` are added by the
-    ranks."""
+    """Weighted sum of the reward functions and the agent's own reward, minus the overlong penalty. The ranks add entries of spec.rewards with
+    `model` later."""
     data_source: str
-    """Of the prompt: it says which entries of spec.rewards apply (rewards/rules.py)."""
+    """Data source of the prompt, which selects the entries of spec.rewards that apply (rewards/rules.py)."""
     baseline_reward: float | None = None
-    """Of the prompt's greedy response (`remax`), like `reward`; the same in all samples of the group."""
+    """Reward of the prompt's greedy response, for `remax`; the same in all samples of the group."""
     branches: tuple[tuple[Segment, ...], ...] = ()
-    """Further sequences of the same trajectory, whose context an agent rewrote. In a batch each is a row of its own, see `rows`."""
+    """Further token sequences of the same trajectory: an agent that rewrites its context starts a new one. In a batch each branch is a row of its
+    own, see `rows`."""
     branch: int = 0
-    """Which row of its trajectory this is."""
+    """Index of this row among the branches of its trajectory."""
     routed_experts: Experts | None = field(default=None, compare=False)
-    """To which experts the rollouts sent the T - 1 tokens behind which another one was predicted, under the policy that wrote the last; None where
-    they are not replayed."""
+    """[T - 1, layers, experts per token], the experts that the rollout server routed each token to, except the last one, which predicts nothing.
+    None unless they are replayed (rolloutCorrection.routerReplay)."""
 
     @staticmethod
     def of_response(
@@ -132,15 +134,15 @@ class Trajectory:
         policy_step: int,
         **fields: Any,
     ) -> "Trajectory":
-        """One prompt and one response that one policy wrote. `fields`: the others."""
+        """A prompt and the response of one policy. `fields`: the other fields of Trajectory."""
         return Trajectory((prompt(prompt_tokens), sampled(response_tokens, log_probs, policy_step)), **fields)
 
     def __len__(self) -> int:
-        """Tokens of the first branch, as in everything below."""
+        """T, the tokens of the first branch. All properties below are about the first branch as well."""
         return sum(len(s.tokens) for s in self.segments)
 
     def rows(self) -> list["Trajectory"]:
-        """A trajectory for each branch, which differ in nothing else."""
+        """One trajectory without branches for each branch of this one."""
         if not self.branches:
             return [self]
         sequences = (self.segments, *self.branches)
@@ -153,23 +155,23 @@ class Trajectory:
 
     @property
     def loss_mask(self) -> Bools:
-        """[T], which tokens are learnt from: those that the policy wrote, and demonstrations."""
+        """[T], True for tokens in the loss: those of policy and demonstration."""
         return np.repeat([s.source in LEARNT for s in self.segments], self._lengths)
 
     @property
     def log_probs(self) -> Floats:
-        """[T], 0 where no policy wrote."""
+        """[T], rollout log-probabilities, 0 for tokens that no policy wrote."""
         rows = [np.zeros(len(s.tokens), np.float32) if s.log_probs is None else s.log_probs for s in self.segments]
         return _joined(rows, np.float32)
 
     @property
     def policy_steps(self) -> Ints:
-        """[T], the step of the policy that wrote a token, NO_POLICY where none did."""
+        """[T], `Segment.policy_step` of each token."""
         return np.repeat(np.array([s.policy_step for s in self.segments], np.int32), self._lengths)
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt. What follows is the response, in which an environment may have had its say."""
+        """Tokens of the prompt. Everything after it is the response, which may contain segments of an environment."""
         return sum(len(s.tokens) for s in self.segments if s.source == "prompt")
 
     @property
@@ -178,7 +180,7 @@ class Trajectory:
 
     @property
     def learnt_length(self) -> int:
-        """Tokens that are learnt from."""
+        """Tokens in the loss."""
         return sum(len(s.tokens) for s in self.segments if s.source in LEARNT)
 
     @property
@@ -191,7 +193,7 @@ class Trajectory:
 
     @property
     def response_mask(self) -> Bools:
-        """[response_length], the loss mask behind the prompt."""
+        """[response_length], `loss_mask` without the prompt."""
         return self.loss_mask[self.prompt_length :]
 
     @property
@@ -201,20 +203,20 @@ class Trajectory:
 
     @property
     def response_turn_rewards(self) -> Floats:
-        """[response_length], the part of the reward that is a turn's own, at the turn's last token."""
+        """[response_length], rewards of turns, each at the last token of its turn."""
         found = np.zeros(len(self), np.float32)
         np.add.at(found, np.cumsum(self._lengths) - 1, [s.reward for s in self.segments])
         return found[self.prompt_length :]
 
     @property
     def images(self) -> list[Placed]:
-        """With their places among all tokens."""
+        """All images, with their places in the whole sequence."""
         starts = accumulate(self._lengths, initial=0)
         return [(at + start, image) for at, s in zip(starts, self.segments, strict=False) for start, image in s.images]
 
     @property
     def sampled_segments(self) -> list[Segment]:
-        """Those that a policy wrote. More than one of a single turn only with `partialRollouts`."""
+        """Segments of source policy. A single turn has more than one only when weight updates interrupted it (partial rollouts)."""
         return [s for s in self.segments if s.source == "policy"]
 
     @property
@@ -223,7 +225,7 @@ class Trajectory:
 
 
 def of_rows(rows: Iterable[Trajectory]) -> list[Trajectory]:
-    """The way back from `Trajectory.rows`, of many behind each other."""
+    """The inverse of `Trajectory.rows`, for the rows of several trajectories one after another."""
     found: list[Trajectory] = []
     for row in rows:
         if row.branch:
@@ -238,7 +240,7 @@ def _joined(rows: Sequence[npt.NDArray[Any]], kind: type[Any]) -> npt.NDArray[An
 
 
 def same_bits(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
-    """Two arrays, or two Nones."""
+    """Whether two arrays have the same type, shape and bytes, or both are None."""
     if a is None or b is None:
         return a is b
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rljob_trainer.batch import Batch
 from rljob_trainer.driver.client import DriverLost
-from rljob_trainer.rollout.answer import Completion, encode
+from rljob_trainer.rollout.wire import Completion, encode
 from rljob_trainer.weights.protocol import STEP_HEADER
 from trainer.driver.bench import Bench, batch, call, publish, until
 from trainer.driver.servers import Server

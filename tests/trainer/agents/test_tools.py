@@ -12,7 +12,7 @@ from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.conversation import reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rollout.answer import Completion, encode
+from rljob_trainer.rollout.wire import Completion, encode
 from rljob_trainer.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
 from trainer.data.templates import MISTRAL, QWEN, tokenizer

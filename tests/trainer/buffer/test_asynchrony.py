@@ -13,7 +13,7 @@ import pytest
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.buffer import RolloutBuffer
-from rljob_trainer.buffer.pause import Pause, Place
+from rljob_trainer.buffer.priority_event import Priority, PriorityEvent
 from rljob_trainer.buffer.selection import fit_later
 from rljob_trainer.buffer.sources import GeneratedBatches, Ready
 from rljob_trainer.data.order import Cursor, permutation
@@ -129,22 +129,22 @@ def test_the_choice_leaves_nothing_over_that_would_be_too_old() -> None:
 
 async def test_what_began_first_continues_first() -> None:
     """Also what was interrupted again before it could."""
-    pause, passed = Pause(), list[Place]()
+    event, passed = PriorityEvent(), list[Priority]()
 
-    async def wait(place: Place) -> None:
-        await pause.over(place)
-        passed.append(place)
+    async def wait(priority: Priority) -> None:
+        await event.wait(priority)
+        passed.append(priority)
 
-    places = [(7, 0), (3, 1), (5, 0), (3, 0)]
-    tasks = [asyncio.create_task(wait(place)) for place in places]
+    priorities = [(7, 0), (3, 1), (5, 0), (3, 0)]
+    tasks = [asyncio.create_task(wait(priority)) for priority in priorities]
     await asyncio.sleep(0)
-    pause.open()
-    pause.close()
+    event.set()
+    event.clear()
     await asyncio.sleep(0)
     assert not passed
     tasks.append(asyncio.create_task(wait((1, 0))))
     await asyncio.sleep(0)
     tasks[2].cancel()
-    pause.open()
+    event.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert passed == [(1, 0), (3, 0), (3, 1), (7, 0)]

@@ -33,7 +33,7 @@ class Generator:
     async def interrupt(self) -> None:
         self._resumed.clear()
 
-    async def group(self, step: int, position: int, prompt: Prompt, drafts: Any) -> list[Outcome]:
+    async def group(self, step: int, position: int, prompt: Prompt, samples: Any) -> list[Outcome]:
         begun = self.policy
         for _ in range(self._chance.choice([0, 1, 3, 20])):
             await asyncio.sleep(0)

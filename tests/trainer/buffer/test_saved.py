@@ -12,8 +12,8 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.groups import Group
+from rljob_trainer.buffer.partial_sample import PartialSample
 from rljob_trainer.buffer.saved import BufferContents
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
@@ -42,7 +42,9 @@ def ready(step: int, policy: int) -> Ready:
 def group(position: int, policy: int) -> Group:
     """One sample is scored, one is not complete."""
     outcome = Outcome(position, 0, sample(position, 0, policy), {"length": 2.0}, "4", {"agent/turns": 2.0})
-    return Group(position, policy + 1, policy, (Draft(outcome=outcome), Draft((sampled((9,), (-1.5,), policy),))))
+    return Group(
+        position, policy + 1, policy, (PartialSample(outcome=outcome), PartialSample((sampled((9,), (-1.5,), policy),)))
+    )
 
 
 def of_an_agent() -> Trajectory:
@@ -54,12 +56,15 @@ def of_an_agent() -> Trajectory:
 
 
 def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
-    failed = Draft(outcome=Outcome(13, 0, RewardFailed("timeout", "spec.rewards[0]", "/r.py", "took long")))
-    empty, whole = Draft(), Draft((sampled((5, 6), (-0.5, -2.0), 4), sampled((7,), (-3.0,), 5)), "length")
-    lost = Draft(
+    failed = PartialSample(outcome=Outcome(13, 0, RewardFailed("timeout", "spec.rewards[0]", "/r.py", "took long")))
+    empty, whole = (
+        PartialSample(),
+        PartialSample((sampled((5, 6), (-0.5, -2.0), 4), sampled((7,), (-3.0,), 5)), "length"),
+    )
+    lost = PartialSample(
         outcome=Outcome(13, 1, AgentFailed("none", "spec.rollout.agent.python.path", "/a.py", "returned None"))
     )
-    branched = Draft(outcome=Outcome(15, 0, of_an_agent()))
+    branched = PartialSample(outcome=Outcome(15, 0, of_an_agent()))
     groups = [group(12, 5), Group(13, 6, 5, (failed, lost)), Group(14, 7, 6, (whole, empty))]
     groups.append(Group(15, 7, 6, (branched, empty)))
     saved.write(tmp_path / "buffer", BufferContents([ready(7, 4), ready(8, 5)], groups), spec_of())
@@ -68,7 +73,7 @@ def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
         assert after.cursor == before.cursor and after.batch.columns == before.batch.columns
         assert after.batch.samples == before.batch.samples and after.batch.metrics == before.batch.metrics
     assert found.groups[0] == groups[0] and list(found.groups[2:]) == groups[2:]
-    for after, before in zip(found.groups[1].drafts, (failed, lost), strict=True):
+    for after, before in zip(found.groups[1].samples, (failed, lost), strict=True):
         assert after.outcome and before.outcome
         assert str(after.outcome.result) == str(before.outcome.result)
         assert type(after.outcome.result) is type(before.outcome.result)
@@ -101,15 +106,15 @@ def routed_spec(replay: str = "rollout") -> RLJobSpec:
 
 def test_the_experts_of_what_is_complete_come_back_and_without_them_it_is_generated_again(tmp_path: Path) -> None:
     experts = np.arange(24, dtype=np.uint8).reshape(3, 4, 2)
-    scored = Draft(outcome=Outcome(12, 0, replace(sample(12, 0, 5), routed_experts=experts)))
-    whole = Draft((sampled((3, 4), (-0.5, -2.0), 5),), "stop", routed_experts=experts + 1)
-    begun = Draft((sampled((3,), (-0.5,), 5),))
+    scored = PartialSample(outcome=Outcome(12, 0, replace(sample(12, 0, 5), routed_experts=experts)))
+    whole = PartialSample((sampled((3, 4), (-0.5, -2.0), 5),), "stop", routed_experts=experts + 1)
+    begun = PartialSample((sampled((3,), (-0.5,), 5),))
     contents = BufferContents([ready(7, 4)], [Group(12, 6, 5, (scored, whole, begun))])
     saved.write(tmp_path / "buffer", contents, routed_spec())
     (found,) = saved.read(tmp_path / "buffer", routed_spec(), 6).groups
-    assert found.drafts[0].outcome and isinstance(found.drafts[0].outcome.result, Trajectory)
-    assert same_bits(found.drafts[0].outcome.result.routed_experts, experts)
-    assert same_bits(found.drafts[1].routed_experts, experts + 1) and found.drafts[2].routed_experts is None
+    assert found.samples[0].outcome and isinstance(found.samples[0].outcome.result, Trajectory)
+    assert same_bits(found.samples[0].outcome.result.routed_experts, experts)
+    assert same_bits(found.samples[1].routed_experts, experts + 1) and found.samples[2].routed_experts is None
     assert saved.read(tmp_path / "buffer", routed_spec("none"), 6) == BufferContents()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.selection import Selection, verdict
+from rljob_trainer.buffer.selection import Selection, group_kind
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.trajectory import Trajectory
@@ -59,7 +59,7 @@ def dynamic(rounds: int = 8, train: dict | None = None, **algorithm) -> Selectio
     ],
 )
 def test_a_group_is_kept_when_its_judged_samples_differ(rewards, expected):
-    assert verdict(outcomes(0, rewards)) == expected
+    assert group_kind(outcomes(0, rewards)) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_group_is_kept_when_its_judged_samples_differ(rewards, expected):
     ],
 )
 def test_a_group_is_too_hard_or_too_easy_by_the_mean_of_its_judged_samples(rewards, expected):
-    assert verdict(outcomes(0, rewards), Difficulty(low=0.25, high=0.75)) == expected
+    assert group_kind(outcomes(0, rewards), Difficulty(low=0.25, high=0.75)) == expected
 
 
 def test_others_are_sampled_in_the_place_of_what_is_too_hard_or_too_easy():

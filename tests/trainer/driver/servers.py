@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rollout.answer import Completion, encode
+from rljob_trainer.rollout.wire import Completion, encode
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")

@@ -15,9 +15,11 @@ from rljob_trainer.batch import SCORES, Batch
 from rljob_trainer.buffer.measured import measured
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
+from rljob_trainer.driver import server
+from rljob_trainer.driver.channel import encode
 from rljob_trainer.driver.client import DriverLost, RoleClient
 from rljob_trainer.driver.critic import Critic
-from rljob_trainer.driver.gangs import Gangs, RoleLost
+from rljob_trainer.driver.gangs import HELLO_SECONDS, Gangs, RoleLost
 from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.failure import classify
@@ -176,6 +178,20 @@ async def test_who_does_not_know_the_token_or_is_of_another_attempt_is_not_answe
         await connect(port, "reference")
         with pytest.raises(DriverLost):
             await connect(port, "reference")  # a role has one rank 0
+
+
+async def test_a_stranger_cannot_make_the_driver_allocate_and_wait_for_arrays(monkeypatch: pytest.MonkeyPatch):
+    allocated: list[Any] = []
+    monkeypatch.setattr(
+        server, "allocated", lambda described: allocated.append(described) or arrays.allocated(described)
+    )
+    hello = {"call": "hello", "role": "reference", "attempt": 2, "token": "guess", "arrays": [["x", "|u1", 2**20]]}
+    async with listening("reference") as (_gangs, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(encode(hello))
+        await asyncio.wait_for(reader.read(), HELLO_SECONDS / 2)
+        writer.close()
+    assert allocated == []
 
 
 @pytest.mark.parametrize("end", ["closes", "says nothing", "never connects"])

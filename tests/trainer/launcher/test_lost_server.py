@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,21 +25,40 @@ from rljob_trainer.weights.transport import over_gloo
 TOKEN, SECONDS = "token", 120.0
 
 
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(p for p in sys.path if p)
+    return dict(os.environ) | {"PYTHONPATH": path, names.ENV_ROLLOUT_TOKEN: TOKEN}
+
+
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ServerProcess, RolloutEndpoint]]:
     """It answers, and has an engine."""
     monkeypatch.setattr(process, "SERVER", "trainer.rollout.stand_in")
     endpoint = RolloutEndpoint(pod="server", pod_uid="uid", url=f"http://127.0.0.1:{(port := free_port())}")
-    environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     arguments = ["--max-num-seqs", "5", "--port", str(port)]
-    started = await ServerProcess.start(
-        arguments, environment | {names.ENV_ROLLOUT_TOKEN: TOKEN}, endpoint.url, "spec.rollout"
-    )
+    started = await ServerProcess.start(arguments, environment(), endpoint.url, "spec.rollout")
     async with asyncio.timeout(SECONDS):
         while not await answers(endpoint, TOKEN, 1):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     yield started, endpoint
     await started.stop()
+
+
+async def test_a_process_that_left_the_servers_session_does_not_hold_up_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process, "SERVER", "trainer.rollout.with_orphan")
+    monkeypatch.setattr(process, "DRAIN_SECONDS", 0.5)
+    started = await ServerProcess.start([], environment(), "http://127.0.0.1:1", "spec.rollout")
+    async with asyncio.timeout(SECONDS):
+        while "orphan" not in started._log:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    orphan = int(started._log.split()[1])
+    try:
+        await asyncio.wait_for(started.stop(), SECONDS)
+        assert psutil.pid_exists(orphan), "the launcher sweeps it up afterwards"
+    finally:
+        os.kill(orphan, signal.SIGKILL)
 
 
 def engine_of(server: ServerProcess) -> psutil.Process:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.assembly import batch_metrics
 from rljob_trainer.buffer.batch_files import record
-from rljob_trainer.objectives.kl import coarse_kl
+from rljob_trainer.objectives.kl import top_k_kl
 from rljob_trainer.trajectory import Trajectory
 from trainer.loop.job import STEPS, Job
 from trainer.megatron.models import make_batch, make_model, written_by
@@ -92,7 +92,7 @@ def test_the_likeliest_tokens_of_a_teacher_in_a_pool_teach(lesson: Lesson, tmp_p
         assert not any(job.start(1).wait())
     ours, theirs = (lesson.said(model) for model in lesson.models)
     theirs, best = theirs.topk(TOP_K)
-    expected = coarse_kl(ours.gather(1, best), theirs).mean().item()
+    expected = top_k_kl(ours.gather(1, best), theirs).mean().item()
     assert falling(job, "train/loss")[0] == pytest.approx(expected, rel=1e-3)
     assert falling(job, "train/teacher_kl")[0] == pytest.approx(expected, rel=1e-3)
 

@@ -150,11 +150,11 @@ def test_samples_with_the_same_images_share_micro_batches_of_which_hardly_more_a
 def test_a_pair_longer_than_the_budget_is_an_error_though_its_sequences_fit() -> None:
     spec = make_spec(train={"tokensPerMicroBatch": 16})
     assert plan_step(columns([6, 6]), spec, Layout(1), pairs=True).rows(0) == [0, 1]
-    assert plan_step(columns([7, 6]), spec, Layout(1), complete=True).rows(0) == [0, 1]
+    assert plan_step(columns([7, 6]), spec, Layout(1), with_last_token=True).rows(0) == [0, 1]
     with pytest.raises(ValueError, match="a sample has 17 tokens, more than a micro-batch of 16 can hold"):
         plan_step(columns([7, 6]), spec, Layout(1), pairs=True)
     with pytest.raises(ValueError, match="a sample has 18 tokens"):
-        plan_step(columns([6, 6]), spec, Layout(1), pairs=True, complete=True)
+        plan_step(columns([6, 6]), spec, Layout(1), pairs=True, with_last_token=True)
 
 
 def test_a_step_without_a_response_cannot_be_planned() -> None:

@@ -14,7 +14,7 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.advantages import Episodes, estimate, reinforce
 from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import Objective, Output, StepColumns, Targets, TokenLoss
+from rljob_trainer.objectives.objective import MeasuredStep, Objective, Output, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
 from rljob_trainer.trajectory import Segment, Trajectory
 from trainer.megatron.gang import run_engines, weights
@@ -35,12 +35,12 @@ class WeightedCrossEntropy(Objective):
     """Supervised fine-tuning: -reward x log-probability, averaged over the tokens that the policy wrote."""
 
     prefix = "sft"
-    measured = ("cross_entropy",)
+    token_metrics = ("cross_entropy",)
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return [1 / sum(counts)] * len(counts)
 
-    def advantages(self, step: StepColumns) -> Targets:
+    def advantages(self, step: MeasuredStep) -> Targets:
         columns = step.batch.columns
         pairs = zip(columns.response_length.tolist(), columns.reward.tolist(), strict=True)
         return Targets({"weight": [torch.full((n,), reward) for n, reward in pairs]})
@@ -160,8 +160,8 @@ def test_turns_earn_where_they_end_and_a_trajectory_of_branches_weighs_as_one(
 
     def measured(engine: Any) -> list[list[torch.Tensor]]:
         step = engine.measure(batch.part(engine.parts(batch.columns)[engine.data_rank]))
-        step.weigh(engine.objective)
-        return [list(engine.objective.advantages(step).columns["advantages"]), step.gather("train/weights")]
+        step.put_loss_weights(engine.objective)
+        return [list(engine.objective.advantages(step).columns["advantages"]), step.gather("train/loss_weights")]
 
     advantages, weights = run_engines(2, {"": (spec, measured)})[""]
     masks = [torch.from_numpy(t.response_mask).double() for t in batch.samples]

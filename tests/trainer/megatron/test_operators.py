@@ -97,7 +97,7 @@ def _pass(spec: RLJobSpec, objective: Callable[[RLJobSpec], Objective], batch: B
     assert len(mini_batch.micro_batches) == 1
     found: Count = Counter()
     for network, learnt in engine._learners():
-        step.weigh(learnt)
+        step.put_loss_weights(learnt)
         with network.offloader.using("parameters", "gradients"), engine._policy.routing.replayed():
             network._gradients(mini_batch, learnt)
             with Operators() as operators:

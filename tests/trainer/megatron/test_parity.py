@@ -60,7 +60,7 @@ def test_bfloat16_trains_close_to_float32(model: Path, batches: list[Batch], one
         )
 
 
-def test_a_rank_without_samples_takes_part_with_filling(model: Path) -> None:
+def test_a_rank_without_samples_takes_part_with_padding(model: Path) -> None:
     batch = make_batch(model, groups=1, samples=2)
     alone = train(job(model), [batch])[0][0]
     assert train(job(model, data=4), [batch])[0][0] == pytest.approx(alone, rel=1e-4, abs=2e-6)

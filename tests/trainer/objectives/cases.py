@@ -73,7 +73,7 @@ def columns(**given: Any) -> TokenColumns:
     return TokenColumns(**fixed | found)
 
 
-def responses(*lengths: int, filling: int = 0) -> Sequences:
-    """Behind each other, filling last."""
-    index = [i for i, n in enumerate((*lengths, filling)) for _ in range(n)]
+def responses(*lengths: int, padding: int = 0) -> Sequences:
+    """Behind each other, padding last."""
+    index = [i for i, n in enumerate((*lengths, padding)) for _ in range(n)]
     return Sequences(torch.tensor(index, dtype=torch.long), len(lengths))

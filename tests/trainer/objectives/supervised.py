@@ -33,7 +33,7 @@ def learn(
 ) -> tuple[torch.Tensor, MetricAccumulator]:
     """The loss of one mini-batch in one micro-batch, whose sequences have so many tokens, and what was measured."""
     counts = [int(part.sum()) for part in columns["mask"].split(list(lengths))]
-    weights = torch.tensor(objective.weights(counts), dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
+    weights = torch.tensor(objective.loss_weights(counts), dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
     found = objective.loss(columns, responses(*lengths), output)
     loss = (weights * found.loss).sum()
-    return loss, MetricAccumulator.of(loss, found.mask, found.measured)
+    return loss, MetricAccumulator.of(loss, found.mask, found.token_metrics)

@@ -8,7 +8,7 @@ import torch
 from rljob_api.spec.supervised import DpoSpec
 from rljob_trainer.objectives.cross_entropy import smoothed
 from rljob_trainer.objectives.pairs import bradley_terry
-from rljob_trainer.objectives.preference import Responses, judge_responses
+from rljob_trainer.objectives.preference import Responses, preference_terms
 from rljob_trainer.objectives.tokens import Predictions
 from trainer.objectives.cases import tensor
 from trainer.objectives.oracles import Numbers, Oracle
@@ -22,7 +22,7 @@ def preference(**options: Any) -> Callable[[], Numbers]:
     def compute() -> Numbers:
         log_probs = tensor([[-4.0, -6.0]]).requires_grad_()
         pair = Responses(log_probs, tensor([[-5.0, -5.0]]), tensor([[4.0, 2.0]]))
-        found = judge_responses(pair, DpoSpec.model_validate(options))
+        found = preference_terms(pair, DpoSpec.model_validate(options))
         (gradient,) = torch.autograd.grad(found.loss.sum(), log_probs)
         return [found.loss.item(), *gradient[0].tolist()]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.objectives.advantages import ADVANTAGES, IN_TIME, Episodes, whiten
+from rljob_trainer.objectives.advantages import ADVANTAGES, READ_REWARD_TIMING, Episodes, whiten
 from trainer.objectives import restatements
 from trainer.objectives.cases import episodes, estimate, of_responses, tensor
 from trainer.objectives.strategies import PROPERTY, QUARTERS, steps
@@ -83,7 +83,7 @@ def test_the_order_of_samples_does_not_matter(name: str, step: Episodes, order: 
 @PROPERTY
 @given(step=steps())
 def test_what_the_mask_leaves_out_is_never_read(name: str, step: Episodes) -> None:
-    """Observations of a multi-turn response, and filling: neither their values nor their rewards leak into a token's advantage."""
+    """Observations of a multi-turn response, and padding: neither their values nor their rewards leak into a token's advantage."""
     absurd = {f: getattr(step, f) + 1e3 * (1 - step.mask) for f in ("values", "token_rewards")}
     found, expected = (estimate(e, advantage=name) for e in (replace(step, **absurd), step))
     torch.testing.assert_close(found.advantages, expected.advantages)
@@ -187,7 +187,7 @@ def test_what_a_turn_earns_is_a_part_of_the_reward_that_comes_earlier(
         token_rewards=step.token_rewards + turns,
     )
     found = estimate(replace(step, turn_rewards=turns), advantage=name).advantages
-    expected = estimate(moved if name in IN_TIME else step, advantage=name).advantages
+    expected = estimate(moved if name in READ_REWARD_TIMING else step, advantage=name).advantages
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 

@@ -99,14 +99,14 @@ def test_what_is_rejected_gives_no_loss_of_any_kind(level: str, rejected: list[f
 
 
 def test_a_response_is_judged_by_its_own_tokens_alone() -> None:
-    """Prompt tokens and filling between responses have any log-probabilities."""
+    """Prompt tokens and padding between responses have any log-probabilities."""
     tokens = columns(
         old_log_probs=tensor([9.0, math.log(1.5), math.log(1.2), 7.0, math.log(0.5), -8.0]),
         rollout_log_probs=[0.0] * 6,
         mask=[0.0, 1.0, 1.0, 0.0, 1.0, 0.0],
     )
     spec = algorithm(rolloutCorrection={"importanceSampling": "sequence"}).rollout_correction
-    weight = correct(spec, tokens, responses(3, 2, filling=1)).weight
+    weight = correct(spec, tokens, responses(3, 2, padding=1)).weight
     assert weight[tokens.mask > 0].tolist() == pytest.approx([1.8, 1.8, 0.5])
 
 

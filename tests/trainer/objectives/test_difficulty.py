@@ -9,7 +9,7 @@ from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.batch import Batch
 from rljob_trainer.objectives.objective import Targets
 from rljob_trainer.objectives.policy import PolicyObjective
-from rljob_trainer.objectives.shaping import fit
+from rljob_trainer.objectives.shaping import difficulty_band
 from rljob_trainer.trajectory import Trajectory
 from trainer.buffer.specs import job
 
@@ -56,7 +56,7 @@ def learnt(found: Targets) -> list[list[float]]:
     [((0, 0, 0, 1), "hard"), ((0, 0, 1, 1), "kept"), ((0, 1, 1, 1), "easy"), ((0.26,), "kept"), ((-9, 9), "hard")],
 )
 def test_the_mean_has_to_lie_between_the_bounds_and_on_neither(rewards: tuple[float, ...], expected: str) -> None:
-    assert fit(rewards, Difficulty(low=0.25, high=0.75)) == expected
+    assert difficulty_band(rewards, Difficulty(low=0.25, high=0.75)) == expected
 
 
 def test_only_prompts_that_fit_are_learnt_and_the_advantages_of_all_stay() -> None:

@@ -12,8 +12,8 @@ from hypothesis import given
 from rljob_api.spec.algorithm import AlgorithmSpec, Clip
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Episodes, estimate
-from rljob_trainer.objectives.functions import Formulas
 from rljob_trainer.objectives.losses import LOSSES
+from rljob_trainer.objectives.user_functions import Formulas
 from trainer.objectives.cases import columns, episodes, responses, tensor
 from trainer.objectives.strategies import PROPERTY, steps
 

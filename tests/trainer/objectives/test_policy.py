@@ -79,7 +79,7 @@ def test_a_policy_that_has_not_moved_has_ratio_one(loss: str) -> None:
 
 def test_what_the_mask_leaves_out_has_neither_loss_nor_metrics() -> None:
     tokens = random_tokens(6)._replace(mask=tensor([0.0, 1, 1, 0, 0, 0]))
-    found = measure(tokens, responses(3, 2, filling=1), **EVERYTHING)
+    found = measure(tokens, responses(3, 2, padding=1), **EVERYTHING)
     assert not any(column[[0, 3, 4, 5]].any() for column in found)
     assert all(column.isfinite().all() for column in measure(tokens._replace(mask=torch.zeros(6)), responses(3, 3)))
 

@@ -149,15 +149,15 @@ def test_the_score_of_the_last_token_is_compared_as_bradley_and_terry_say() -> N
 
 
 @pytest.mark.parametrize("objective", [PreferenceObjective(make_spec(task="dpo")), RewardModelObjective()])
-def test_a_micro_batch_of_filling_alone_has_no_loss(objective: Objective) -> None:
+def test_a_micro_batch_of_padding_alone_has_no_loss(objective: Objective) -> None:
     """Ranks run as many micro-batches as the one that has most."""
     raw, targets = torch.zeros(3, VOCABULARY, requires_grad=True), torch.zeros(3, dtype=torch.long)
     output = Dense(raw[:, 0], targets) if objective.scores else Dense(raw, targets)
     empty = dict.fromkeys(("mask", "last", "reference_log_probs"), torch.zeros(3))
-    found = objective.loss(empty, responses(filling=3), output)
+    found = objective.loss(empty, responses(padding=3), output)
     found.loss.sum().backward()
     assert not found.loss.any() and raw.grad is not None and not raw.grad.any()
-    assert not any(column.any() for column in found.measured.values())
+    assert not any(column.any() for column in found.token_metrics.values())
 
 
 def columns(*rows: tuple[int, int, int]) -> Columns:

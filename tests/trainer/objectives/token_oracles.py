@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AdaptiveKL, Overlong
-from rljob_trainer.objectives.kl import ESTIMATORS, adapt, coarse_kl
+from rljob_trainer.objectives.kl import ESTIMATORS, adapt, top_k_kl
 from rljob_trainer.objectives.losses import LOSSES, token_weights, value_loss
 from rljob_trainer.objectives.shaping import overlong_penalty
 from rljob_trainer.objectives.terms import correct
@@ -44,7 +44,7 @@ def estimator(name: str) -> Callable[[], Numbers]:
 
 def coarse(policy: Numbers, teacher: Numbers) -> Callable[[], Numbers]:
     """Of the probabilities of the same tokens."""
-    return lambda: [coarse_kl(tensor([policy]).log(), tensor([teacher]).log()).item()]
+    return lambda: [top_k_kl(tensor([policy]).log(), tensor([teacher]).log()).item()]
 
 
 def critic(clip: float) -> Callable[[], Numbers]:

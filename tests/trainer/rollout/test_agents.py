@@ -12,8 +12,8 @@ import torch
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.python_file import WorkerAgent
-from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.partial_sample import PartialSample
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.rewards.manager import RewardManager
@@ -108,7 +108,7 @@ async def test_turns_before_and_after_an_update_are_of_their_own_policies(
     await lab.publish(0)
     generator.resume()
     prompt = Prompt(0, tuple(2 + (7 * j) % 120 for j in range(40)), "", "", "")
-    group = asyncio.create_task(generator.group(1, 0, prompt, [Draft(), Draft()]))
+    group = asyncio.create_task(generator.group(1, 0, prompt, [PartialSample(), PartialSample()]))
     await asyncio.to_thread(wait_for_agents, tmp_path, SAMPLES)
     await generator.interrupt()
     await lab.publish(1)

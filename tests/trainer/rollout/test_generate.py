@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rljob_trainer.rollout import generate as module
-from rljob_trainer.rollout.answer import Completion, decode, encode
 from rljob_trainer.rollout.generate import generate, routed_experts
+from rljob_trainer.rollout.wire import Completion, decode, encode
 
 BODY = {"prompt": [2, 3, 4], "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
 DRAWN = [

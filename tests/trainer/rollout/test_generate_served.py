@@ -14,9 +14,9 @@ import pytest
 
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.evaluation import EvaluationSampling
-from rljob_trainer.rollout.answer import Completion, decode, encode
 from rljob_trainer.rollout.client import Generation, GenerationRequest, RequestRefusedError, RolloutClient
 from rljob_trainer.rollout.generate import NEUTRAL
+from rljob_trainer.rollout.wire import Completion, decode, encode
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.protocol import SERVED_MODEL
 from rljob_trainer.weights.publisher import Publisher

@@ -13,9 +13,9 @@ from aiohttp import web
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import pool as pool_module
-from rljob_trainer.rollout.answer import Completion, encode
 from rljob_trainer.rollout.client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.rollout.wire import Completion, encode
 from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)

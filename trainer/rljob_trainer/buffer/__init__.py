@@ -1,1 +1,1 @@
-"""From prompts to batches: generation, scoring, selection, and what is kept for the next step."""
+"""From prompts to batches: generation, scoring, selection, staleness, and what is kept for the next step. Runs in the driver, without torch."""

@@ -1,4 +1,4 @@
-"""Scored responses to the batch of a step. No sample may be lost, none may come twice."""
+"""Assembles scored responses into the batch of a step: every sample once, and metrics of all of them."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +16,20 @@ from rljob_trainer.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One sample, or why it could not be scored."""
+    """A scored sample, or the reason why it could not be generated or scored."""
 
     group: int
     sample: int
     result: Trajectory | SampleFailed
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What its reward functions reported besides the reward."""
+    """Metrics that its reward functions returned in addition to the reward."""
     prediction: str | None = None
-    """The answer that it gives, for `maj@k`."""
+    """The answer extracted from the response, for `maj@k`."""
     agent: Mapping[str, float] = field(default_factory=dict)
-    """What is measured of an agent's trajectory, in the names of the metric table."""
+    """Metrics of an agent's trajectory, by their names in rljob_api/metrics.py."""
 
     def at(self, group: int) -> "Outcome":
-        """As a member of the group of that number."""
+        """The outcome as a member of group number `group` of the step."""
         result = self.result
         found = replace(result, group=group) if isinstance(result, Trajectory) else result
         return replace(self, group=group, result=found)
@@ -50,7 +50,7 @@ def assemble(
     outcomes: Iterable[Outcome],
     metrics: dict[str, float],
 ) -> Batch:
-    """The batch of `step` in (group, sample) order, every token drawn by one of `policies`; `metrics` is what generation measured."""
+    """The batch of `step`, in the order of (group, sample). Every token was sampled by one of `policies`. `metrics`: of generation."""
     ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
     require_complete(ordered, range(prompts), samples_per_prompt)
     samples = tuple(o.result for o in ordered if isinstance(o.result, Trajectory))
@@ -61,14 +61,14 @@ def assemble(
 
 
 def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prompt: int) -> None:
-    """Every sample of `groups` is there once."""
+    """Assert that every sample of `groups` is there exactly once, in order."""
     expected = [(g, s) for g in groups for s in range(samples_per_prompt)]
     held = [(o.group, o.sample) for o in ordered]
     assert held == expected, f"lost {set(expected) - set(held)}, {len(held)} of {len(expected)} held"
 
 
 def penalised(sample: Trajectory, spec: RLJobSpec) -> Trajectory:
-    """With spec.algorithm.overlong's penalty taken from the reward."""
+    """The sample with the penalty of spec.algorithm.overlong subtracted from its reward."""
     length, longest = max(row.response_length for row in sample.rows()), spec.longest_response
     return replace(sample, reward=sample.reward - overlong_penalty(length, longest, spec.algorithm.overlong))
 
@@ -101,13 +101,13 @@ def batch_metrics(samples: Sequence[Trajectory], rows: Sequence[Trajectory]) -> 
 
 
 def begun_age(step: int, outcomes: Iterable[Outcome]) -> float:
-    """Mean over the trajectories of `step`: how many policy versions before the one that they train they were begun."""
+    """Mean over the trajectories of `step` of their age when they began: steps between the policy of their first token and the one they train."""
     found = [o.result.sampled_segments for o in outcomes if isinstance(o.result, Trajectory)]
     return sum(step - 1 - segments[0].policy_step for segments in found if segments) / len(found)
 
 
 def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Means of what reward functions reported, each over the samples that have it; of too many names those that most samples have."""
+    """Mean of each metric that reward functions returned, over the samples that have it. Of too many names, those that most samples have."""
     found: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         for name, value in outcome.metrics.items():
@@ -116,7 +116,7 @@ def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]
 
 
 def data_source_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Mean reward of the scored samples of every data source that has a name; of too many sources those with the most samples."""
+    """Mean reward of each named data source. Of too many sources, those with the most samples."""
     found: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         if isinstance(outcome.result, Trajectory) and outcome.result.data_source:
@@ -129,8 +129,8 @@ def _means(prefix: str, found: Mapping[str, Sequence[float]]) -> dict[str, float
     return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
 
 
-def said(outcome: Outcome) -> dict[str, Any]:
-    """What its reward functions said besides the reward, for people; without what they did not say."""
+def reward_details(outcome: Outcome) -> dict[str, Any]:
+    """Metrics and prediction of a sample, as far as its reward functions returned them, for the sample log."""
     metrics = {"metrics": dict(outcome.metrics)} if outcome.metrics else {}
     return metrics | ({"prediction": outcome.prediction} if outcome.prediction is not None else {})
 

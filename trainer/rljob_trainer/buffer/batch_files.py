@@ -1,4 +1,4 @@
-"""Batches on disk: the seam that separates the halves of the loop. A replayed batch is bit-equal to the recorded one.
+"""Batches on disk, to record a run's batches and train on them again (train.batches). A replayed batch is bit-equal to the recorded one.
 
 A file is in the format of safetensors (docs/data-and-rewards.md): the columns of the batch (batch.py) and the arrays of its trajectories (arrays.py)
 by their names, and as metadata, in JSON, `step`, `metrics` and the texts of `data_source`. It is written piece by piece: safetensors' own writer
@@ -26,14 +26,14 @@ NAMES = {np.dtype(kind): name for name, kind in KINDS.items()}
 
 
 def record(root: Path, batch: Batch) -> None:
-    """Write a whole batch below the checkpoint path, whole or not at all."""
+    """Write a whole batch below the checkpoint path, atomically."""
     file = names.batch_file(root, batch.step)
     file.parent.mkdir(parents=True, exist_ok=True)
     write(file, batch)
 
 
 def write(file: Path, batch: Batch) -> None:
-    """A whole batch, whole or not at all."""
+    """Write a whole batch, atomically."""
     scratch = file.with_name(file.name + ".tmp")
     columns = batch.columns.arrays()
     texts = {"step": batch.step, "metrics": dict(batch.metrics), "data_source": columns.pop("data_source").tolist()}
@@ -60,7 +60,7 @@ def replay(directory: Path, step: int) -> Batch:
 
 
 def read(file: Path) -> Batch:
-    """What `write` wrote."""
+    """The batch that `write` wrote."""
     found, texts = _read(file)
     found["data_source"] = np.array(texts["data_source"], np.str_)
     columns = Columns(**{field.name: found[field.name] for field in fields(Columns)})

@@ -1,4 +1,4 @@
-"""What the answers to held-out prompts are worth. Pure."""
+"""Evaluation metrics of responses to held-out prompts: avg@n, pass@k, maj@n. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,10 +13,10 @@ Group = Sequence[Outcome]
 
 
 def evaluation_metrics(sets: Mapping[str, Sequence[Group]], correct_above: float) -> dict[str, float]:
-    """In the names of the metric table.
+    """All evaluation metrics, by their names in rljob_api/metrics.py.
 
     Args:
-        sets: by their names the groups of every set, which have the same size; at least one response is scored
+        sets: [name] -> groups of the held-out set, all of the same size; at least one response is scored
         correct_above: a response with a reward above it is correct
     """
     outcomes = [o for groups in sets.values() for group in groups for o in group]
@@ -54,7 +54,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def majority_is_correct(group: Group, correct_above: float) -> bool:
-    """Whether the prediction that most scored responses give is correct; of several the one that came first. False when none gives any."""
+    """Whether the most frequent prediction among scored responses is correct; ties go to the one that came first. False without predictions."""
     scored = [(o.prediction, o.result.reward) for o in group if isinstance(o.result, Trajectory)]
     votes = Counter(prediction for prediction, _ in scored if prediction is not None)
     if not votes:

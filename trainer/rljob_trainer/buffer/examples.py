@@ -1,4 +1,4 @@
-"""Batches of supervised tasks: examples by their order, tokenised while the steps before them train."""
+"""Batches of supervised tasks. Worker processes tokenise the examples of the next steps while a step trains."""
 
 import asyncio
 import time
@@ -17,18 +17,18 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import Trajectory
 
 AHEAD = 2
-"""Batches that are ready while a step trains: the tokens of a step are small compared with its activations."""
+"""Batches that are prepared ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The data of a job that nobody generates for."""
+    """Training and held-out data of a supervised task."""
 
     train: ExampleSet
     held_out: ExampleSet | None
     """None: there is none."""
     roles: Sequence[Measure] = ()
-    """That measure every batch."""
+    """Models on other gangs, each of which measures every batch."""
 
     async def held_out_batch(self) -> Batch:
         """All held-out examples, once each, in the order of the files. Raises ConfigurationError when all are left out."""
@@ -39,11 +39,11 @@ class Examples:
         return await self.measured(Batch.of(0, trajectories(found), {}))
 
     async def measured(self, batch: Batch) -> Batch:
-        """With what the roles say of it."""
+        """The batch with the measurements of the roles."""
         return await measured(batch, self.roles) if self.roles else batch
 
     def close(self) -> None:
-        """End what reads ahead."""
+        """Stop reading ahead."""
         for data in filter(None, (self.train, self.held_out)):
             data.close()
 
@@ -60,23 +60,23 @@ class ExampleBuffer:
         self._work.add_done_callback(lambda _: changed())
 
     def take(self) -> Ready | None:
-        """The next batch, once it is there."""
+        """Remove and return the next batch; None until it is ready."""
         found = self._batches.popleft() if self._batches else None
         self._room.set()
         return found
 
     @property
     def is_idle(self) -> bool:
-        """No batch will come any more. Raises what went wrong."""
+        """There are no more batches. Raises what reading raised."""
         return not self._batches and self._work.done() and self._work.result() is None
 
     @property
     def is_measuring(self) -> bool:
-        """A batch that was read will come: one that was measured is there."""
+        """Always False: batches are measured before they are in the buffer."""
         return False
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._work.cancel()
         await asyncio.wait([self._work])
 
@@ -92,9 +92,9 @@ class ExampleBuffer:
 
 
 async def next_batch(spec: RLJobSpec, data: ExampleSet, step: int, cursor: Cursor) -> Ready:
-    """The next samplesPerStep positions, without those whose rows are left out; further ones where nothing remains of them.
+    """The batch of the next samplesPerStep positions, without rows that are left out. If all are left out, of those that follow.
 
-    Raises ConfigurationError when nothing remains of a whole epoch.
+    Raises ConfigurationError when all rows of a whole epoch are left out.
     """
     began, first, examples = time.monotonic(), cursor.consumed, list[Example]()
     while not examples:
@@ -112,7 +112,7 @@ async def next_batch(spec: RLJobSpec, data: ExampleSet, step: int, cursor: Curso
 
 
 def trajectories(examples: Iterable[Example]) -> Sequence[Trajectory]:
-    """Every variant as a sample of its example's group."""
+    """One trajectory for each variant of each example; an example is a group."""
     groups = zip(count(), examples)
     return [_trajectory(example, group, i) for group, example in groups for i in range(len(example.variants))]
 

@@ -14,8 +14,8 @@ from rljob_trainer.agents.agent import Agent
 from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.buffer.assembly import Outcome, penalised
-from rljob_trainer.buffer.draft import Draft
-from rljob_trainer.buffer.pause import Pause, Place
+from rljob_trainer.buffer.partial_sample import PartialSample
+from rljob_trainer.buffer.priority_event import Priority, PriorityEvent
 from rljob_trainer.buffer.seeds import evaluation_seed, training_seed, turn_seed
 from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.prompts import Prompt
@@ -41,8 +41,8 @@ class GroupRequest:
     count: int
     sampling: Sampling
     seed: int
-    in_pieces: bool = False
-    """Interrupted by updates of the weights, and continued behind them."""
+    interruptible: bool = False
+    """A weight update interrupts its samples, which continue under the next policy (partial rollouts)."""
     images: tuple[Placed, ...] = ()
     """Of the prompt, once they are read."""
 
@@ -68,14 +68,16 @@ class Generator:
         """`agent`: makes the samples, where they are more than one response."""
         self._spec, self._job_uid, self._tokenizer, self._rewards = spec, job_uid, tokenizer, rewards
         self._pool, self._heartbeat, self._agent = pool, heartbeat, agent
-        self._pause = Pause()
+        self._may_generate = PriorityEvent()
 
     def group(
-        self, step: int, position: int, prompt: Prompt, drafts: Sequence[Draft]
+        self, step: int, position: int, prompt: Prompt, samples: Sequence[PartialSample]
     ) -> Coroutine[Any, Any, list[Outcome]]:
-        """Every sample of the prompt at `position` of the data, begun in `step`. With `remax` each has the reward of the greedy response.
+        """Generate and score every sample of the prompt at `position` of the data, begun in `step`. With `remax` each also carries the
+        reward of the greedy response.
 
-        Where samples are generated in pieces, `drafts` hold what there is of each at any time, and they may begin with something.
+        `samples` hold what has been generated of each, where weight updates may interrupt them. Those restored from a checkpoint are
+        continued.
         """
         spec = self._spec
         seed = training_seed(self._job_uid, spec.data.seed, step, position)
@@ -84,16 +86,18 @@ class Generator:
             return self._with_baseline(request)
         if not spec.keeps_groups:
             return self._request(request)
-        request = replace(request, in_pieces=True)
-        return self._with_agents(self._agent, request, drafts) if self._agent else self._in_pieces(request, drafts)
+        request = replace(request, interruptible=True)
+        return (
+            self._with_agents(self._agent, request, samples) if self._agent else self._interruptible(request, samples)
+        )
 
     def resume(self) -> None:
-        """Groups that are generated in pieces may continue."""
-        self._pause.open()
+        """Let interruptible groups generate."""
+        self._may_generate.set()
 
     async def interrupt(self) -> None:
-        """They may not any more; what they have generated so far is theirs when this returns. Complete responses are scored meanwhile."""
-        self._pause.close()
+        """Stop interruptible groups. When this returns, their samples hold all tokens generated so far; complete responses are still scored."""
+        self._may_generate.clear()
         await self._pool.interrupt()
 
     async def evaluate(self, sets: Sequence[HeldOutSet]) -> dict[str, list[list[Outcome]]]:
@@ -110,73 +114,76 @@ class Generator:
             yield GroupRequest(p.index, p, held_out.count, held_out.sampling, seed)
 
     async def _request(self, request: GroupRequest) -> list[Outcome]:
-        drafts = [Draft() for _ in range(request.count)]
+        samples = [PartialSample() for _ in range(request.count)]
         if self._agent:
-            return await self._with_agents(self._agent, request, drafts)
+            return await self._with_agents(self._agent, request, samples)
         request = await _with_images(request)
-        for draft, generation in zip(drafts, await self._pool.generate(request.generation), strict=True):
-            draft.add(generation)
-        return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
+        for sample, generation in zip(samples, await self._pool.generate(request.generation), strict=True):
+            sample.add(generation)
+        return list(await asyncio.gather(*(self._complete(request, i, sample) for i, sample in enumerate(samples))))
 
-    async def _in_pieces(self, request: GroupRequest, drafts: Sequence[Draft]) -> list[Outcome]:
-        """As `_request`, whatever interrupts it: each sample that is not complete continues on its own, behind the tokens that it has."""
+    async def _interruptible(self, request: GroupRequest, samples: Sequence[PartialSample]) -> list[Outcome]:
+        """Like `_request`, but it survives interruptions: each incomplete sample continues with a request of its own, from its last token."""
         request = await _with_images(request)
-        if not any(draft.begun for draft in drafts):
+        if not any(sample.begun for sample in samples):
             pieces = await self._pieces(request.generation, (request.group, 0))
-            for draft, piece in zip(drafts, pieces, strict=True):
-                draft.add(piece)
-        return list(await asyncio.gather(*(self._complete(request, i, draft) for i, draft in enumerate(drafts))))
+            for sample, piece in zip(samples, pieces, strict=True):
+                sample.add(piece)
+        return list(await asyncio.gather(*(self._complete(request, i, sample) for i, sample in enumerate(samples))))
 
-    async def _complete(self, request: GroupRequest, index: int, draft: Draft) -> Outcome:
-        if draft.outcome is None:
-            await self._continue(draft, request.generation, (request.group, index))
+    async def _complete(self, request: GroupRequest, index: int, sample: PartialSample) -> Outcome:
+        if sample.outcome is None:
+            await self._continue(sample, request.generation, (request.group, index))
             context = prompt(request.prompt.tokens, request.images)
-            rollout = single(context, draft.response, draft.finish_reason == "length")
-            draft.outcome = await self._score(request, index, rollout, draft.routed_experts)
-        return draft.outcome
+            rollout = single(context, sample.response, sample.finish_reason == "length")
+            sample.outcome = await self._score(request, index, rollout, sample.routed_experts)
+        return sample.outcome
 
-    async def _continue(self, draft: Draft, begun: GenerationRequest, place: Place) -> None:
-        """Until it is complete: the response of this place, which was begun as one of `begun`."""
-        while draft.finish_reason == "abort":
-            draft.add(*await self._pieces(draft.rest(begun, place[1]), place))
+    async def _continue(self, sample: PartialSample, begun: GenerationRequest, priority: Priority) -> None:
+        """Generate the rest of a response, which was begun as one of `begun`."""
+        while sample.finish_reason == "abort":
+            sample.add(*await self._pieces(sample.continuation(begun, priority[1]), priority))
 
-    async def _with_agents(self, agent: Agent, request: GroupRequest, drafts: Sequence[Draft]) -> list[Outcome]:
-        """As `_request`: every sample is a trajectory of the agent's. What a draft holds is a trajectory that is scored; one that is not complete
-        lives in the agent's process."""
-        return list(await asyncio.gather(*(self._with_agent(agent, request, i, d) for i, d in enumerate(drafts))))
+    async def _with_agents(
+        self, agent: Agent, request: GroupRequest, samples: Sequence[PartialSample]
+    ) -> list[Outcome]:
+        """Like `_request`, with the agent's trajectories as samples. `samples` hold only scored ones: one that is not complete lives in the
+        agent's process."""
+        return list(await asyncio.gather(*(self._with_agent(agent, request, i, s) for i, s in enumerate(samples))))
 
-    async def _with_agent(self, agent: Agent, request: GroupRequest, index: int, draft: Draft) -> Outcome:
-        sample = partial(self._turn, request, index)
-        if draft.outcome is None:
+    async def _with_agent(self, agent: Agent, request: GroupRequest, index: int, sample: PartialSample) -> Outcome:
+        generate_turn = partial(self._turn, request, index)
+        if sample.outcome is None:
             template = self._spec.data.chat_template
-            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, template, sample)
+            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, template, generate_turn)
             try:
-                draft.outcome = await self._score(request, index, await agent.rollout(session))
+                sample.outcome = await self._score(request, index, await agent.rollout(session))
             except AgentFailed as failure:
-                draft.outcome = Outcome(request.group, index, failure)
-        return draft.outcome
+                sample.outcome = Outcome(request.group, index, failure)
+        return sample.outcome
 
     async def _turn(
         self, request: GroupRequest, index: int, tokens: Ints, sampling: Sampling, turn: int
     ) -> tuple[tuple[Segment, ...], bool]:
-        """What the policy writes behind `tokens` in the turn of this number, and whether it was cut off."""
-        asked, draft = GenerationRequest(tokens, 1, sampling, turn_seed(request.seed, index, turn)), Draft()
-        if request.in_pieces:
-            await self._continue(draft, asked, (request.group, index))
+        """The policy's response to `tokens` in turn number `turn`, and whether it was cut off at the token limit."""
+        generation = GenerationRequest(tokens, 1, sampling, turn_seed(request.seed, index, turn))
+        response = PartialSample()
+        if request.interruptible:
+            await self._continue(response, generation, (request.group, index))
         else:
-            draft.add(*await self._pool.generate(asked))
+            response.add(*await self._pool.generate(generation))
         self._heartbeat()
-        return draft.response, draft.finish_reason == "length"
+        return response.response, response.finish_reason == "length"
 
-    async def _pieces(self, request: GenerationRequest, place: Place) -> list[Generation]:
-        """What is generated of it before the next interruption."""
+    async def _pieces(self, request: GenerationRequest, priority: Priority) -> list[Generation]:
+        """The responses to the request, or as much of them as is generated before the next interruption."""
         while True:
-            await self._pause.over(place)
+            await self._may_generate.wait(priority)
             if pieces := await self._pool.generate(request):
                 return pieces
 
     async def _with_baseline(self, request: GroupRequest) -> list[Outcome]:
-        """The samples, scored against the prompt's greedy response (ReMax, arXiv 2310.10505, algorithm 1)."""
+        """The samples with the reward of the prompt's greedy response as their baseline (ReMax, arXiv 2310.10505, algorithm 1)."""
         greedy = replace(request, count=1, sampling=request.sampling.model_copy(update={"temperature": 0.0}))
         outcomes, (baseline,) = await asyncio.gather(self._request(request), self._request(greedy))
         if isinstance(baseline.result, Trajectory):

@@ -1,4 +1,4 @@
-"""The groups that are being generated: begun, complete, taken; kept for the next step, or dropped."""
+"""The groups in generation, from their first request until a batch has them; kept across steps, or dropped at the end of one."""
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
@@ -7,31 +7,31 @@ from dataclasses import dataclass, replace
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.generation import Generator
+from rljob_trainer.buffer.partial_sample import PartialSample
 from rljob_trainer.data.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The samples of one prompt, wherever they are."""
+    """The samples of one prompt, complete or not."""
 
     position: int
-    """Of its prompt in the data."""
+    """Position of its prompt in the data."""
     step: int
-    """In which it was begun."""
+    """Step in whose generation it was begun."""
     policy: int
-    """Step of the policy under which it was begun: none of its tokens is of an older one."""
-    drafts: tuple[Draft, ...]
-    """Its samples, where they are generated in pieces."""
+    """Step of the policy under which it was begun, the oldest that any of its tokens can be from."""
+    samples: tuple[PartialSample, ...]
+    """Its samples; filled only where weight updates may interrupt them."""
 
 
 class Groups:
-    """By the position of their prompt in the data.
+    """All groups in generation, by the position of their prompt in the data.
 
-    Where the spec keeps groups, those that a step leaves over continue in the next one, under its policy; else they are dropped. A step leaves over
-    no more than the following ones can take before it is too old (Selection.choose): of `staleness` because no more are begun than these steps
-    need, of `partialRollouts` because at most twice what a step needs is under way.
+    Where the spec keeps groups (staleness, partial rollouts), those that a step leaves over continue in the next one; else they are dropped. What a
+    step leaves over can always be trained before it is too old (Selection.choose): with `staleness` no more groups are begun than the following
+    steps need, and with `partialRollouts` at most twice as many as one step needs.
     """
 
     def __init__(self, spec: RLJobSpec, generator: Generator):
@@ -42,23 +42,23 @@ class Groups:
         self._failure: BaseException | None = None
 
     def resume(self) -> None:
-        """Generate what was kept, before new groups are begun."""
+        """Continue the groups that were kept."""
         self._generator.resume()
 
     def begin(self, step: int, policy: int, prompts: Mapping[int, Prompt]) -> None:
-        """Those of these prompts, by their positions, that have not been begun; the rollouts serve `policy`."""
+        """Begin a group for each of these prompts (by position) that has none yet. The rollouts serve `policy`."""
         samples = range(self._spec.train.samples_per_prompt)
         for position in sorted(prompts.keys() - self._groups.keys()):
-            self._add(Group(position, step, policy, tuple(Draft() for _ in samples)), prompts[position])
+            self._add(Group(position, step, policy, tuple(PartialSample() for _ in samples)), prompts[position])
 
     def restore(self, groups: Iterable[Group], prompts: Mapping[int, Prompt]) -> None:
-        """Those of an earlier attempt, which continue where they were."""
+        """Continue groups of an earlier attempt."""
         for group in groups:
             self._add(group, prompts[group.position])
 
     @property
     def kept(self) -> list[Group]:
-        """What there is now of every group, for a checkpoint, if groups are kept at all."""
+        """A copy of every group as far as it has been generated, for a checkpoint. Empty where groups are not kept."""
         return [self._kept(self._groups[p]) for p in self.positions] if self._spec.keeps_groups else []
 
     @property
@@ -70,54 +70,55 @@ class Groups:
 
     @property
     def positions(self) -> list[int]:
-        """Of all groups, in the order of the data."""
+        """Positions of all groups, ascending."""
         return sorted(self._groups)
 
     def waits(self, step: int) -> dict[int, int]:
-        """For how many steps after `step` each group may wait before it is too old; empty when nothing is kept."""
+        """[position] -> steps after `step` that the group may still wait before it is too old to be trained. Empty where groups are not kept."""
         if not self._spec.keeps_groups:
             return {}
         return {p: group.policy + self._spec.max_age - (step - 1) for p, group in self._groups.items()}
 
     async def changed(self) -> None:
-        """Returns once another group is complete, or has failed."""
+        """Wait until another group is complete, or has failed."""
         self._changed.clear()
         await self._changed.wait()
 
     def remove(self, positions: Collection[int]) -> None:
-        """Complete ones, which have been used."""
+        """Forget complete groups, which a batch now has or which were rejected."""
         for position in positions:
             self._groups.pop(position, None)
             self._tasks.pop(position, None)
 
     async def leave(self, step: int) -> None:
-        """The step is full: what it leaves over continues, waits for the next policy, or ends here."""
+        """The step is full. Groups that it leaves over continue, pause until the next policy, or are dropped."""
         if not self._spec.keeps_groups or step == self._spec.train.total_steps:
             await self._drop()
         elif not self._spec.generates_on:
             await self._generator.interrupt()
 
     async def stop(self) -> None:
-        """Nothing is generated under this policy any more."""
+        """Stop generating under this policy."""
         if self._spec.keeps_groups:
             await self._generator.interrupt()
         else:
             await self._drop()
 
     def _kept(self, group: Group) -> Group:
-        """Drafts are written to while others read the copy."""
+        """A copy, since generation continues to write to the samples."""
         task = self._tasks[group.position]
         done = task.done() and not task.exception()
         return replace(
-            group, drafts=tuple(Draft(outcome=o) for o in task.result()) if done else tuple(map(copy, group.drafts))
+            group,
+            samples=tuple(PartialSample(outcome=o) for o in task.result()) if done else tuple(map(copy, group.samples)),
         )
 
     def _add(self, group: Group, prompt: Prompt) -> None:
-        whole = [draft.outcome for draft in group.drafts if draft.outcome]
-        is_complete = len(whole) == len(group.drafts)
+        whole = [sample.outcome for sample in group.samples if sample.outcome]
+        is_complete = len(whole) == len(group.samples)
         generate = self._generator.group
         task = asyncio.create_task(
-            _of(whole) if is_complete else generate(group.step, group.position, prompt, group.drafts)
+            _of(whole) if is_complete else generate(group.step, group.position, prompt, group.samples)
         )
         task.add_done_callback(self._ended)
         self._groups[group.position], self._tasks[group.position] = group, task

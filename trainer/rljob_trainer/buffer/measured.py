@@ -1,4 +1,4 @@
-"""What roles on ranks of their own say of a batch becomes a part of it, before anybody trains it."""
+"""Adds to a batch what models on other gangs, or a teacher in a pool, measure of it before it is trained."""
 
 import asyncio
 import time
@@ -9,11 +9,11 @@ from rljob_trainer.arrays import Array, split
 from rljob_trainer.batch import SCORES, Batch
 
 Measure = Callable[[Batch], Awaitable[Mapping[str, Array]]]
-"""What a role says of a whole batch, by name: SCORES, or values of tokens, [response tokens of the step] float32."""
+"""Measures a whole batch. The result has SCORES, [n] float64, or per-token values by name, [response tokens of the step] float32."""
 
 
 async def measured(batch: Batch, roles: Sequence[Measure]) -> Batch:
-    """With what the roles say of it, in their order."""
+    """The batch with the measurements of all roles, which work concurrently."""
     began = time.monotonic()
     for found in await asyncio.gather(*(role(batch) for role in roles)):
         batch = joined(batch, found)
@@ -21,7 +21,7 @@ async def measured(batch: Batch, roles: Sequence[Measure]) -> Batch:
 
 
 def joined(batch: Batch, found: Mapping[str, Array]) -> Batch:
-    """The batch with scores in its rewards, and with columns of tokens."""
+    """The batch with one measurement: scores are added to its rewards, per-token values to `Batch.measured`."""
     columns, counts = batch.columns, batch.columns.response_length.tolist()
     columns = columns.scored(found[SCORES]) if SCORES in found else columns
     tokens = {name: dict(enumerate(split(values, counts))) for name, values in found.items() if name != SCORES}

@@ -1,8 +1,8 @@
-"""What the rollout buffer holds, in a directory of a checkpoint: batches that wait to be trained, and groups that are being generated.
+"""The contents of the rollout buffer in a checkpoint: batches that wait to be trained, and groups in generation.
 
 step-N.safetensors   a batch (batch_files.py)
-groups.safetensors   in the same format: the trajectories of groups, those of samples that are not scored without reward
-buffer.json          cursors of the batches; groups and their samples; what of the spec all of it was made with
+groups.safetensors   the samples of the groups as trajectories, in the same format; of incomplete ones, what has been generated
+buffer.json          data cursors of the batches; groups and their samples; the settings that all of it was generated with
 """
 
 import json
@@ -17,8 +17,8 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import batch_files
 from rljob_trainer.buffer.assembly import Outcome
-from rljob_trainer.buffer.draft import Draft
 from rljob_trainer.buffer.groups import Group
+from rljob_trainer.buffer.partial_sample import PartialSample
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.data.order import Cursor
@@ -32,15 +32,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BufferContents:
-    """Of a rollout buffer at one moment."""
+    """Batches and groups in a rollout buffer at one moment."""
 
     batches: Sequence[Ready] = ()
-    """Of the steps that follow the one that was trained last."""
+    """Those of the steps after the last trained one, in order."""
     groups: Sequence[Group] = ()
 
 
 def made_with(spec: RLJobSpec) -> dict[str, Any]:
-    """What responses and rewards depend on besides the policy, by field: under other values they are generated again."""
+    """The settings that responses and rewards depend on, by field. When one has changed, saved contents are generated anew."""
     train, algorithm = spec.train, spec.algorithm
     return {
         "train.promptsPerStep": train.prompts_per_step,
@@ -57,24 +57,24 @@ def made_with(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
-    """Make the directory, unless there is nothing to write."""
+    """Write the contents into `directory`, a new one; an empty buffer makes none."""
     if not (contents.batches or contents.groups):
         return
     directory.mkdir()
     for ready in contents.batches:
         batch_files.write(_batch_file(directory, ready.batch.step), ready.batch)
-    trajectories = [row for group in contents.groups for draft in group.drafts for row in _trajectory(draft).rows()]
+    trajectories = [row for group in contents.groups for sample in group.samples for row in _trajectory(sample).rows()]
     batch_files.write(_groups_file(directory), Batch.of(0, trajectories, {}))
     described = {
         "madeWith": made_with(spec),
         "batches": [[r.batch.step, r.cursor.consumed, list(r.cursor.pending)] for r in contents.batches],
-        "groups": [[g.position, g.step, g.policy, [_described(d) for d in g.drafts]] for g in contents.groups],
+        "groups": [[g.position, g.step, g.policy, [_described(s) for s in g.samples]] for g in contents.groups],
     }
     write_json(directory / "buffer.json", described)
 
 
 def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
-    """What can be used of it after `step`; nothing where there is no such directory. What is left out is generated again."""
+    """The saved contents that can still be used after `step`; empty without a directory. Everything else is generated anew."""
     if not directory.is_dir():
         return BufferContents()
     described = json.loads((directory / "buffer.json").read_text())
@@ -93,7 +93,7 @@ def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
 
 
 def usable(contents: BufferContents, spec: RLJobSpec, step: int) -> BufferContents:
-    """Without what would be too old, or come too late, when it is trained after `step`."""
+    """The contents without what would be too old when it is trained, or belongs to steps that will not come."""
     batches: list[Ready] = []
     for ready in contents.batches:
         made = step + len(batches)
@@ -109,7 +109,7 @@ def usable(contents: BufferContents, spec: RLJobSpec, step: int) -> BufferConten
 
 
 def _oldest(batch: Batch) -> int:
-    """Step of the oldest policy that wrote some of it."""
+    """Step of the oldest policy that sampled a token of the batch."""
     steps = [segment.policy_step for sample in batch.samples for segment in sample.sampled_segments]
     return min(steps, default=batch.step - 1)
 
@@ -122,27 +122,27 @@ def _groups_file(directory: Path) -> Path:
     return directory / "groups.safetensors"
 
 
-def _trajectory(draft: Draft) -> Trajectory:
-    """The scored one; what there is of the response otherwise."""
-    if draft.outcome and isinstance(draft.outcome.result, Trajectory):
-        return draft.outcome.result
+def _trajectory(sample: PartialSample) -> Trajectory:
+    """The scored trajectory, or else the response as far as it has been generated."""
+    if sample.outcome and isinstance(sample.outcome.result, Trajectory):
+        return sample.outcome.result
     return Trajectory(
-        draft.response,
+        sample.response,
         0,
         0,
         0,
         finish_reason="stop",
         reward=0.0,
         data_source="",
-        routed_experts=draft.routed_experts,
+        routed_experts=sample.routed_experts,
     )
 
 
-def _described(draft: Draft) -> dict[str, Any]:
-    """A sample, but for its tokens."""
-    if draft.outcome is None:
-        return {"finishReason": draft.finish_reason}
-    found = draft.outcome
+def _described(sample: PartialSample) -> dict[str, Any]:
+    """All of a sample that its trajectory does not hold."""
+    if sample.outcome is None:
+        return {"finishReason": sample.finish_reason}
+    found = sample.outcome
     described: dict[str, Any] = {
         "metrics": dict(found.metrics),
         "prediction": found.prediction,
@@ -156,16 +156,16 @@ def _described(draft: Draft) -> dict[str, Any]:
 
 def _groups(described: Sequence[Any], found: Iterator[Trajectory]) -> Iterator[Group]:
     for position, step, policy, samples in described:
-        drafts = [_draft(sample, next(found), position, index) for index, sample in enumerate(samples)]
-        yield Group(position, step, policy, tuple(drafts))
+        restored = [_sample(sample, next(found), position, index) for index, sample in enumerate(samples)]
+        yield Group(position, step, policy, tuple(restored))
 
 
-def _draft(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> Draft:
+def _sample(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> PartialSample:
     if "finishReason" in described:
-        return Draft(found.segments, described["finishReason"], routed_experts=found.routed_experts)
+        return PartialSample(found.segments, described["finishReason"], routed_experts=found.routed_experts)
     further = {name: described[name] for name in ("metrics", "prediction", "agent")}
     result: Trajectory | SampleFailed = replace(found, group=position)
     if "failure" in described:
         kind, *of = described["failure"]
         result = FAILURES[kind](*of)
-    return Draft(outcome=Outcome(position, index, result, **further))
+    return PartialSample(outcome=Outcome(position, index, result, **further))

@@ -1,4 +1,4 @@
-"""Where evaluations and batches come from: the rollouts, or recorded batches."""
+"""Where RL batches come from: the rollouts, or batches that an earlier run recorded."""
 
 import asyncio
 import time
@@ -17,8 +17,8 @@ from rljob_trainer.buffer.assembly import (
     data_source_metrics,
     failure_metrics,
     require_scored,
+    reward_details,
     reward_metrics,
-    said,
     shaped,
 )
 from rljob_trainer.buffer.batch_files import record, replay
@@ -36,17 +36,17 @@ from rljob_trainer.rollout.pool import RolloutPool
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A batch, and the data cursor once it is trained."""
+    """A batch that can be trained, and the data cursor to continue from once it has been."""
 
     batch: Batch
     cursor: Cursor
 
 
 class BatchSource(Protocol):
-    """Of one job."""
+    """What the RolloutBuffer asks for batches."""
 
     async def evaluate(self) -> dict[str, float]:
-        """Metrics of the held-out prompts; empty when there is nothing to evaluate with."""
+        """Metrics of the held-out prompts under the current policy; empty when there are none."""
         ...
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
@@ -54,20 +54,20 @@ class BatchSource(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Generate no more under this policy. What is kept of unfinished groups continues with the next batch."""
+        """Stop generating under this policy. Unfinished groups that are kept continue with the next batch."""
         ...
 
     def kept(self) -> list[Group]:
-        """What there is of groups that no batch has, for a checkpoint."""
+        """Groups that are not in a batch yet, as far as they have been generated, for a checkpoint."""
         ...
 
     def restore(self, groups: Sequence[Group]) -> None:
-        """Continue these of an earlier attempt."""
+        """Continue these groups of an earlier attempt."""
         ...
 
 
 class RecordedBatches:
-    """Needs no rollouts, and does not evaluate."""
+    """Replays recorded batches (train.batches.replay), without rollouts and without evaluation."""
 
     def __init__(self, spec: RLJobSpec):
         assert spec.train.batches.replay is not None
@@ -89,7 +89,7 @@ class RecordedBatches:
 
 
 class GeneratedBatches:
-    """From the rollout pool, begun when minReplicas have the policy. `phase` is called with what is being done."""
+    """Batches from the rollout pool. Generation starts once minReplicas have the policy. `phase` is called with `evaluating` or `generating`."""
 
     def __init__(
         self,
@@ -132,8 +132,8 @@ class GeneratedBatches:
         assembling = asyncio.ensure_future(asyncio.to_thread(self._assembled, step, policy, selection, metrics))
         try:
             batch = await asyncio.shield(assembling)
-        except asyncio.CancelledError:  # the groups stay complete, and make the same batch again
-            # a thread cannot be ended, and would write into the files of the batch that follows
+        except asyncio.CancelledError:
+            # the groups stay complete and make the same batch again; until then the thread, which cannot be stopped, writes into its files
             await asyncio.wait([assembling])
             raise
         self._groups.remove([*selection.chosen, *selection.useless])
@@ -149,13 +149,13 @@ class GeneratedBatches:
         self._groups.restore(groups, {g.position: prompt_at(g.position, self._spec.data, self._train) for g in groups})
 
     async def _select(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
-        """Rounds of generation until the step is full, and the cursor behind them.
+        """Run rounds of generation until the step is full. Returns the selected groups, and the data cursor after them.
 
-        Prompts that are left out are used up as well; those whose groups continue in the next step are not.
+        Prompts whose groups were rejected count as used; those whose groups continue in the next step do not.
         """
         spec, groups, selection = self._spec, self._groups, Selection(self._spec)
         groups.resume()
-        cursor = cursor.including(groups.positions)  # some were begun for a batch that another policy interrupted
+        cursor = cursor.including(groups.positions)  # groups may be left from a batch that a new policy interrupted
         full = False
         while not full:
             positions, cursor = cursor.draw(self._under_way(step, policy))
@@ -169,13 +169,14 @@ class GeneratedBatches:
         return selection, cursor
 
     def _under_way(self, step: int, policy: int) -> int:
-        """Prompts that may be under way while the batch of `step` is made: those of the step, or of all that this policy may begin."""
+        """Prompts that may be in generation while the batch of `step` is made: those of this step, or, where generation continues across
+        updates, of all steps that this policy may generate for."""
         spec = self._spec
         last = min(policy + 1 + spec.train.staleness, spec.last_step) if spec.generates_on else step
         return (last - step + 1) * spec.train.prompts_begun
 
     def _assembled(self, step: int, policy: int, selection: Selection, metrics: dict[str, float]) -> Batch:
-        """In a thread of its own: a large step is seconds of work, and generation is not to wait for it."""
+        """The batch, its metrics and its files. Runs in a thread: for a large step it takes seconds, in which generation continues."""
         spec, train = self._spec, self._spec.train
         policies = range(step - 1 - spec.max_age, policy + 1)
         outcomes = [o.at(number) for number, group in enumerate(selection.chosen.values()) for o in group]
@@ -193,7 +194,7 @@ class GeneratedBatches:
         )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
-        write_samples(root, batch, self._tokenizer, {(o.group, o.sample): said(o) for o in chosen})
+        write_samples(root, batch, self._tokenizer, {(o.group, o.sample): reward_details(o) for o in chosen})
         if train.batches.record:
             record(root, batch)
         return batch

@@ -1,4 +1,4 @@
-"""The teacher of spec.algorithm.distillation in a pool of the job, which says how likely it would have written each token of a response.
+"""On-policy distillation from a teacher in a pool: log-probabilities of each response token under the teacher.
 
 The route and its body are those of vLLM 0.26 (vllm/entrypoints/openai/completion/protocol.py).
 """
@@ -22,11 +22,11 @@ from rljob_trainer.trajectory import Floats, Trajectory
 FIELD = "spec.algorithm.distillation.pool"
 PATH = "/v1/completions"
 SECONDS = 300.0
-"""For one response, of one server."""
+"""Longest wait for one response."""
 
 
 class Teacher:
-    """Call `start` before the first batch and `stop` after the last."""
+    """The teacher of spec.algorithm.distillation. Call `start` before the first batch and `stop` after the last."""
 
     def __init__(self, distillation: Distillation, pools: Pools) -> None:
         """`distillation`: with a pool."""
@@ -43,17 +43,17 @@ class Teacher:
         await self._server.close()
 
     async def measure(self, batch: Batch) -> Mapping[str, Array]:
-        """By name [response tokens of the step] float32, log-probabilities at temperature 1: of the sampled tokens, and with `topK` what
-        batch.candidates names. Raises RewardFailed where the pool fails."""
+        """Log-probabilities at temperature 1 by name, [response tokens of the step] float32: of the sampled tokens, and with `topK` also ids and
+        log-probabilities of the likeliest ones (batch.candidates). Raises RewardFailed when the pool fails."""
         rows = range(len(batch.columns.response_length))
-        found = await asyncio.gather(*(self._said(batch.trajectories[row]) for row in rows))
+        found = await asyncio.gather(*(self._log_probs(batch.trajectories[row]) for row in rows))
         return dict(zip(self._names, np.concatenate([self._nothing, *found], axis=1), strict=True))
 
     @property
     def _nothing(self) -> Floats:
         return np.zeros((len(self._names), 0), np.float32)
 
-    async def _said(self, trajectory: Trajectory) -> Floats:
+    async def _log_probs(self, trajectory: Trajectory) -> Floats:
         """[names, response_length]"""
         tokens = trajectory.tokens.tolist()
         if not trajectory.response_length:
@@ -70,8 +70,10 @@ class Teacher:
 
 
 def _floats(said: list[dict[str, dict[str, Any]]], tokens: list[int], count: int) -> Floats:
-    """[1 + 2 count, tokens], of each token, and ids and log-probabilities of the so many likeliest ones at its place. Raises KeyError, TypeError or
-    ValueError where one is missing."""
+    """[1 + 2 count, tokens]: the log-probability of each token, then ids and log-probabilities of the `count` likeliest tokens at its position.
+
+    `said`: vLLM's `prompt_logprobs`. Raises KeyError, TypeError or ValueError when one is missing.
+    """
     found = np.array([_of_place(entry, token, count) for entry, token in zip(said, tokens, strict=True)], np.float32)
     if not np.isfinite(found).all():
         raise ValueError("not finite")
@@ -79,7 +81,7 @@ def _floats(said: list[dict[str, dict[str, Any]]], tokens: list[int], count: int
 
 
 def _of_place(said: dict[str, dict[str, Any]], token: int, count: int) -> list[float]:
-    """`said`: by id the likeliest tokens, and that which was sampled, wherever it ranks."""
+    """`said`: [token id] -> entry, of the likeliest tokens and of the sampled one, whatever its rank."""
     best = sorted(said.items(), key=lambda entry: entry[1]["rank"])[:count]
     if len(best) < count:
         raise ValueError(f"{len(best)} tokens, not {count}")
@@ -87,7 +89,7 @@ def _of_place(said: dict[str, dict[str, Any]], token: int, count: int) -> list[f
 
 
 def require_same_vocabulary(spec: RLJobSpec, tokenizer: Tokenizer) -> None:
-    """A teacher of another vocabulary would judge other words by the same numbers. Raises ConfigurationError."""
+    """Raise ConfigurationError when the teacher's vocabulary differs from the policy's: the same ids would mean other tokens."""
     section, path = _directory(spec)
     if not path:
         return

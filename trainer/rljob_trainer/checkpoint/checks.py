@@ -1,4 +1,4 @@
-"""What all ranks check together: that they see one file system, and that a checkpoint still is what was saved."""
+"""Checks that all ranks make together: that they share a file system, and that a checkpoint is still what was saved."""
 
 import secrets
 import time
@@ -17,7 +17,7 @@ WAIT_SECONDS = 30.0
 
 
 def prove_shared(root: Path, ranks: Ranks) -> None:
-    """Rank 0 writes a nonce, every rank reads it back. Collective. Raises ConfigurationError on rank 0 when some rank does not see it."""
+    """Raise ConfigurationError when some rank does not see a file that rank 0 has written. Collective."""
     nonce = ranks.broadcast(write_nonce(root) if ranks.is_first else None)
     seen = ranks.gather(sees_nonce(root, nonce))
     if ranks.is_first:
@@ -26,13 +26,13 @@ def prove_shared(root: Path, ranks: Ranks) -> None:
 
 
 def prove_fence(root: Path, job_uid: str, attempt: int, ranks: Ranks) -> None:
-    """Every rank of another gang sees the fence that the trainer's rank 0 has made. Collective. Raises ConfigurationError when some rank does not."""
+    """Raise ConfigurationError when some rank of this gang does not see the fence that the trainer's rank 0 has made. Collective."""
     seen = ranks.gather(sees_fence(root, job_uid, attempt))
     require_shared(root, [rank for rank, saw in enumerate(seen) if not saw], than="the trainer")
 
 
 def sees_fence(root: Path, job_uid: str, attempt: int) -> bool:
-    """On every rank."""
+    """Whether this rank sees the fence of the attempt. For every rank."""
 
     def is_ours() -> bool:
         fence = newest(root)
@@ -42,19 +42,19 @@ def sees_fence(root: Path, job_uid: str, attempt: int) -> bool:
 
 
 def write_nonce(root: Path) -> str:
-    """On rank 0, in a directory that exists."""
+    """Write the nonce into an existing directory. For rank 0."""
     nonce = secrets.token_hex(16)
     (root / f".nonce-{nonce}").write_text(nonce)
     return nonce
 
 
 def sees_nonce(root: Path, nonce: str) -> bool:
-    """On every rank."""
+    """Whether this rank sees the nonce. For every rank."""
     return _sees(root, (root / f".nonce-{nonce}").is_file)
 
 
 def _sees(root: Path, there: Callable[[], bool]) -> bool:
-    """Whether it is there, or comes soon."""
+    """Whether `there` becomes true within WAIT_SECONDS."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not there():
         if time.monotonic() > deadline:
@@ -77,8 +77,9 @@ def require_shared(root: Path, blind_ranks: list[int], than: str = "rank 0") -> 
 
 
 def corruption(manifest: Manifest, directory: Path, ranks: Ranks, heartbeat: Callable[[], None]) -> str:
-    """What is wrong with the content of a file in `directory`, the same on all ranks; empty when nothing is. Each rank reads its
-    share; `heartbeat` is called while any reads. Collective. Raises StandstillError.
+    """Compare all files of a checkpoint with its manifest. Returns what is wrong with the first bad one, the same on all ranks; empty: nothing.
+
+    Each rank reads a share of the files. `heartbeat` is called while any rank makes progress. Collective. Raises StandstillError.
     """
     tally, pool = Tally(), ThreadPoolExecutor(1)
     share = pool.submit(manifest.corruption, directory, ranks.rank, ranks.world, tally)

@@ -1,7 +1,8 @@
 """Who may write to the checkpoint directory: the attempt with the newest fence, and nobody else.
 
-A fence is made once, at the start of an attempt, and lists what the attempt inherits. An attempt that was partitioned away finds a newer
-one before it commits or prunes; what it commits in the instant between is under an old fence that no newer one lists, so nobody reads it.
+A fence is made once, at the start of an attempt, and lists the checkpoints that the attempt inherits. An attempt that was cut off from the cluster
+finds a newer fence before it commits or prunes. If it commits just after that check, its checkpoint is under an old fence and no newer fence lists
+it, so it is ignored.
 """
 
 import json
@@ -21,14 +22,14 @@ class FencedOut(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One attempt's claim."""
+    """One attempt's claim on the directory."""
 
     seq: int
-    """Grows with every claim on this directory, over all jobs."""
+    """Grows with every claim on this directory, whichever job makes it."""
     attempt: int
     job_uid: str
     lineage: tuple[tuple[int, int], ...]
-    """(step, seq) of the complete checkpoints that it inherits, by step."""
+    """(step, seq) of the complete checkpoints that the attempt inherits, by step."""
     time: float
 
 
@@ -44,7 +45,7 @@ def newest(root: Path) -> Fence | None:
 
 
 def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, int]]) -> Fence:
-    """Make the newest fence. Its number is taken with an exclusive create, its content appears whole."""
+    """Make the newest fence. Its number is reserved by an exclusive create, then its content is written atomically."""
     directory = names.fence_dir(root)
     make_directory(directory)
     fence = Fence(_take_number(directory), attempt, job_uid, tuple(lineage), time.time())
@@ -54,7 +55,7 @@ def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, i
 
 
 def _prune(root: Path, seq: int) -> None:
-    """Delete claims older than `seq`, but for the newest of each job: that tells who has been here. Validity needs the newest of all alone."""
+    """Delete claims older than `seq`, except the newest of each job, which tells that the job was here. Validity needs only the newest of all."""
     last = {f.job_uid: f.seq for f in fences(root)}
     for file in names.fence_dir(root).iterdir():
         if file.stem.isdigit() and int(file.stem) < seq and int(file.stem) not in last.values():
@@ -62,7 +63,7 @@ def _prune(root: Path, seq: int) -> None:
 
 
 def _take_number(directory: Path) -> int:
-    """A claim whose maker died before it wrote the content leaves a gap, which is harmless."""
+    """Reserve the next number. One whose owner died before it wrote the content leaves a harmless gap."""
     number = max((int(f.stem) for f in directory.iterdir() if f.stem.isdigit()), default=0)
     while True:
         number += 1

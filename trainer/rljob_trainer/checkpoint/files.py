@@ -1,4 +1,4 @@
-"""Small file operations that survive a kill at any point, and the count of bytes that shows that large ones move."""
+"""File operations that survive a kill at any point, and a counter that shows the progress of long ones."""
 
 import hashlib
 import json
@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 BLOCK_BYTES = 2**20
-"""That are read at a time."""
+"""Bytes that `fingerprint` reads at a time."""
 
 DELETING = ".deleting-"
 """In the hidden name of a directory that is being deleted."""
 
 
 class Tally:
-    """Bytes that were written to the disk or read from it so far, by any number of threads."""
+    """Counts bytes written to or read from the disk, by any number of threads."""
 
     def __init__(self) -> None:
         self._lock, self.bytes = threading.Lock(), 0
@@ -29,7 +29,7 @@ class Tally:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Whole or not at all, and on the disk when this returns."""
+    """Write atomically; durable when this returns."""
     scratch = file.with_name(file.name + ".tmp")
     with scratch.open("w") as stream:
         json.dump(content, stream, indent=1)
@@ -40,7 +40,7 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in it durable."""
+    """Make the names in a directory durable."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -49,13 +49,13 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_names(directory: Path) -> None:
-    """Make all names below it durable."""
+    """Make the names in a directory and below it durable."""
     for path, _, _ in directory.walk(top_down=False):
         sync_directory(path)
 
 
 def make_directory(directory: Path) -> None:
-    """Unless it is there, with the parents that it lacks; their names are durable when this returns."""
+    """Make a directory and its missing parents, durably. Does nothing when it exists."""
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
@@ -63,7 +63,7 @@ def make_directory(directory: Path) -> None:
 
 
 def sync(directory: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
-    """Make all files and names below it durable. `heartbeat`: called after each file."""
+    """Make all files and names below a directory durable. `heartbeat`: called after each file."""
     for file in tree(directory):
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -72,20 +72,20 @@ def sync(directory: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
 
 
 def give_name(scratch: Path, target: Path) -> None:
-    """Give a directory that is synced the name `target`: after a power cut it is whole or not there. Raises OSError when something has the name."""
+    """Rename a synced directory to `target`. After a power cut `target` is complete or absent. Raises OSError when it exists."""
     scratch.rename(target)
     sync_directory(target.parent)
 
 
 def replace(scratch: Path, target: Path) -> None:
-    """Like `give_name`; what has the name is deleted."""
+    """Like `give_name`, but an existing `target` is deleted first."""
     remove(target)
     give_name(scratch, target)
 
 
 def remove(directory: Path) -> None:
-    """If it is there. It loses its name first, so that no power cut leaves a part of it under that name. What cannot be deleted, such as a file that
-    is open on NFS, is left to `sweep`."""
+    """Delete a directory, if it exists. It is renamed first, so that a power cut leaves no part of it under its name. What cannot be deleted, such
+    as a file that is open on NFS, is left to `sweep`."""
     if directory.exists():
         aside = directory.with_name(f".{directory.name}{DELETING}{secrets.token_hex(4)}")
         directory.rename(aside)
@@ -94,13 +94,13 @@ def remove(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Delete what a kill, or an error, has left in it of what was removed."""
+    """Delete what an interrupted or failed `remove` has left in a directory."""
     for aside in directory.glob(f".*{DELETING}*"):
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def fingerprint(file: Path, tally: Tally) -> tuple[int, str]:
-    """Size in bytes and sha256 of a file, which is on the disk when this returns."""
+    """Size in bytes and sha256 of a file. The file is durable when this returns."""
     digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
     with file.open("rb", buffering=0) as stream:
         os.fsync(stream.fileno())
@@ -111,5 +111,5 @@ def fingerprint(file: Path, tally: Tally) -> tuple[int, str]:
 
 
 def tree(directory: Path) -> list[Path]:
-    """Every file below, sorted by name, so that all ranks list them alike."""
+    """Every file below a directory, sorted, so that all ranks see the same order."""
     return sorted(p for p in directory.rglob("*") if p.is_file())

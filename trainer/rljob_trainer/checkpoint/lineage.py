@@ -1,4 +1,4 @@
-"""Which checkpoints an attempt inherits, and which one it starts from. Resuming fails closed: doubt is an error, never a start from nothing."""
+"""Which checkpoints an attempt inherits, and which one it starts from. In doubt resuming is an error; it never silently starts from the model."""
 
 import logging
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from rljob_trainer.failure import ConfigurationError
 
 RESUME = "spec.checkpoint.resume"
 FIELD = "spec.checkpoint.resumeFrom"
-"""A checkpoint that somebody names, of this directory or another."""
+"""A checkpoint that the user names, in this directory or another."""
 FIX = "name a global_step_N directory that holds a manifest.json"
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ class Run:
     job_uid: str
     attempt: int
     model: str
-    """Fingerprint of the model's configuration: a checkpoint of another model is refused."""
+    """sha256 of the model's config.json. A checkpoint of another model is refused."""
     layout: str
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Layouts of other models that are trained, by role."""
+    """[role] -> layout of each other model that is trained."""
     resume: Resume
     resume_from: Path | None
     """A checkpoint for the job's first attempt to start from."""
@@ -52,7 +52,7 @@ class Start:
 
 
 def inherited(root: Path) -> list[Manifest]:
-    """The valid manifests by step: made under the newest fence, or listed by it.
+    """Manifests of the valid checkpoints by step: those made under the newest fence, or listed by it.
 
     Raises ConfigurationError for a manifest that no fence of this directory can explain: somebody copied it here.
     """
@@ -68,7 +68,8 @@ def inherited(root: Path) -> list[Manifest]:
 
 
 def refuse_foreign_job(root: Path, job_uid: str) -> None:
-    """A directory may pass from a finished job to its successor, not back: then two live jobs fight over it."""
+    """Raise ConfigurationError when another job has written to the directory after this one: two live jobs would fight over it. A new job may take
+    over the directory of a finished one."""
     owners = [f.job_uid for f in fences(root)]
     if owners and owners[-1] != job_uid and job_uid in owners:
         rule = f"another job (uid {owners[-1]}) has begun to write there"
@@ -76,9 +77,9 @@ def refuse_foreign_job(root: Path, job_uid: str) -> None:
 
 
 def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest], Start | None]:
-    """The lineage from here on, of `root`'s checkpoints only, and the one to start from (None: from the model).
+    """The checkpoints of `root` that the attempt inherits, and the checkpoint to start from (None: from the model).
 
-    Raises ConfigurationError when the policy forbids what is there, or the checkpoint that should be used cannot be.
+    Raises ConfigurationError when the resume policy forbids it, or the checkpoint to start from cannot be used.
     """
     first = all(f.job_uid != run.job_uid for f in fences(root))
     if run.resume.policy == "never" and first and valid:
@@ -95,21 +96,21 @@ def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest],
         return [], None
     start = Start(names.step_dir(root, lineage[-1].step), lineage[-1])
     _require_usable(PATH, start, valid, run)
-    return _whole(root, lineage), start
+    return _undamaged(root, lineage), start
 
 
 def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) -> tuple[list[Manifest], Start]:
-    """One of the directory's own is gone back to; with any other the directory's lineage begins anew."""
+    """Start from resumeFrom. If it is one of `root`'s own checkpoints, later ones leave the lineage; otherwise the lineage is empty."""
     start = Start(directory, named(directory))
     siblings = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
     _require_usable(FIELD, start, siblings, run)
     if start.manifest not in valid:
         return [], start
-    return _whole(root, [m for m in valid if m.step <= start.manifest.step]), start
+    return _undamaged(root, [m for m in valid if m.step <= start.manifest.step]), start
 
 
 def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
-    """The lineage up to the step that was asked for (0: the model itself); later checkpoints leave it."""
+    """The lineage up to the requested step (0: the model itself). Later checkpoints leave it."""
     if step is None:
         return valid
     if step == 0:
@@ -123,7 +124,8 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
 
 
 def _require_usable(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
-    """Whole, of this model, and loadable into this layout. `siblings`: what might be used in its place."""
+    """Raise ConfigurationError unless the checkpoint is undamaged, of this model, and loadable into this layout. `siblings`: alternatives that the
+    fix may name."""
     step, root = start.manifest.step, start.directory.parent
     if damage := start.manifest.damage(start.directory):
         older = [m.step for m in siblings if m.step < step and not m.damage(names.step_dir(root, m.step))]
@@ -143,7 +145,7 @@ def _instead(field: str, root: Path, step: int) -> str:
 
 
 def _fits(manifest: Manifest, run: Run) -> bool:
-    """Into the layouts of all models that are trained."""
+    """Whether it can be loaded into the layouts of all models that are trained."""
     return all(manifest.fits(layout, role) for role, layout in _layouts(run).items())
 
 
@@ -152,7 +154,7 @@ def _layouts(run: Run) -> dict[str, str]:
 
 
 def _refuse_layout(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
-    """Fast periodic saves keep the optimizer as it lay on the ranks."""
+    """Raise ConfigurationError for a fast periodic save, which keeps the optimizer as it was sharded over the ranks."""
     held = start.manifest
     role, layout = next((role, layout) for role, layout in _layouts(run).items() if not held.fits(layout, role))
     before = held.layout_of(role)
@@ -164,7 +166,8 @@ def _refuse_layout(field: str, start: Start, siblings: list[Manifest], run: Run)
     raise ConfigurationError(f"spec.{role}.parallelism", layout, rule, fix)
 
 
-def _whole(root: Path, lineage: list[Manifest]) -> list[Manifest]:
+def _undamaged(root: Path, lineage: list[Manifest]) -> list[Manifest]:
+    """The lineage without damaged checkpoints, which are logged."""
     damages = {m.step: m.damage(names.step_dir(root, m.step)) for m in lineage}
     for step, damage in damages.items():
         if damage:
@@ -183,7 +186,7 @@ def named(directory: Path) -> Manifest:
 
 
 def _explain(directory: Path) -> tuple[str, str]:
-    """What a directory without a manifest seems to be, and what to do."""
+    """Rule and fix: what a directory without a manifest seems to be instead, and what to name."""
     if (directory / "config.json").is_file():
         return "is a Hugging Face model, which has no optimizer and no data order", "set it as spec.model.path"
     if SCRATCH in directory.name:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: the last file of it that is written, and what makes it one."""
+"""The manifest of a checkpoint. It is written last, so a directory with a manifest is a complete checkpoint."""
 
 import json
 import re
@@ -20,7 +20,7 @@ STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
 SCRATCH = ".tmp-"
 """In the name of a directory that is being written or deleted."""
 READERS = 4
-"""Files that are read at a time."""
+"""Files that are read concurrently."""
 
 Files = dict[str, tuple[int, str]]
 """Path below the checkpoint's directory -> size in bytes, sha256."""
@@ -28,32 +28,32 @@ Files = dict[str, tuple[int, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What whoever saves knows of a checkpoint."""
+    """The part of a manifest that the saver knows. The store adds the rest."""
 
     step: int
     layout: str
     reshardable: bool
-    """Can be loaded into any layout; else only into one that differs in nothing but its data-parallel size."""
+    """It can be loaded into any layout; otherwise only into one that differs in its data-parallel size at most."""
     digest: str
     """Digest of the policy's weights, as rollouts verified it."""
     data: Mapping[str, Any]
     """State of the data cursor."""
     files: Files
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Layouts of the models that were trained on gangs of their own, by role; their files lie in a directory of that name inside the engine's."""
+    """[role] -> layout of each model that was trained on a gang of its own. Its files are in a directory of that name inside the engine's."""
 
     @property
     def engine(self) -> str:
-        """Directory of the engine's files inside the checkpoint's."""
+        """Name of the engine's directory inside the checkpoint's."""
         return engine_directory(self.reshardable)
 
     @property
     def buffer(self) -> str:
-        """Likewise of what the rollout buffer held; there is none when it held nothing."""
+        """Name of the rollout buffer's directory inside the checkpoint's, which is absent when the buffer was empty."""
         return buffer_directory(self.reshardable)
 
     def layout_of(self, role: str) -> str:
-        """Of the ranks that held the role's model."""
+        """Layout of the ranks that held the role's model."""
         return self.roles.get(role, self.layout)
 
     def fits(self, layout: str, role: str = names.ROLE_TRAINER) -> bool:
@@ -63,27 +63,27 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(Contents):
-    """What a complete checkpoint says of itself."""
+    """The manifest of a complete checkpoint."""
 
     seq: int
-    """Number of the fence that it was made under."""
+    """Number of the fence under which it was made."""
     attempt: int
     job_uid: str
     parent: int | None
-    """Step of the checkpoint before it in its lineage."""
+    """Step of the previous checkpoint in its lineage."""
     model: str
-    """Fingerprint of the configuration of the model that it belongs to."""
+    """See lineage.Run.model."""
     time: float
 
     def write(self, directory: Path) -> None:
         write_json(names.manifest_file(directory), asdict(self))
 
     def entry(self) -> tuple[int, int]:
-        """What a fence lists: (step, seq) is unique, also when a step is saved again on another branch."""
+        """(step, seq), by which a fence lists it: unique even when a step is trained and saved again after going back."""
         return self.step, self.seq
 
     def describe(self, root: Path) -> Checkpoint:
-        """For the report."""
+        """The checkpoint in the words of the report."""
         path = str(names.step_dir(root, self.step))
         return Checkpoint(
             step=self.step,
@@ -96,7 +96,7 @@ class Manifest(Contents):
         )
 
     def damage(self, directory: Path) -> str:
-        """What is wrong with its files in `directory` as far as their sizes tell; empty when nothing is."""
+        """Check that all files exist and have the right sizes. Returns what is wrong; empty: nothing."""
         for name, (size, _) in self.files.items():
             file = directory / name
             if not file.is_file():
@@ -106,7 +106,7 @@ class Manifest(Contents):
         return ""
 
     def corruption(self, directory: Path, part: int, parts: int, tally: Tally) -> str:
-        """What is wrong with the content of every `parts`-th file, from number `part` on; empty when nothing is."""
+        """Compare the content of every `parts`-th file, from number `part` on. Returns what is wrong; empty: nothing."""
         mine = sorted(self.files)[part::parts]
         for name, found in zip(mine, _fingerprints([directory / name for name in mine], tally), strict=True):
             if found != tuple(self.files[name]):
@@ -115,29 +115,29 @@ class Manifest(Contents):
 
 
 def engine_directory(reshardable: bool) -> str:
-    """One name for each format, so that a checkpoint's directory has room for both while one takes the other's place."""
+    """A name for each format, so that both fit into the checkpoint's directory while one replaces the other."""
     return "megatron" if reshardable else "megatron-fixed"
 
 
 def buffer_directory(reshardable: bool) -> str:
-    """Likewise: the buffer may have grown since the same step was saved before."""
+    """A name for each format, too: the buffer may have grown between two saves of the same step."""
     return "buffer" if reshardable else "buffer-fixed"
 
 
 def fingerprints(directory: Path, known: Container[str] = ()) -> Files:
-    """Of every file below `directory` whose path is not in `known`."""
+    """Fingerprints of all files below `directory`, except those in `known`."""
     paths = {name: f for f in tree(directory) if (name := str(f.relative_to(directory))) not in known}
     return dict(zip(paths, _fingerprints(paths.values(), Tally()), strict=True))
 
 
 def _fingerprints(files: Iterable[Path], tally: Tally) -> list[tuple[int, str]]:
-    """Several at a time: hashing lets other threads run."""
+    """Several at a time: hashlib releases the GIL."""
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(partial(fingerprint, tally=tally), files))
 
 
 def read_manifests(root: Path) -> list[Manifest]:
-    """All complete checkpoints in the directory, of whatever lineage, by step. A directory without a manifest is none.
+    """Manifests of all complete checkpoints in the directory, of any lineage, by step.
 
     Raises ConfigurationError for a manifest that is not one of ours.
     """
@@ -147,8 +147,8 @@ def read_manifests(root: Path) -> list[Manifest]:
 
 
 def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:
-    """What `global_step_N/` says of itself; None when it is no complete checkpoint. Raises ConfigurationError, which blames `field`."""
-    if SCRATCH in directory.name:  # its manifest may be in it already, or still
+    """The manifest in `global_step_N/`; None when that is not a complete checkpoint. Raises ConfigurationError, of `field`, for a bad manifest."""
+    if SCRATCH in directory.name:  # being written or deleted: it may hold a manifest all the same
         return None
     file = names.manifest_file(directory)
     try:
@@ -165,5 +165,5 @@ def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:
 
 
 def _model_part(layout: str) -> list[str]:
-    """What of `tp2-pp1-dp4-cp2` says how one copy of the model is cut."""
+    """The parts of a layout such as `tp2-pp1-dp4-cp2` that shard one copy of the model: all but dp."""
     return [part for part in layout.split("-") if not part.startswith("dp")]

@@ -1,4 +1,4 @@
-"""Checkpoints in the making, on every rank: at most one at a time, written while training continues, committed between steps."""
+"""Saving a checkpoint, on every rank: one at a time, written by threads while training continues, committed between two steps."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from rljob_trainer.failure import PeerLost
 
 
 class Checkpointable(Protocol):
-    """The part of the training engine that is needed."""
+    """What is saved: the part of Engine or CriticRole that is needed."""
 
     @property
     def layout(self) -> str: ...
@@ -26,32 +26,32 @@ class Checkpointable(Protocol):
 
 
 class SaveFailed(RuntimeError):
-    """A checkpoint could not be written. The one before it is whole."""
+    """A checkpoint could not be written. Earlier ones are intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that was committed, and what it cost."""
+    """A committed checkpoint, and the time that it took."""
 
     step: int
     stall_seconds: float
-    """For which the loop waited."""
+    """How long the loop waited."""
     background_seconds: float
-    """In which rank 0 wrote while the loop continued."""
+    """How long rank 0's threads wrote, also while the loop continued."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the ranks of one gang have put on the disk."""
+    """The files that the ranks of one gang have written."""
 
     files: Files
-    """By path below the parent of the gang's directory; without those that join the parts."""
+    """By path below the parent of the gang's directory, without the metadata files that rank 0 writes at the end."""
     seconds: float
-    """In which this rank wrote."""
+    """How long this rank wrote."""
 
 
 class Part:
-    """What the ranks of one gang write of a checkpoint. Every method is collective: all of them call it, at the same point of their loop."""
+    """The part of a checkpoint that the ranks of one gang write. Every method is collective: all ranks call it at the same point of their loop."""
 
     def __init__(self, engine: Checkpointable, ranks: Ranks):
         self._engine, self._ranks = engine, ranks
@@ -64,16 +64,16 @@ class Part:
 
     @property
     def tally(self) -> int:
-        """Bytes that this rank has put on the disk, and then read again, of the save under way."""
+        """Bytes that this rank has written, and then read back for their fingerprints, in the save under way."""
         return self._writing.tally.bytes if self._writing else 0
 
     def begin(self, step: int, directory: Path, reshardable: bool) -> None:
-        """Copy the state as it is now, of this step, and start to write it into a new directory. Complete the one before first."""
+        """Copy the state of `step`, and start to write it into a new directory. The previous save must be complete."""
         assert self._writing is None, "one save at a time"
         self._step, self._writing = step, self._engine.save(directory, reshardable)
 
     def complete(self, wait: bool) -> Written | None:
-        """What was written, if every rank has written its part, or once it has; None when there is nothing.
+        """The files, if all ranks have written their parts; `wait`: once they have. None: not yet, or there is no save.
 
         Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
         """
@@ -101,14 +101,14 @@ class Part:
 
 
 class OtherGangs(Protocol):
-    """Models that are trained on gangs of their own, as the trainer's rank 0 reaches them."""
+    """Models that are trained on gangs of their own, which the trainer's rank 0 reaches through the driver."""
 
     def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
-        """Each begins to write its state into a directory of its role's name inside this one."""
+        """Have each begin to write its state into a directory of its role's name inside `directory`."""
         ...
 
     def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
-        """By role the `layout` and the `files` that it wrote, once all have; {}: not yet. Answered within about a second, at once without `wait`."""
+        """{role: layout and files}, once all have written; {}: not yet. Answered within about a second; without `wait` at once."""
         ...
 
 
@@ -123,7 +123,7 @@ class _Pending:
 
 
 class Saver:
-    """Every method is collective: all ranks of the trainer call it, at the same point of the loop."""
+    """Saves checkpoints of the trainer. Every method is collective: all of its ranks call it at the same point of the loop."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Saver:
         gangs: OtherGangs | None = None,
         has_gangs: bool = False,
     ):
-        """`store`, `gangs`: on rank 0 only. `has_gangs`: on all ranks, whether models are trained on gangs of their own."""
+        """`store`, `gangs`: on rank 0 only. `has_gangs`, on all ranks: whether models are trained on gangs of their own."""
         self._part, self._ranks, self._store = Part(engine, ranks), ranks, store
         self._engine, self._gangs, self._has_gangs = engine, gangs, has_gangs
         self._pending: _Pending | None = None
@@ -147,9 +147,11 @@ class Saver:
         reshardable: bool,
         further: Callable[[Path], None] = lambda directory: None,
     ) -> None:
-        """Copy the state as it is now and start to write it. `digest` and `data` are rank 0's, see Contents. Complete the save before first.
+        """Copy the state as it is now, and start to write it. The previous save must be complete.
 
-        `further` puts more files into the checkpoint's directory, on rank 0.
+        Args:
+            digest, data: see Contents; on rank 0
+            further: adds more files to the checkpoint's directory, on rank 0
         """
         assert self._pending is None, "one save at a time"
         began = time.monotonic()
@@ -163,7 +165,7 @@ class Saver:
         self._pending = _Pending(step, reshardable, digest, data, directory, time.monotonic() - began)
 
     def complete(self, wait: bool) -> Saved | None:
-        """Commit the save under way if all ranks of all gangs have written their parts, or once they have. None when nothing was committed.
+        """Commit the save under way, if all ranks of all gangs have written their parts; `wait`: once they have. None: nothing was committed.
 
         Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
         """
@@ -181,7 +183,7 @@ class Saver:
         return Saved(pending.step, stall, written.seconds)
 
     def _others(self, step: int, wait: bool) -> dict[str, Any] | None:
-        """What other gangs wrote, by role; None: it is not all there."""
+        """{role: layout and files} of all other gangs; None: not all have written yet."""
         while self._has_gangs:
             if found := self._ranks.broadcast(self._gangs.gangs_saved(step, wait) if self._gangs else None):
                 return found
@@ -190,7 +192,7 @@ class Saver:
         return {}
 
     def _contents(self, pending: _Pending, written: Written, others: Mapping[str, Any]) -> Contents:
-        """Each rank has read its own files again; the few that join them are read here."""
+        """Fingerprints of the few files that no rank has read back (metadata, buffer) are computed here."""
         engine = engine_directory(pending.reshardable)
         files = dict(written.files)
         for found in others.values():
@@ -211,7 +213,7 @@ def _failed(step: int) -> str:
 
 
 def _root(error: BaseException) -> BaseException:
-    """What was raised first: torch's archive writer, closed after a failed write, complains of a wrong position."""
+    """The first exception of a chain: torch's archive writer, when it is closed after a failed write, raises a misleading one."""
     while before := error.__cause__ or error.__context__:
         error = before
     return error

@@ -1,4 +1,4 @@
-"""The store of a job's checkpoints, as rank 0 of one attempt sees it. Files and rules only: no torch, no other rank."""
+"""The store of a job's checkpoints, for rank 0 of one attempt. Files and rules only: no torch, no communication."""
 
 import logging
 import shutil
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Open it once per attempt, on rank 0, before anything is trained."""
+    """Opened once per attempt, on rank 0, before anything is trained."""
 
     def __init__(self, root: Path, run: Run):
-        """Claims the fence and decides where the attempt starts.
+        """Claim the fence and choose the checkpoint to start from.
 
-        Raises FencedOut when a newer attempt of this job was here, ConfigurationError for what only the user can mend.
+        Raises FencedOut when a newer attempt of this job was here, ConfigurationError for what only the user can fix.
         """
         self._root, self._run = root, run
         _make(root)
@@ -44,7 +44,7 @@ class Store:
     """The checkpoint that the attempt starts from; None: from the model."""
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The complete ones of the lineage, oldest first: the newest that a report holds, since a kill before a deletion leaves one more."""
+        """The complete checkpoints of the lineage, oldest first. At most as many as a report holds: a kill before a deletion leaves one more."""
         return [m.describe(self._root) for m in self._lineage[-MOST_CHECKPOINTS:]]
 
     def check(self) -> None:
@@ -57,9 +57,9 @@ class Store:
             )
 
     def begin(self, step: int) -> Path:
-        """An empty directory for all ranks to write the checkpoint of `step` into. Raises FencedOut.
+        """Make an empty directory into which all ranks write the checkpoint of `step`. Raises FencedOut.
 
-        What attempts that were killed had written goes first: on a volume without room for it as well, no save would be complete again.
+        Unfinished saves of killed attempts are deleted first, because the volume may not have room for both.
         """
         self.check()
         for directory in self._root.glob(f"global_step_*{SCRATCH}*"):
@@ -71,8 +71,8 @@ class Store:
         return scratch
 
     def commit(self, contents: Contents) -> None:
-        """Make what `begin` gave out a checkpoint, then delete what keepLast does not cover. Call when every rank has written, and `fingerprint` has
-        put each file on the disk. Raises FencedOut."""
+        """Turn the directory of `begin` into a checkpoint, then delete checkpoints beyond keepLast. All ranks must have written, and every file must
+        be durable (files.fingerprint). Raises FencedOut."""
         self.check()
         sync_names(self._scratch(contents.step))
         last = self._lineage[-1] if self._lineage else None
@@ -97,7 +97,7 @@ class Store:
         return self._root / f"global_step_{step}{SCRATCH}{self._fence.seq}"
 
     def _put(self, manifest: Manifest) -> None:
-        """One rename: the manifest is in it before the directory has the name of a checkpoint."""
+        """Commit with one rename: the manifest is in the directory before it gets the name of a checkpoint."""
         target, scratch = names.step_dir(self._root, manifest.step), self._scratch(manifest.step)
         replaced = self._make_room(target, manifest.step)
         manifest.write(scratch)
@@ -107,11 +107,11 @@ class Store:
             shutil.rmtree(replaced)
 
     def _exchange(self, held: Manifest, manifest: Manifest) -> None:
-        """The same step in the other format: its files are added to the old ones, and the new manifest takes the old one's place in one move."""
+        """Replace a checkpoint of the same step in the other format: add the new files to its directory, then replace the manifest atomically."""
         assert held.engine != manifest.engine, f"step {held.step} is saved twice in one lineage"
         target, scratch = names.step_dir(self._root, held.step), self._scratch(held.step)
         for name in (manifest.engine, manifest.buffer):
-            shutil.rmtree(target / name, ignore_errors=True)  # of a kill before the move
+            shutil.rmtree(target / name, ignore_errors=True)  # left by a kill before the manifest was replaced
             if (scratch / name).exists():
                 (scratch / name).rename(target / name)
         sync_directory(target)
@@ -127,7 +127,7 @@ class Store:
             raise FencedOut(f"attempt {fence.attempt} has started; this is attempt {self._run.attempt}")
 
     def _make_room(self, target: Path, step: int) -> Path | None:
-        """Move aside what an abandoned branch, or somebody, has left under the step's name."""
+        """Rename a directory of the step's name, which an abandoned branch or a user has left. Returns its new name; None: there was none."""
         if not target.exists():
             return None
         held = read_manifest(target)
@@ -137,13 +137,13 @@ class Store:
         return self._put_aside(target)
 
     def _put_aside(self, directory: Path) -> Path:
-        """Under a name that no checkpoint has, and that whoever saves next knows for rubbish if we are killed before it is deleted."""
+        """Rename a directory to that of an unfinished save, which the next attempt deletes if this one is killed before it does."""
         aside = directory.with_name(f"{directory.name}{SCRATCH}{self._fence.seq}-old")
         shutil.rmtree(aside, ignore_errors=True)
         return directory.rename(aside)
 
     def _prune(self) -> None:
-        """Everything but the last keepLast of the lineage: older ones, abandoned branches."""
+        """Delete checkpoints of the lineage beyond keepLast, and those of abandoned branches."""
         self.check()
         count = self._run.keep_last
         self._lineage, dropped = self._lineage[-count:], self._lineage[:-count]

@@ -1,8 +1,8 @@
-"""megatron's torch_dist format: a save that is written while training continues.
+"""An asynchronous save in megatron's torch_dist format, written by threads of the rank while training continues.
 
-The writers are threads of the rank. megatron's own asynchronous writers are processes: forked ones outlive a killed rank and hold its connections
-open, so that peers wait in place of failing; spawned ones take 6 to 29 s, and read tensors through handles that need ptrace in a container.
-Threads take no part in collectives: the process group is used by the loop alone.
+megatron's own asynchronous writers are processes. Forked ones outlive a killed rank and hold its connections open, so that its peers wait instead of
+failing; spawned ones take 6 to 29 s to start, and read tensors through handles that need ptrace in a container. The threads use no collectives, so
+that only the loop uses the process group.
 """
 
 import os
@@ -23,17 +23,22 @@ from rljob_trainer.checkpoint.files import Tally, fingerprint
 from rljob_trainer.checkpoint.manifest import Files
 
 PIECE_BYTES = 2**28
-"""After so many bytes a thread waits until they are on the disk."""
+"""A thread syncs to the disk after this many bytes."""
 
 
 class Writing:
-    """Made by all ranks together. Each then waits until it is `done`; `finish` again belongs to all."""
+    """One save. Construction and `finish` are collective; in between, each rank waits until it is `done`."""
 
     def __init__(
         self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int, results: queue.Queue[Any]
     ) -> None:
-        """Copy what this rank writes of a megatron sharded state dict, and begin, with a file for each of `threads`. `live`: addresses of the
-        storages that training continues to change. `results`: where megatron's reader looks for what was written."""
+        """Copy this rank's part of a sharded state dict, and start to write it.
+
+        Args:
+            live: addresses of the storages that training continues to change, which have to be copied
+            threads: each writes a file of its own
+            results: the queue from which megatron takes what was written
+        """
         self._results = results
         self._request = dist_checkpointing.save(
             sharded,
@@ -42,18 +47,18 @@ class Writing:
             async_sharded_save=True,
             async_strategy="mcore",
         )
-        # A rank without a part of its own has no function, else [rank, buckets, queue] for one
+        # async_fn_args is [rank, buckets, queue]; a rank that writes nothing has no async_fn
         buckets = self._request.async_fn_args[1] if self._request.async_fn else []
         self._buckets = [(file, name, (data, _held(tensors, live))) for file, name, (data, tensors) in buckets]
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._began, self.seconds = time.monotonic(), 0.0
         self.files: Files = {}
-        """What this rank has written, by path below the directory's parent; complete when it is done."""
+        """Files of this rank, by path below the directory's parent. Complete once `done`."""
         self.tally = Tally()
-        """What this rank has put on the disk, and then read again."""
+        """Bytes that this rank has written, and then read back for their fingerprints."""
         self.error: Exception | None = None
-        """Why this rank could not write."""
+        """What a thread of this rank raised."""
         self._written: dict[int, Any] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(i,), name=f"checkpoint-{i}", daemon=True)
@@ -64,18 +69,18 @@ class Writing:
 
     @property
     def done(self) -> bool:
-        """This rank's part is on the disk, or has failed."""
+        """This rank's part is durable, or has failed."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def wait(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
-        """Whether it is done, after so many seconds at the latest."""
+        """Wait for at most `seconds`; returns `done`."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return self.done
 
     def finish(self) -> None:
-        """Write what joins the parts. All ranks must be done, none with an error. Collective."""
+        """Write the metadata of all parts. All ranks must be done, without errors. Collective."""
         if self._written:
             self._results.put(self._written)
         for function in self._request.finalize_fns:
@@ -99,8 +104,8 @@ class Writing:
 
 
 class _Pieces(_StorageWriterTransforms):
-    """What one thread writes, put on the disk piece by piece: else the page cache may take all of it at once, and then a single call waits for the
-    disk, for minutes, and shows no progress."""
+    """A stream that syncs to the disk every PIECE_BYTES. Otherwise the page cache may take the whole file, and one final fsync lasts minutes without
+    any visible progress."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__()
@@ -129,11 +134,11 @@ class _Pieces(_StorageWriterTransforms):
 
 
 def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:
-    """In host memory of their own. megatron has copied views already (filesystem_async.py:153), and nothing else."""
+    """The tensors in host memory that training does not change. megatron has copied only views already (filesystem_async.py:153)."""
     return [(item, _copy(t) if t.is_cuda or t.untyped_storage().data_ptr() in live else t) for item, t in tensors]
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On a GPU the copy is under way when this returns, into pinned memory, of which torch takes the next power of two."""
+    """A copy in host memory. From a GPU it is asynchronous and into pinned memory, of which torch allocates the next power of two."""
     host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor, non_blocking=True)

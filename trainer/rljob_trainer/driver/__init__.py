@@ -1,4 +1,5 @@
-"""The driver: a process alongside rank 0 that reads the data, generates, scores and reports. asyncio, without torch. It answers; it does not steer.
+"""The driver: a process next to the trainer's rank 0 that reads the data, generates, scores and reports. It runs asyncio, without torch, and answers
+requests: the training loop decides what happens next.
 
     control.json --> follow_control --> RolloutPool <-- probe (GET /rljob/state)
                                            |  current replicas
@@ -8,8 +9,9 @@
                                            |
     metrics, progress.json  <--------------+
 
-next() waits for a batch, newcomers that need weights, a drain, or the end of the work; replicas() until nothing is generated under the policy
-before, which it does not wait for when fewer than minReplicas have that policy: nobody can be given it any more, and its batch is begun anew under
-the next. Both answer within a second.
-Generation begins with evaluate(p), waits for minReplicas current replicas, and continues while rank 0 trains, serves newcomers or saves.
+next() waits for a batch, for rollouts that are new and need the weights, for a drain, or for the end of the work. replicas() waits until nothing is
+generated under the previous policy. It does not wait when fewer than minReplicas have that policy: no more can get it, and its batch is begun anew
+under the next one. Both answer within a second, if only with "not yet".
+
+Generation begins with evaluate(p), waits until minReplicas have the policy, and continues while rank 0 trains, publishes to new rollouts or saves.
 """

@@ -1,5 +1,5 @@
-"""The socket between the driver and rank 0. A message is 8 bytes of length, big-endian, then JSON; behind an answer may lie arrays, as they lie
-in memory. What describes them is in the message.
+"""The protocol between the driver and rank 0 of a gang. A message is its length (8 bytes, big-endian), then JSON. Arrays may follow as raw bytes; the
+message has their names, types and lengths.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from rljob_trainer.batch import Batch
 
 LENGTH = struct.Struct(">Q")
 BUFFER_BYTES = 4 * 2**20
-"""Of the socket."""
+"""Size of the socket's send buffer, and of the pieces that are read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """An answer of more than JSON."""
+    """A message that is followed by arrays."""
 
     message: Any
     pieces: Iterable[Array]
@@ -37,17 +37,17 @@ def encode(message: Any) -> bytes:
 
 
 async def write(writer: asyncio.StreamWriter, answer: Any) -> None:
-    """The answer, in pieces between which others may run."""
+    """Write an answer, in chunks between which other tasks run."""
     writer.write(encode(answer.message if isinstance(answer, Arrays) else answer))
     await writer.drain()
     for chunk in chunks(answer.pieces) if isinstance(answer, Arrays) else ():
         writer.write(chunk)
         await writer.drain()
-        await asyncio.sleep(0)  # a reader that keeps up would never let others run
+        await asyncio.sleep(0)  # drain returns at once while the reader keeps up
 
 
 def listen(path: Path) -> socket.socket:
-    """Early, so that rank 0 can connect and send heartbeats while the driver still reads its data."""
+    """Bind and listen. Called early, so that rank 0 can connect and send heartbeats while the driver still reads its data."""
     listener = socket.socket(socket.AF_UNIX)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     with _short(path) as address:
@@ -70,7 +70,7 @@ def connect(path: Path) -> socket.socket:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """A name of the socket within the 107 bytes that Linux allows, however deep its directory is."""
+    """A path of the socket of at most 107 bytes, as Linux demands, however deep its directory is."""
     handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{handle}/{path.name}"
@@ -79,14 +79,14 @@ def _short(path: Path) -> Iterator[str]:
 
 
 def announced(batch: Batch, **further: Any) -> Arrays:
-    """What a rank gets of a batch: its columns, and what describes them. `further`: of the answer, in addition."""
+    """The announcement of a batch, followed by its columns. `further`: more fields of the message."""
     columns = batch.columns.arrays()
     described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
     return Arrays({"batch": described | {"measured": list(batch.measured)} | further}, columns.values())
 
 
 def part_of(batch: Batch, rows: Sequence[int], routed: bool = True) -> Arrays:
-    """What was measured of these rows, and their trajectories. `routed`: with their experts, which are the policy's."""
+    """Measurements and trajectories of these rows. `routed`: with the routed experts, which only the policy's own model can use."""
     trajectories = [batch.trajectories[row] for row in rows]
     if not routed:
         trajectories = [replace(t, routed_experts=None) for t in trajectories]

@@ -1,4 +1,4 @@
-"""Rank 0's end of the channel: blocking calls, one at a time, and heartbeats that nobody answers."""
+"""The clients of the driver, one for rank 0 of each gang: blocking calls, one at a time, and heartbeats, which have no answer."""
 
 import json
 import socket
@@ -18,11 +18,11 @@ RETRY_SECONDS = 0.1
 
 
 class DriverLost(PeerLost):
-    """The driver ended. It has said why in its own error file; who raises this only follows."""
+    """The driver ended, and has written why into its own error file. See failure.PeerLost."""
 
 
 class Client:
-    """What rank 0 of every gang asks the driver alike. Every call raises DriverLost when the driver is gone."""
+    """Calls that rank 0 of every gang makes. All raise DriverLost when the driver is gone."""
 
     def __init__(self, connection: socket.socket):
         self._socket = connection
@@ -30,19 +30,19 @@ class Client:
         self._heartbeats, self._sent = 0, 0.0
 
     def read(self, described: list[list[Any]]) -> dict[str, Array]:
-        """The arrays behind an answer, by name; `described`: name, type and length of each, as the answer says."""
+        """Read the arrays that follow an answer. `described`: their names, types and lengths, from the answer."""
         found = allocated(described)
         for array in found.values():
             self.read_into(raw(array))
         return found
 
     def part(self, rows: Sequence[int]) -> dict[str, int]:
-        """Some trajectories of the batch, by their rows: how many numbers each of their arrays has: those that were measured, and arrays.sizes.
-        The arrays follow in this order, for `read_into`."""
+        """Ask for these rows of the announced batch. Returns the length of each array: measurements, then those of arrays.sizes. The arrays follow in
+        this order, to be read with `read_into`."""
         return self._call("part", rows=list(rows))
 
     def read_into(self, block: memoryview) -> None:
-        """The next bytes of the arrays behind an answer."""
+        """Fill the block with the next bytes of the arrays that follow an answer."""
         while block:
             try:
                 count = self._reader.readinto(block)
@@ -53,7 +53,7 @@ class Client:
             block = block[count:]
 
     def heartbeat(self) -> None:
-        """A micro-batch, a bucket, a file: something moved. Sent at most five times a second."""
+        """Progress was made: a micro-batch, a bucket, a file. Sent at most five times a second, with the count of calls."""
         self._heartbeats += 1
         now = time.monotonic()
         if now - self._sent >= HEARTBEAT_SECONDS:
@@ -82,16 +82,16 @@ class Client:
 
 
 def heartbeat_of(client: Client | None) -> Callable[[], None]:
-    """Of this rank. Only the first rank has a client: what the others do shows in what the first can do."""
+    """The heartbeat of a rank. Only rank 0 has a client; it cannot progress for long without the others, so its heartbeats are enough."""
     return client.heartbeat if client else lambda: None
 
 
 class DriverClient(Client):
-    """Of the trainer's rank 0."""
+    """Calls of the trainer's rank 0."""
 
     @staticmethod
     def connect(path: Path, error_file: Path, seconds: float) -> "DriverClient":
-        """Wait for a driver that is still starting, but not for one that has failed."""
+        """Connect, waiting for a driver that is still starting, but not for one that has failed. Raises DriverLost."""
         starting = (FileNotFoundError, ConnectionRefusedError)
         return DriverClient(
             _connected(lambda: connect(path), starting, seconds, "the driver did not start", error_file.exists)
@@ -106,19 +106,25 @@ class DriverClient(Client):
         buffer: Path | None = None,
         engine: Path | None = None,
     ) -> None:
-        """The attempt continues after `step`, with the data cursor of its checkpoint (None: from the beginning), and with the rollout buffer and the
-        engine's part of it in these directories, if there are any."""
+        """The attempt starts after `step`.
+
+        Args:
+            data: data cursor of its checkpoint; None: from the beginning
+            checkpoints: those of this run, for the report
+            backend: what the trainer computes with, for the report
+            buffer, engine: directories of the rollout buffer and of the engine in its checkpoint; None without one
+        """
         listed, places = [c.dump() for c in checkpoints], [str(place or "") for place in (buffer, engine)]
         self._call(
             "start", step=step, data=data, checkpoints=listed, backend=backend, buffer=places[0], engine=places[1]
         )
 
     def steps(self) -> int:
-        """Of the whole job, once the driver has counted the data."""
+        """Steps of the whole job, once the driver has counted the data."""
         return self._call("steps")
 
     def colocated(self, servers: list[dict[str, Any]]) -> None:
-        """Servers in the trainer's pods, as endpoints; the operator knows of those in pods of their own."""
+        """Report the rollout servers in the trainer's pods, as endpoints. Those in pods of their own are listed by the operator."""
         self._call("colocated", servers=servers)
 
     def next(self) -> dict[str, Any]:
@@ -137,11 +143,11 @@ class DriverClient(Client):
         self._call("trained", step=step, metrics=dict(metrics))
 
     def learn(self, step: int, columns: Mapping[str, Array]) -> None:
-        """The critic on ranks of its own learns from the batch of `step`, with these columns of it, [response tokens] each. Not waited for."""
+        """Have the critic on a gang of its own learn from the batch of `step`, without waiting. `columns`: [response tokens of the step] each."""
         self._call("learn", columns, step=step)
 
     def learnt(self) -> dict[str, float]:
-        """The critic's metrics, once it has learnt; {}: not yet, ask again. Answered within about a second."""
+        """The metrics of the critic's update; {}: it is not done yet, ask again. Answered within about a second."""
         return self._call("learnt")
 
     def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
@@ -153,12 +159,12 @@ class DriverClient(Client):
         return self._call("gangs_saved", step=step, wait=wait)
 
     def replicas(self) -> dict[str, Any]:
-        """{"replicas": [endpoint]}: who is to get the policy of the step that was trained last, now that nothing is generated under the one
-        before; {}: that is still going on, ask again. Answered within about a second."""
+        """{"replicas": [endpoint]}: the rollouts that are to get the policy of the last trained step, now that nothing is generated under the
+        previous one any more; {}: something still is, ask again. Answered within about a second."""
         return self._call("replicas")
 
     def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
-        """Those who were to get the policy of `step` have it, but for those in `failed` (by pod, with the reason)."""
+        """The rollouts that were to get the policy of `step` have it, except those in `failed` (pod -> reason)."""
         self._call("published", step=step, digest=digest, failed=failed, seconds=seconds)
 
     def evaluate(self, step: int) -> None:
@@ -170,7 +176,7 @@ class DriverClient(Client):
         return self._call("held_out", step=step)
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What was measured of the held-out data under the policy of `step`."""
+        """Metrics of the held-out data under the policy of `step`."""
         self._call("evaluated", step=step, metrics=dict(metrics))
 
     def saving(self) -> dict[str, Any]:
@@ -178,7 +184,7 @@ class DriverClient(Client):
         return self._call("saving")
 
     def save_buffer(self, directory: Path) -> None:
-        """Write what the rollout buffer holds into a directory that this makes, if it holds anything."""
+        """Write the contents of the rollout buffer into a new directory; an empty buffer makes none."""
         self._call("save_buffer", directory=str(directory))
 
     def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
@@ -198,17 +204,17 @@ class DriverClient(Client):
         return self._call("uploaded")
 
     def end(self, export: str) -> None:
-        """Write the last progress and leave."""
+        """Write the last progress and end. `export`: path of the exported model, empty without one."""
         self._call("end", export=export)
         self._socket.close()
 
 
 class RoleClient(Client):
-    """Every call raises DriverLost when the driver is gone, or says nothing for as long as `connect` was given."""
+    """Calls of rank 0 of another gang. All raise DriverLost when the driver is gone, or does not answer within the seconds given to `connect`."""
 
     @staticmethod
     def connect(address: tuple[str, int], role: str, attempt: int, token: str, seconds: float) -> "RoleClient":
-        """Wait for a driver that is still starting. Raises DriverLost."""
+        """Connect, waiting for a driver that is still starting, and show the job's token. Raises DriverLost."""
         lost = f"no driver answers at {address[0]}:{address[1]}"
         connection = _connected(lambda: socket.create_connection(address, timeout=seconds), (OSError,), seconds, lost)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -217,9 +223,9 @@ class RoleClient(Client):
         return client
 
     def next(self) -> dict[str, Any]:
-        """What the role is to do. Answered within about a second, by one of
+        """The next request to the role. Answered within about a second, by one of
 
-        {"ask": "open", "steps"}               load the model, for a job of so many steps: what is asked first, of every role
+        {"ask": "open", "steps"}               load the model, for a job of this many steps; the first request to every role
         {"ask": "measure", "batch": {...}}     as DriverClient.next describes a batch, and its columns and parts are read alike
         {"ask": "restore", "directory"}        of the critic: continue from the engine's part of a checkpoint
         {"ask": "learn", "step", "arrays"}     of the critic: from the batch that it measured last, with these columns, whose arrays follow
@@ -230,11 +236,11 @@ class RoleClient(Client):
         return self._call("next")
 
     def done(self, arrays: Mapping[str, Array] | None = None, **found: Any) -> None:
-        """What was asked is done, with this result."""
+        """Answer the last request."""
         self._call("done", arrays, **found)
 
     def saved(self, step: int, layout: str, files: Files) -> None:
-        """All of what the role had begun to write is on the disk."""
+        """All files of the save that the role had begun are on the disk."""
         self._call("saved", step=step, layout=layout, files=files)
 
     def end(self) -> None:
@@ -249,7 +255,7 @@ def _connected(
     lost: str,
     has_failed: Callable[[], bool] = lambda: False,
 ) -> socket.socket:
-    """Waits for a driver of which `connect` raises `starting`. Raises DriverLost with `lost` after `seconds`, or once it has failed."""
+    """Call `connect` until it does not raise `starting`. Raises DriverLost with the message `lost` after `seconds`, or once `has_failed`."""
     deadline = time.monotonic() + seconds
     while True:
         try:

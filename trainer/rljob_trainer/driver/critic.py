@@ -1,4 +1,4 @@
-"""The critic on ranks of its own: it values the batches before they are handed out, and learns from each while the policy does."""
+"""A critic on a gang of its own: it computes the values of a batch before rank 0 gets it, and learns from it while the policy does."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from rljob_trainer.driver.gangs import Gang
 
 
 class Buffer(Protocol):
-    """See RolloutBuffer."""
+    """The part of RolloutBuffer that is needed."""
 
     @property
     def first(self) -> Ready | None: ...
@@ -21,10 +21,10 @@ class Buffer(Protocol):
 
 
 class Critic:
-    """As the driver asks it, in this order: values of a batch, what it learns from it, perhaps a save, values of the next."""
+    """The driver's view of the critic. The order of requests: values of a batch, an update from it, perhaps a save, values of the next batch."""
 
     def __init__(self, gang: Gang, changed: Callable[[], None]):
-        """`changed` is called when `take`, `learnt` or `saved` may answer otherwise."""
+        """`changed` is called when the result of `take`, `learnt` or `saved` may have changed."""
         self._gang, self._changed = gang, changed
         gang.wake = changed
         self._valuing: asyncio.Task[Ready] | None = None
@@ -36,7 +36,7 @@ class Critic:
         return self._valuing is None
 
     def take(self, buffer: Buffer) -> Ready | None:
-        """The buffer's next batch with its values, once they are there. Until then the buffer has it."""
+        """Remove the next batch from the buffer and return it with its values; None until they are computed."""
         if self._valuing is None:
             if found := buffer.first:
                 self._valuing = asyncio.create_task(self._valued(found))
@@ -54,22 +54,22 @@ class Critic:
         self._gang.tell("restore", directory=directory)
 
     def learn(self, step: int, columns: Mapping[str, Array]) -> None:
-        """From the batch that was handed out last."""
+        """Begin to learn from the batch that was returned last."""
         self._learning = self._gang.tell("learn", arrays=columns, step=step)
         self._learning.add_done_callback(lambda _: self._changed())
 
     def learnt(self) -> dict[str, float] | None:
-        """The metrics of what it learnt last, once it has."""
+        """The metrics of the last update; None until it is done."""
         assert self._learning, "it was given nothing to learn"
         return self._learning.result()["metrics"] if self._learning.done() else None
 
     def save(self, step: int, directory: str, reshardable: bool) -> None:
-        """Begin to write its state, of what it learnt last."""
+        """Begin to write its state after the last update."""
         self._gang.forget_written()
         self._gang.tell("save", step=step, directory=directory, reshardable=reshardable)
 
     def saved(self, step: int) -> dict[str, Any]:
-        """By role what it wrote of the checkpoint of this step; {}: it is not on the disk yet."""
+        """{role: layout and files} of the save of this step; {}: it is not on the disk yet."""
         written = self._gang.written(step)
         return {names.ROLE_CRITIC: written} if written else {}
 

@@ -1,4 +1,4 @@
-"""The driver's state, and what it answers to rank 0."""
+"""The driver's state, and its answers to the trainer's rank 0."""
 
 import asyncio
 import contextlib
@@ -32,11 +32,11 @@ from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rollout.pool import RolloutPool
 
 ANSWER_SECONDS = 1.0
-"""A question that has to wait is answered after this time at the latest, so that the other ranks' broadcast stays alive."""
+"""A call that has to wait is answered after this time at the latest: meanwhile the other ranks wait in a broadcast, which has a time limit."""
 
 
 class Driver:
-    """One attempt. The methods without underscore that rank 0 calls are documented in driver/client.py."""
+    """The driver of one attempt. The methods that rank 0 calls are documented in driver/client.py (DriverClient)."""
 
     def __init__(
         self,
@@ -49,8 +49,12 @@ class Driver:
         progress: ProgressFile,
         gangs: Gangs,
     ):
-        """`control`: with steps in place of epochs. `data`: what is trained on, in whose order the cursor counts.
-        `measuring`: who looks at every batch of rollouts."""
+        """
+        Args:
+            control: with steps in place of epochs
+            data: the training data, whose positions the data cursor counts
+            measuring: models and teachers that measure every batch of rollouts
+        """
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
         self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready, self._loading)
@@ -61,25 +65,25 @@ class Driver:
         gangs.open(control.spec.train.total_steps, self._reporter.show_phase)
         self._uploads = Uploads(control.spec.checkpoint, self._copied)
         self._uploaded = 0
-        """Bytes, when rank 0 asked last."""
+        """Bytes uploaded when rank 0 asked last."""
         self._critic = Critic(gangs.critic, self._changed.set) if gangs.critic else None
         self._step, self._cursor = 0, Cursor()
         self._handed: Ready | None = None
         self._announced: Batch | None = None
-        """The batch whose parts rank 0 asks for."""
+        """The batch that `part` returns rows of."""
         self._held_out: asyncio.Task[Batch] | None = None
         self._ending = contextlib.AsyncExitStack()
         self._end: End = "failed"
-        """Until rank 0 says that it is done."""
+        """How the attempt ends, for the trackers; failed until rank 0 calls `end`."""
         self._step_began = 0.0
         self._targets: list[RolloutEndpoint] = []
         self._published_step: int | None = None
-        """Of the last policy that was exported."""
+        """Step of the last policy that was exported."""
         self._listed: list[RolloutEndpoint] = []
         self._colocated: list[RolloutEndpoint] = []
 
     async def apply(self, control: Control) -> None:
-        """The operator's control changed."""
+        """Apply a control message of the operator."""
         self._command = control.command
         self._listed = control.rollouts
         self._pools.follow(control.pools)
@@ -87,17 +91,17 @@ class Driver:
         await self._rollouts.follow([*self._listed, *self._colocated])
 
     def wake(self) -> None:
-        """Something changed that a question may be waiting for."""
+        """The state of rollouts or pools changed: report it, and let waiting calls answer."""
         self._reporter.update(rollouts=self._rollouts.report(), unauthorized=self._pools.unauthorized)
         self._reporter.show_phase()
         self._changed.set()
 
     def heartbeat(self, count: int) -> None:
-        """Rank 0 moved."""
+        """Rank 0 made progress."""
         self._reporter.rank_moved(count)
 
     def phase(self, name: str) -> None:
-        """What the buffer does."""
+        """Report what the buffer does."""
         self._reporter.work(name)
 
     async def start(
@@ -185,7 +189,7 @@ class Driver:
         return await self._once(saved) if wait else saved()
 
     async def replicas(self) -> Any:
-        if not await self._once(self._is_still):
+        if not await self._once(self._is_quiescent):
             return {}
         await self._buffer.stop()
         await self._rollouts.trained()
@@ -244,14 +248,14 @@ class Driver:
         await self.close()
 
     async def close(self) -> None:
-        """Stop working, write what is known. Once is enough."""
+        """Stop generating and uploading, and write the last progress. May be called more than once."""
         if self._critic:
             self._critic.close()
         await self._ending.aclose()
         self._reporter.flush()
 
     async def _once(self, answer: Callable[[], Any]) -> Any:
-        """The first answer that is not empty; {} when none comes in time. Raises what `answer` raises."""
+        """Call `answer` whenever something changed, until its result is not empty; {} after ANSWER_SECONDS. Raises what `answer` raises."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 while not (found := answer()):
@@ -263,7 +267,7 @@ class Driver:
     def _next(self) -> Any:
         if self._command == "drain":
             return {"over": "drained"}
-        if found := self._take():  # before what the next one may have failed at
+        if found := self._take():  # before a failure of the batch after it is raised below
             self._handed = found
             self._reporter.enter("training")
             return self._announce(found.batch)
@@ -289,7 +293,7 @@ class Driver:
         return announced(batch, probe=probe_sequences(batch))
 
     def _loading(self) -> list[str]:
-        """Roles that training waits for."""
+        """Roles whose models training waits for."""
         return [] if self._spec.evaluation.only else self._gangs.loading()
 
     def _held_out_answer(self) -> Any:
@@ -297,25 +301,25 @@ class Driver:
         return self._announce(self._held_out.result()) if self._held_out.done() else None
 
     def _new_buffer(self, step: int) -> RolloutBuffer | ExampleBuffer:
-        """Of the batches after `step`."""
+        """The buffer of the batches after `step`."""
         spec, changed = self._spec, self._changed.set
         if isinstance(self._source, Examples):
             return ExampleBuffer(spec, self._source, changed, step, self._cursor)
         return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor, self._measuring)
 
-    def _is_still(self) -> bool:
-        """Nothing more is generated under the policy before, or what is need not be waited for."""
+    def _is_quiescent(self) -> bool:
+        """Nothing is generated under the previous policy any more, or it need not be waited for; see driver/__init__.py."""
         assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         return self._command == "drain" or not self._rollouts.is_enough or self._buffer.may_stop
 
     async def _evaluate(self, step: int) -> None:
-        """The policy of `step`, when that is due."""
+        """Evaluate the policy of `step` with the rollouts, if that is due."""
         assert not isinstance(self._source, Examples), "rollouts answer held-out prompts"
         if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
             self._reporter.record_evaluation(step, metrics)
 
     def _evaluation_due(self, step: int) -> bool:
-        """An attempt that resumes does not evaluate a step again, unless that is all it is for."""
+        """Whether the policy of `step` is to be evaluated. A resumed attempt does not repeat an evaluation, except with evaluation.only."""
         if self._spec.evaluation.only:
             return True
         every = self._spec.evaluation.every_steps

@@ -1,8 +1,8 @@
-"""The roles on ranks of their own, as the driver sees them. Rank 0 of each gang connects and asks what there is to do, as the trainer's does; it has
-shown the job's token and the attempt's number before it is answered.
+"""The driver's end of models on gangs of their own. Rank 0 of each gang connects, authenticates with the job's token and the attempt's number,
+then asks for work.
 
-Each is asked for one thing at a time, in order. It sends heartbeats while it works and asks again while it does not, so that one that says nothing
-is lost.
+A gang gets one request at a time, in order. Its rank 0 sends heartbeats while it works and asks again while it is idle, so a gang that is silent
+for the stall timeout is lost.
 """
 
 import asyncio
@@ -22,22 +22,22 @@ from rljob_trainer.driver.server import Call, RankLost, answer, read
 from rljob_trainer.failure import PeerLost
 
 ANSWER_SECONDS = 1.0
-"""A role that has nothing to do is answered after this time at the latest."""
+"""A role without work is answered after this time at the latest."""
 HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
-"""Of the first message of a connection, whoever sends it."""
+"""Limits of the first message of a connection, whose sender is not authenticated yet."""
 GOODBYE_SECONDS = 60.0
-"""Of a role that still loads its model, which was not needed: a job that only evaluates may be over sooner."""
+"""Longest wait for a role to end. It may still load its model when a job that only evaluates is over."""
 
 log = logging.getLogger(__name__)
 
 
 class RoleLost(PeerLost):
-    """The gang of a role ended, or says nothing any more. Its own pods say why."""
+    """The gang of a role ended, or is silent. Its own pods report why."""
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What a role is asked for."""
+class _Request:
+    """A request to a role, and the future of its answer."""
 
     kind: str
     batch: Batch | None
@@ -45,8 +45,8 @@ class _Work:
     message: Mapping[str, Any]
     result: asyncio.Future[dict[str, Any]]
 
-    def asked(self) -> Arrays:
-        """As rank 0 of the role gets it: a batch's columns lie behind the message, or the arrays that come without one."""
+    def encoded(self) -> Arrays:
+        """The message to rank 0 of the role, followed by the columns of the batch, or else by the arrays."""
         if self.batch is not None:
             batch = announced(self.batch)
             return Arrays({"ask": self.kind, **self.message, **batch.message}, batch.pieces)
@@ -56,46 +56,46 @@ class _Work:
 
 @dataclass
 class Gang:
-    """One role. The methods `next`, `part`, `done` and `end` answer its rank 0, and are documented in driver/client.py."""
+    """One role. The methods `next`, `part`, `done`, `saved` and `end` answer its rank 0; see RoleClient in driver/client.py."""
 
     role: str
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
     wake: Callable[[], None] = lambda: None
-    """Called when `written` may answer otherwise."""
+    """Called when the result of `written` may have changed."""
     on_loaded: Callable[[], None] = lambda: None
     """Called once, when the role has loaded its model."""
     is_loaded: bool = False
-    _queue: deque[_Work] = field(default_factory=deque)
-    _current: _Work | None = None
+    _queue: deque[_Request] = field(default_factory=deque)
+    _current: _Request | None = None
     _over: str = ""
     _answered: bool = False
-    """Whether anything that was asked is done."""
+    """Whether any request has been answered."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _written: dict[str, Any] | None = None
-    """What the role wrote last of a checkpoint: `step`, `layout` and `files`."""
+    """The last completed save: `step`, `layout` and `files`."""
 
     async def ask(
         self, kind: str, batch: Batch | None = None, arrays: Mapping[str, Array] | None = None, **message: Any
     ) -> dict[str, Any]:
-        """What the role answers. One that nobody waits for any more is worked on to its end, and its answer is dropped."""
+        """Send a request and wait for the answer. If the caller is cancelled, the role still completes it, and the answer is dropped."""
         return await self.tell(kind, batch, arrays, **message)
 
     def tell(
         self, kind: str, batch: Batch | None = None, arrays: Mapping[str, Array] | None = None, **message: Any
     ) -> asyncio.Future[dict[str, Any]]:
-        """As `ask`, without waiting for the answer."""
+        """Send a request; returns the future of its answer."""
         result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Work(kind, batch, arrays or {}, message, result))
+        self._queue.append(_Request(kind, batch, arrays or {}, message, result))
         self._changed.set()
         return result
 
     async def measure(self, batch: Batch) -> Mapping[str, Array]:
-        """What the role says of a whole batch."""
+        """What the role measures of a whole batch; see buffer.measured.Measure."""
         return (await self.ask("measure", batch))["arrays"]
 
     async def serve(self, heartbeat: Callable[[int], None], seconds: float) -> None:
-        """Answer the role until it says goodbye. Raises RoleLost when it does not connect, ends, or says nothing for so many seconds."""
+        """Answer the role until it ends. Raises RoleLost when it does not connect or is silent for `seconds`, or ends without calling `end`."""
         try:
             async with asyncio.timeout(seconds):
                 reader, writer = await asyncio.shield(self.connected)
@@ -116,7 +116,7 @@ class Gang:
             writer.close()
 
     async def finish(self, outcome: str) -> None:
-        """Say that nothing more will be asked, and wait a while for the goodbye."""
+        """Tell the role that the job is over, and wait for it to end, for GOODBYE_SECONDS at most."""
         self._over = outcome
         self._changed.set()
         try:
@@ -125,7 +125,7 @@ class Gang:
             log.warning("the role %s has not said goodbye", self.role)
 
     async def next(self) -> Any:
-        """It builds its model between its answer to the first request, `open`, and its question for the second."""
+        # a role loads its model between its answer to the first request, `open`, and its question for the second
         if self._answered and not self.is_loaded:
             self.is_loaded = True
             self.on_loaded()
@@ -139,7 +139,7 @@ class Gang:
         if not self._queue:
             return {"over": self._over}
         self._current = self._queue.popleft()
-        return self._current.asked()
+        return self._current.encoded()
 
     async def part(self, rows: list[int]) -> Arrays:
         assert self._current and self._current.batch, "a batch comes before its parts"
@@ -158,11 +158,11 @@ class Gang:
         return {}
 
     def forget_written(self) -> None:
-        """A step may be written twice, in different formats."""
+        """Before a new save, since a step may be saved twice, in different formats."""
         self._written = None
 
     def written(self, step: int) -> dict[str, Any] | None:
-        """What it wrote of the checkpoint of this step, once that is on the disk."""
+        """Layout and files of the save of this step; None until it is on the disk."""
         return self._written if self._written and self._written["step"] == step else None
 
     async def end(self) -> dict[str, Any]:
@@ -171,10 +171,10 @@ class Gang:
 
 
 class Gangs:
-    """Of one attempt. To be made inside the event loop."""
+    """All gangs of one attempt but the trainer's. Must be created inside the event loop."""
 
     def __init__(self, roles: Iterable[str], attempt: int, token: str, seconds: float) -> None:
-        """`token`: of the job. `seconds`: how long a role may say nothing."""
+        """`token`: of the job. `seconds`: how long a role may be silent."""
         connected = asyncio.get_running_loop().create_future
         self._gangs = {role: Gang(role, connected()) for role in roles}
         self._attempt, self._token, self._seconds = attempt, token, seconds
@@ -185,37 +185,37 @@ class Gangs:
 
     @property
     def critic(self) -> Gang | None:
-        """The one that learns."""
+        """The critic's gang, the only one that learns."""
         return self._gangs.get(names.ROLE_CRITIC)
 
     def open(self, steps: int, on_loaded: Callable[[], None] = lambda: None) -> None:
-        """All may load their models, for a job of so many steps. `on_loaded` is called for each that has."""
+        """Have all roles load their models. `on_loaded` is called once for each. `steps`: of the whole job."""
         for gang in self._gangs.values():
             gang.on_loaded = on_loaded
             gang.tell("open", steps=steps)
 
     def loading(self) -> list[str]:
-        """Roles that have not loaded their models yet."""
+        """Roles whose models are not loaded yet."""
         return [role for role, gang in self._gangs.items() if not gang.is_loaded]
 
     @property
     def measuring(self) -> list[Measure]:
-        """Of those that look at a batch as it was generated: all but the critic."""
+        """Of the roles that measure a batch as soon as it is generated: all but the critic."""
         return [gang.measure for role, gang in self._gangs.items() if role != names.ROLE_CRITIC]
 
     async def listen(self, address: str, port: int) -> None:
-        """Early, so that roles can connect and send heartbeats while the driver still reads its data."""
+        """Listen for the gangs. Called early, so that they can connect and send heartbeats while the driver still reads its data."""
         self._server = await asyncio.start_server(self._accept, address, port)
 
     async def run(self, heartbeat: Callable[[int], None]) -> None:
-        """Until cancelled, or until a role is lost. Raises RoleLost."""
+        """Serve all roles until cancelled. Raises RoleLost when one is lost."""
         async with asyncio.TaskGroup() as tasks:
             for gang in self._gangs.values():
                 tasks.create_task(gang.serve(heartbeat, self._seconds))
             tasks.create_task(asyncio.Event().wait())
 
     async def finish(self, outcome: str) -> None:
-        """Say goodbye to all."""
+        """Tell all roles that the job is over, and wait for their end."""
         await asyncio.gather(*(gang.finish(outcome) for gang in self._gangs.values()))
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ class Gangs:
             self._server.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection becomes that of the role that it names, if it knows the token and is of this attempt; any other is closed."""
+        """Assign a connection to the role that it names, if it has the token and is of this attempt; else close it."""
         gang = await self._greeted(reader)
         if gang is None or gang.connected.done():
             log.warning("refused a connection from %s", writer.get_extra_info("peername"))
@@ -238,5 +238,5 @@ class Gangs:
                 hello = await read(reader, HELLO_BYTES)
             known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
             return self._gangs.get(hello["role"]) if known and hello["attempt"] == self._attempt else None
-        except (OSError, EOFError, ValueError, LookupError, TypeError):  # not one of ours
+        except (OSError, EOFError, ValueError, LookupError, TypeError):  # not one of our ranks
             return None

@@ -1,5 +1,6 @@
-"""The files that launcher and driver leave each other: control.json, which the launcher replaces when the operator has something to say, and
-progress.json, rank 0's account for the launcher's report."""
+"""The files between launcher and driver: control.json, which the launcher replaces with each control message of the operator, and progress.json,
+which the driver writes and the launcher reports.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,16 +13,16 @@ POLL_SECONDS = 0.2
 
 
 def read_control(directory: Path) -> Control:
-    """The control of the attempt whose directory this is."""
+    """The control message in an attempt's directory."""
     return Control.model_validate_json((directory / "control.json").read_text())
 
 
 async def follow_control(directory: Path) -> AsyncIterator[Control]:
-    """The control as it is, then every change."""
+    """Yields the current control message, then every new one."""
     seen = (-1, -1)
     while True:
         file = (directory / "control.json").stat()
-        changed = file.st_mtime_ns, file.st_ino  # two files may be of the same tick of the clock
+        changed = file.st_mtime_ns, file.st_ino  # the inode, too: two files may have the same time
         if changed != seen:
             seen = changed
             yield read_control(directory)
@@ -32,7 +33,7 @@ WRITE_SECONDS = 0.5
 
 
 class ProgressFile:
-    """The account and its file."""
+    """The progress of an attempt, and its file."""
 
     def __init__(self, file: Path):
         self._file = file
@@ -40,21 +41,21 @@ class ProgressFile:
         self._written: Progress | None = None
 
     def update(self, **fields: Any) -> None:
-        """Replace fields. Not a heartbeat: that a rollout came and went, or that somebody waits, is no progress."""
+        """Replace fields. This is not a heartbeat: a rollout that comes or goes, or a change of phase, is not progress."""
         self.progress = self.progress.model_copy(update=fields)
 
     def heartbeat(self, count: int = 1) -> None:
-        """Something moved: a sample, a micro-batch, a bucket, a step."""
+        """Progress was made: a sample, a micro-batch, a bucket, a step."""
         self.progress = self.progress.model_copy(update={"heartbeat": self.progress.heartbeat + count})
 
     async def run(self) -> None:
-        """Write whatever changes, until cancelled."""
+        """Write every change, until cancelled."""
         while True:
             self.flush()
             await asyncio.sleep(WRITE_SECONDS)
 
     def flush(self) -> None:
-        """Atomically."""
+        """Write the progress now, atomically."""
         if self.progress is self._written:
             return
         scratch = self._file.with_suffix(".tmp")

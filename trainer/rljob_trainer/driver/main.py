@@ -1,4 +1,4 @@
-"""The driver's process: read the data, serve rank 0, leave."""
+"""The driver's process: read the data, serve rank 0 until it calls `end`."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 async def drive(directory: Path, listener: socket.socket, token: str) -> None:
-    """One attempt, from its control to rank 0's goodbye. Raises what went wrong first."""
+    """Run one attempt until rank 0 calls `end`. Raises the first error of any part."""
     control = read_control(directory)
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
@@ -72,7 +72,7 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
 
 @asynccontextmanager
 async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
-    """Of the roles on ranks of their own, which may connect from here on."""
+    """The models on gangs of their own, which may connect from here on."""
     spec = control.spec
     gangs = Gangs(spec.gangs, control.attempt, token, spec.lifecycle.stall_timeout_seconds)
     if gangs:
@@ -87,7 +87,7 @@ async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
 async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
 ) -> AsyncIterator["_Runtime"]:
-    """No rollouts and no rewards: examples, tokenised by processes while the ranks train."""
+    """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
     spec, workers = control.spec, Workers(control.spec)
     try:
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers)
@@ -107,6 +107,7 @@ async def _supervised(
 async def _reinforcement(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
 ) -> AsyncIterator["_Runtime"]:
+    """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
     agent = agent_of(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
@@ -139,13 +140,13 @@ async def _reinforcement(
 
 
 def _counted(control: Control, data: Dataset) -> Control:
-    """With steps in place of epochs."""
+    """The control message with a number of steps in place of epochs."""
     spec = with_steps(control.spec, steps_of(control.spec, len(data)))
     return control.model_copy(update={"spec": spec})
 
 
 class _Runtime:
-    """The driver and what runs alongside it. Made first, since parts of the driver are given what wakes it."""
+    """The driver and what runs next to it. It is made before the driver, whose parts get its callbacks `wake` and `phase`."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class _Runtime:
         self._driver: Driver
 
     def begin(self, source: BatchSource | Examples, data: Dataset, measuring: Sequence[Measure]) -> None:
-        """With these batches, which all of `measuring` look at."""
+        """Make the driver. See Driver."""
         parts = (self._rollouts, self._pools, self._progress, self._gangs)
         self._driver = Driver(self._control, source, data, measuring, *parts)
 
@@ -172,7 +173,7 @@ class _Runtime:
         self._driver.phase(name)
 
     async def run(self, listener: socket.socket) -> None:
-        """Until rank 0 has said goodbye; the first error of any part ends all."""
+        """Serve rank 0 until it calls `end`. The first error of any part ends all of them."""
         d = self._driver
         calls: dict[str, Call] = {
             "steps": d.steps,
@@ -212,7 +213,7 @@ class _Runtime:
 
 
 async def _first_to_end(*parts: Awaitable[None]) -> None:
-    """Run all until one ends or fails, which cancels the others."""
+    """Run all concurrently until one ends or fails; the others are cancelled."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +226,7 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
 
 
 def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[PromptSet, list[HeldOutSet]]:
-    """Of training and evaluation."""
+    """The prompts for training, and the held-out sets."""
     images = image_reader(spec)
     train = load_prompts(
         spec.data,
@@ -252,7 +253,7 @@ def _described(prompts: PromptSet) -> str:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The cause inside groups of errors."""
+    """The first exception inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

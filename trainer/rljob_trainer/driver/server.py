@@ -1,4 +1,4 @@
-"""The driver's end of the channel: one connection, rank 0's, requests answered in order."""
+"""The driver's end of the channel: answers the calls of a rank 0 in order."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class RankLost(PeerLost):
-    """Rank 0 ended without saying goodbye; its own error file says why."""
+    """Rank 0 ended without calling `end`; its own error file says why."""
 
 
 async def serve(listener: socket.socket, calls: Mapping[str, Call], heartbeat: Callable[[int], None]) -> None:
@@ -43,9 +43,9 @@ async def answer(
     heartbeat: Callable[[int], None],
     silence: float | None = None,
 ) -> None:
-    """Answer a rank until it has called `end`. `silence`: seconds after which one that says nothing is lost.
+    """Answer a rank until it has called `end`. Raises RankLost, and whatever a call raises.
 
-    Raises RankLost, and what a call raises.
+    `silence`: seconds without any message after which the rank is lost; None: no limit, for a rank whose end closes the connection.
     """
     while True:
         request = await _bounded(reader, silence)
@@ -73,12 +73,20 @@ async def _bounded(reader: asyncio.StreamReader, seconds: float | None) -> dict[
 
 
 async def read(reader: asyncio.StreamReader, most: int | None = None) -> dict[str, Any]:
-    """The next message, with the arrays behind it under `arrays`. Raises ValueError for one of more than `most` bytes."""
+    """The next message, with the arrays behind it under `arrays`.
+
+    `most` is for a peer that has not shown the token yet: a message of more bytes, or one that announces arrays, raises ValueError before
+    memory is allocated for it.
+    """
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if most is not None and length > most:
         raise ValueError(f"a message of {length} bytes")
     message = json.loads(await reader.readexactly(length))
-    return message | {"arrays": await _arrays(reader, message["arrays"])} if "arrays" in message else message
+    if "arrays" not in message:
+        return message
+    if most is not None:
+        raise ValueError("arrays from a peer that is not authenticated")
+    return message | {"arrays": await _arrays(reader, message["arrays"])}
 
 
 async def _arrays(reader: asyncio.StreamReader, described: list[list[Any]]) -> dict[str, Array]:

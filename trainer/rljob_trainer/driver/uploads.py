@@ -1,4 +1,4 @@
-"""Copies complete checkpoints and exports to spec.checkpoint.upload while training continues: one directory after another, in a thread."""
+"""Uploads complete checkpoints and exports to spec.checkpoint.upload while training continues: one directory at a time, in a thread."""
 
 import asyncio
 import logging
@@ -16,25 +16,25 @@ from rljob_trainer.sources.upload import ObjectStore, Stopped
 
 FIELD = "spec.checkpoint.upload"
 COMPLETE = ("config.json", "adapter_config.json")
-"""What is written last of an export: of a model, of adapters."""
+"""The file that is uploaded last of an exported model, and of exported adapters: its presence makes the copy complete."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory of the run that is complete."""
+    """A complete directory of the run, to be uploaded."""
 
     path: Path
     files: tuple[str, ...]
     last: str
-    """The file that makes it complete."""
+    """The file that is uploaded last."""
     step: int | None = None
-    """Of a checkpoint."""
+    """Of a checkpoint; None for an export."""
 
     @staticmethod
     def of_checkpoint(path: Path) -> "Directory | None":
-        """What its manifest lists; None when it is gone."""
+        """The files that its manifest lists; None when the checkpoint is gone."""
         manifest = read_manifest(path)
         last = names.manifest_file(path).name
         return Directory(path, tuple(manifest.files), last, manifest.step) if manifest else None
@@ -47,10 +47,10 @@ class Directory:
 
 
 class Uploads:
-    """Of one attempt. What an attempt before it did not complete is found when this one begins."""
+    """The uploads of one attempt. `begin` finds what an earlier attempt did not complete."""
 
     def __init__(self, checkpoint: CheckpointSpec, copied: Callable[[int, float], None]):
-        """`copied`: called with the step of a checkpoint that is there now, and the seconds it took."""
+        """`copied`: called with the step of an uploaded checkpoint, and the seconds that it took."""
         self._root, self._copied = Path(checkpoint.path), copied
         self._address = checkpoint.upload
         self._store: ObjectStore | None = None
@@ -59,7 +59,7 @@ class Uploads:
         self._tried_again = False
 
     async def begin(self, checkpoints: Iterable[Path]) -> None:
-        """Prove that the store can be written, and copy what is complete on the volume and not there. Raises ConfigurationError, OSError."""
+        """Check that the store is writable, and queue what is complete on the volume and missing there. Raises ConfigurationError, OSError."""
         if self._address:
             self._store = ObjectStore(FIELD, self._address)
             await asyncio.to_thread(self._store.prove_writable)
@@ -67,20 +67,20 @@ class Uploads:
             self._add(found)
 
     def checkpoint(self, path: Path) -> None:
-        """It is complete."""
+        """Queue a checkpoint that is complete."""
         self._add([Directory.of_checkpoint(path)])
 
     def export(self, path: Path) -> None:
-        """Likewise."""
+        """Queue an export that is complete."""
         self._add([Directory.of_export(path)])
 
     @property
     def moved(self) -> int:
-        """Grows while something is copied."""
+        """Grows while something is uploaded."""
         return self._store.moved if self._store else 0
 
     def done(self) -> bool:
-        """Whether all is copied. What failed while nobody waited is tried once more; then this raises why."""
+        """Whether everything is uploaded. An upload that failed in the background is tried once more; if it fails again, this raises the error."""
         if self._task is None or not self._task.done():
             return not self._waiting
         error = self._task.exception()
@@ -93,7 +93,7 @@ class Uploads:
         return False
 
     async def stop(self) -> None:
-        """The next attempt copies the rest."""
+        """Stop uploading. The next attempt uploads the rest."""
         if self._store and self._task:
             self._store.stop()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -117,7 +117,7 @@ class Uploads:
         self._task = asyncio.create_task(self._copy_all())
 
     async def _copy_all(self) -> None:
-        """Until nothing waits. Whoever fails stays in the queue."""
+        """Upload until the queue is empty. A directory that fails stays in it."""
         assert self._store
         while self._waiting:
             directory = next(iter(self._waiting.values()))

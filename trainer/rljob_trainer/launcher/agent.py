@@ -1,7 +1,7 @@
 """torchrun's agent for one attempt: static rendezvous with the other nodes, and for each local rank a monitor that waits for it.
 
-The agent itself polls ten times a second, takes the first dead rank that it finds for the failed one and ends the others: a rank that was killed
-and a rank that lost its peer before that poll look the same to it. A monitor waits for one rank alone, so it knows how that rank ended.
+torchrun's agent polls ten times a second, takes the first dead rank that it finds for the failed one, and ends the others. It cannot tell a rank that
+was killed from one that lost its peer between two polls. A monitor waits for a single rank, so it knows how that rank ended.
 """
 
 import logging
@@ -23,13 +23,13 @@ WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 
 
 def run(request: ForkRequest) -> int:
-    """The exit code: 0 when every local rank ended with 0, else 1, and then some process of the attempt has said why.
+    """Run the local ranks. Returns 0 when all of them ended with 0, else 1; then some process of the attempt has written why.
 
-    Called once, in a process of its own that leads a session, so that the launcher can kill all of it.
+    Called in a process of its own, which becomes a session leader, so that the launcher can kill the whole session.
     """
     lead_session(request)
     die_with_parent()
-    # torchrun says in ten lines what monitors say in one
+    # torchrun logs ten lines for what monitors report in one
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     directory = Path(request.directory)
     try:
@@ -64,10 +64,10 @@ def monitor(request: ForkRequest) -> None:
 
 
 def _wait(child: int) -> tuple[int, bool]:
-    """How the rank ended (negative: of that signal), and whether it had been terminated.
+    """Exit code of the rank (negative: a signal), and whether it was terminated on purpose.
 
-    The launcher terminates the whole group, rank included; torchrun terminates this process alone. The rank gets one SIGTERM: a second one would
-    end it while it writes where it stands.
+    The launcher sends SIGTERM to the whole group, which includes the rank; torchrun sends it to this monitor only, which passes it on. The rank must
+    get one SIGTERM only: a second one would end it while it writes its stack traces.
     """
     terminated = False
     while True:
@@ -100,7 +100,7 @@ def _config(request: ForkRequest) -> LaunchConfig:
 
 
 def _record_lost_monitors(directory: Path, error: ChildFailedError) -> None:
-    """A monitor that was killed itself could not say so."""
+    """Record failures of monitors that were killed themselves, and so wrote nothing."""
     for rank, lost in error.failures.items():
         if not failure.error_file(directory, rank).exists():
             failure.record(directory, rank, failure.ended(lost.exitcode, rank, ""))

@@ -1,4 +1,4 @@
-"""One attempt on this pod: its directories, its ranks, on node rank 0 the driver; then how it ended, and nothing left running."""
+"""One attempt on this pod: directories, ranks, colocated servers and, on node rank 0, the driver. When it ends, none of its processes is left."""
 
 import asyncio
 import json
@@ -24,27 +24,27 @@ from rljob_trainer.rollout.colocated import ColocatedServers
 from rljob_trainer.textfile import read_text, replace
 
 GOODBYE_SECONDS = 10.0
-"""For the driver, after the ranks ended well."""
-SETTLE_SECONDS = 0.5
-"""For the driver to say why it left the ranks, when all that they say is that they lost somebody."""
-SERVER_SECONDS = 15.0
-"""For the check of a server to find it dead and read its last words (rollout/health.py, rollout/process.py), which takes 4 s on an idle machine."""
+"""Longest wait for the end of the driver, after the ranks have ended well."""
+DRIVER_CAUSE_SECONDS = 0.5
+"""Longest wait for the driver's error file, when the ranks only report that they lost a peer."""
+SERVER_CAUSE_SECONDS = 15.0
+"""Longest wait for the health check to report a dead server (rollout/health.py, rollout/process.py), which takes 4 s on an idle machine."""
 STOP_SECONDS = 2.0
-"""Between SIGTERM, which makes ranks write where they stand, and SIGKILL."""
+"""Between SIGTERM, on which ranks write their stack traces, and SIGKILL."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How it ended."""
+    """How an attempt ended on this pod."""
 
     result: Result
     failure: Failure | None = None
 
 
 class PodAttempt:
-    """`run` it once; meanwhile `apply_control` and `stop`."""
+    """Call `run` once; `apply_control` and `stop` may be called meanwhile."""
 
     def __init__(self, control: Control, member: Member, settings: Settings, fork_servers: ForkServers) -> None:
         self.number = control.attempt
@@ -55,16 +55,21 @@ class PodAttempt:
         self._servers = ColocatedServers(control, settings.environment)
 
     @property
+    def pids(self) -> set[int]:
+        """Children of the launcher that this attempt waits for."""
+        return self._servers.pids
+
+    @property
     def _trains(self) -> bool:
         return self._member.role == names.ROLE_TRAINER
 
     @property
     def _leads(self) -> bool:
-        """The driver is here."""
+        """Whether the driver runs on this pod."""
         return self._trains and self._member.node_rank == 0
 
     async def run(self) -> Ended:
-        """From nothing to nothing: when this returns, no process of the attempt lives."""
+        """Run the attempt. When this returns, none of its processes is left."""
         try:
             await asyncio.to_thread(self._make_directories)
         except OSError as error:
@@ -73,13 +78,13 @@ class PodAttempt:
             return await self._fetch() or await self._check() or await self._run_processes()
 
     def apply_control(self, control: Control) -> None:
-        """Pass the operator's control message on: to drain, or which rollouts there are."""
+        """Pass a new control message on to the processes, for example to drain, or with other rollouts."""
         if control != self._control:
             self._control = control
             self._write_control()
 
     def _write_control(self) -> None:
-        """The operator knows the rollout pods, the launcher the servers in its own."""
+        """Write the control file. The launcher adds the colocated servers of its pod; the operator lists those in pods of their own."""
         known = [*self._control.rollouts, *self._servers.endpoints]
         replace(self._directory / names.CONTROL_KEY, self._control.model_copy(update={"rollouts": known}).dump_json())
 
@@ -91,7 +96,7 @@ class PodAttempt:
         return Progress.model_validate_json(text) if text else None
 
     async def _fetch(self) -> Ended | None:
-        """Have model and data on the volume. How it ended if they are not."""
+        """Fetch model and data to the volume. Returns how the attempt ended, if that failed or was stopped."""
         request = self._request(PROCESS, [self._fetch_log()])
         driver = self._fork_servers.driver if self._leads else None
         try:
@@ -104,7 +109,7 @@ class PodAttempt:
         return Ended(*conclude(None, self._stop.is_set(), self._failures(killed), killed))
 
     async def _check(self) -> Ended | None:
-        """How it ended if model and adapters do not fit the job: all that is wrong with them, before anything loads them."""
+        """Check model and adapters before anything loads them. Returns how the attempt ended, with all violations, if they do not fit the job."""
         try:
             found = await asyncio.to_thread(preflight.violations, self._control.spec) if self._trains else []
         except Exception as error:  # a volume that is away; a config.json with text where a number belongs
@@ -137,7 +142,8 @@ class PodAttempt:
         stop: asyncio.Task[bool],
         servers: asyncio.Task[int] | None,
     ) -> str:
-        """`well`, `badly` or `stopped`. A driver may end well before its ranks do."""
+        """Wait until the ranks have ended (`well`), any process has failed (`badly`), or `stop` was called (`stopped`). The driver may end before the
+        ranks do."""
         awaited: set[asyncio.Task[int] | asyncio.Task[bool]] = {task for task in (ranks, driver, stop, servers) if task}
         while True:
             done, awaited = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
@@ -151,7 +157,7 @@ class PodAttempt:
                 return "stopped"
 
     async def _run_ranks(self) -> int:
-        """The exit code. Whatever it is but a signal, ranks and monitors have said why."""
+        """Returns the exit code. Unless it is a signal, ranks or monitors have written why they failed."""
         code = await self._run(
             self._fork_servers.ranks, self._request(self._settings.rank, self._rank_logs(), self._rendezvous())
         )
@@ -170,7 +176,7 @@ class PodAttempt:
         return 1
 
     async def _announce_servers(self) -> None:
-        """Say where the servers are as soon as they answer."""
+        """Write the colocated servers into the control file as soon as all answer."""
         await self._servers.answering.wait()
         self._write_control()
 
@@ -225,22 +231,23 @@ class PodAttempt:
 
 
 async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
-    """End what the fork server forked, and wait for its end. One that still imports has forked nothing, and stays."""
+    """End what the fork server has forked for `task`, and wait for it. A fork server that is still importing has forked nothing, and lives on."""
     if not fork_server.busy:
         task.cancel()
-    for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-        if not task.done():
-            fork_server.kill(number)
-            await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        fork_server.kill(signal.SIGTERM)
+        await asyncio.wait({task}, timeout=STOP_SECONDS)
+    await fork_server.kill_until_ended(task)
 
 
 async def await_cause(directory: Path, driver: asyncio.Task[int] | None, servers: asyncio.Task[int] | None) -> None:
-    """Until the one ended that may be the cause: the driver, or the colocated servers where a rank saw that one is of no use any more."""
+    """When a rank reports only a symptom, wait for the process that may be the cause to report its own failure: the driver, or, if the rank lost a
+    colocated server, that server."""
     cause = failure.read_first(directory)
     if cause and cause.exception in failure.SEEN_OF_SERVERS:
-        await _bounded(servers, SERVER_SECONDS)
+        await _bounded(servers, SERVER_CAUSE_SECONDS)
     elif cause is None or cause.kind == "collective":
-        await _bounded(driver, SETTLE_SECONDS)
+        await _bounded(driver, DRIVER_CAUSE_SECONDS)
 
 
 async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
@@ -249,7 +256,7 @@ async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
 
 
 def unwritable(path: str, error: OSError) -> Exception:
-    """Whose `error` is, when an attempt cannot make its directories."""
+    """What to report when an attempt cannot make its directories: `error` itself during an outage of the volume, else a ConfigurationError."""
     if failure.is_outage(error):
         return error
     rule = f"the trainer cannot write there: {error.strerror}: {error.filename}"
@@ -261,10 +268,13 @@ def unwritable(path: str, error: OSError) -> Exception:
 def conclude(
     outcome: Result | None, stopped: bool, failures: Iterable[Failure], now: float
 ) -> tuple[Result, Failure | None]:
-    """`outcome`: what the ranks wrote, when all of them ended with 0. `stopped`: the operator stopped us before any process of ours ended.
+    """The result of an attempt, with the cause of its failure.
 
-    `failures`: what our processes said before we killed any. When we were stopped, those who had lost a peer by then say nothing new.
-    `now`: seconds since the epoch.
+    Args:
+        outcome: what the ranks wrote, when all of them ended with 0
+        stopped: the attempt was stopped before any of its processes had ended
+        failures: those that its processes reported before any was killed. In a stopped attempt, lost peers are a consequence of the stop
+        now: seconds since the epoch
     """
     if outcome:
         return outcome, None

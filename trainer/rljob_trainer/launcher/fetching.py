@@ -1,7 +1,6 @@
-"""Before an attempt's processes begin: model and data are on the volume. Node rank 0 fetches them in a process of its own, the others wait."""
+"""Fetches model and data to the volume before an attempt starts: node rank 0 in a process of its own, while the other nodes wait."""
 
 import asyncio
-import signal
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.launcher.fork_client import ForkServer
@@ -12,9 +11,10 @@ PROCESS = "rljob_trainer.sources.process"
 
 
 async def obtain(spec: RLJobSpec, fork_server: ForkServer | None, request: ForkRequest, stop: asyncio.Event) -> bool:
-    """Whether all sources of the job are there; False when `stop` came first, or when the process that fetches them failed and has said why.
+    """Wait until all sources of the job are on the volume. Returns False when `stop` came first, or the process that fetches them failed; it has
+    written why.
 
-    `fork_server`: has the process forked; None on nodes that wait. `request`: for that process.
+    `fork_server`: forks that process; None on nodes that only wait. `request`: for that process.
     """
     if await asyncio.to_thread(are_fetched, spec.sources.values()):
         return True
@@ -24,8 +24,7 @@ async def obtain(spec: RLJobSpec, fork_server: ForkServer | None, request: ForkR
     stopped.cancel()
     if not task.done():
         if fork_server and fork_server.busy:
-            fork_server.kill(signal.SIGKILL)
-            await task
+            await fork_server.kill_until_ended(task)
         task.cancel()
         return False
     return task.result()

@@ -1,4 +1,4 @@
-"""The launcher's end of a fork server: keeps one ready, has it fork what an attempt needs, and knows what to kill."""
+"""The launcher's end of a fork server: keeps it ready, has it fork the processes of an attempt, and kills them."""
 
 import asyncio
 import json
@@ -6,27 +6,30 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
+from typing import Any
 
 from rljob_trainer.launcher.fork_server import ForkRequest
 from rljob_trainer.processes import kill_group
 
+KILL_AGAIN_SECONDS = 0.5
+
 
 class ForkServerLost(RuntimeError):
-    """It ended before it could fork. What its imports said is in the pod's output."""
+    """The fork server ended before it could fork. What its imports printed is in the pod's log."""
 
 
 class ForkServer:
-    """One attempt at a time."""
+    """A fork server, which serves one request at a time."""
 
-    def __init__(self, life: str, module: str, environment: Mapping[str, str]) -> None:
-        """`life` and `module`: see fork_server.py. `environment`: of the fork server, and so of all that it forks."""
+    def __init__(self, runner: str, module: str, environment: Mapping[str, str]) -> None:
+        """`runner`, `module`: see fork_server.py. `environment`: of the fork server, and so of everything that it forks."""
         self.module = module
-        self._command = (sys.executable, "-u", "-m", "rljob_trainer.launcher.fork_server", life, module)
+        self._command = (sys.executable, "-u", "-m", "rljob_trainer.launcher.fork_server", runner, module)
         self._environment = dict(environment)
         self._process: Process | None = None
         self._ready = False
         self.busy = False
-        """A request was sent, and what it made has not ended."""
+        """A request was sent, and the process forked for it has not ended."""
         self._leader: int | None = None
 
     @property
@@ -34,7 +37,7 @@ class ForkServer:
         return self._process.pid if self._process else None
 
     async def warm(self) -> None:
-        """Start importing, unless one that lives has."""
+        """Start the fork server, which begins to import, unless it is running."""
         if self._process is None or self._process.returncode is not None:
             self._ready = False
             self._process = await asyncio.create_subprocess_exec(
@@ -42,7 +45,7 @@ class ForkServer:
             )
 
     async def ready(self) -> None:
-        """Until everything is imported. May be cancelled. Raises ForkServerLost."""
+        """Wait until everything is imported. May be cancelled. Raises ForkServerLost."""
         await self.warm()
         if not self._ready and await self._answer("ready") is None:
             assert self._process
@@ -53,7 +56,10 @@ class ForkServer:
         self._ready = True
 
     async def run(self, request: ForkRequest) -> int:
-        """The exit code, negative (a signal) when the forked process, or the fork server with it, was killed. Not to be cancelled: kill it."""
+        """Fork a process for the request and wait for it. Returns its exit code, negative (a signal) when it, or the fork server, was killed.
+
+        Must not be cancelled: use `kill`, and wait for the result.
+        """
         assert self._process and self._process.stdin
         self._process.stdin.write(request.to_line())
         self.busy = True
@@ -63,9 +69,18 @@ class ForkServer:
         return await self._process.wait() if code is None else code
 
     def kill(self, number: signal.Signals) -> None:
-        """Signal what was forked and its group, if there is any."""
+        """Send a signal to the group of the forked process, if there is one."""
         if self._leader is not None:
             kill_group(self._leader, number)
+
+    async def kill_until_ended(self, task: asyncio.Task[Any]) -> None:
+        """Repeat SIGKILL until `task`, which waits for the forked process, has ended.
+
+        One signal may be lost: while the process is being forked its pid is not known, or does not lead a group yet.
+        """
+        while not task.done():
+            self.kill(signal.SIGKILL)
+            await asyncio.wait({task}, timeout=KILL_AGAIN_SECONDS)
 
     async def close(self) -> None:
         if self._process and self._process.returncode is None:
@@ -73,14 +88,14 @@ class ForkServer:
             await self._process.wait()
 
     async def _answer(self, key: str) -> int | None:
-        """None when the fork server is gone."""
+        """Read the next answer; None when the fork server is gone."""
         assert self._process and self._process.stdout
         line = await self._process.stdout.readline()
         return int(json.loads(line)[key]) if line else None
 
 
 class ForkServers:
-    """Of ranks, and of the driver."""
+    """The fork servers of ranks and of the driver."""
 
     def __init__(self, rank: str, driver: str, environment: Mapping[str, str]) -> None:
         self.ranks = ForkServer("rljob_trainer.launcher.agent", rank, environment)
@@ -88,7 +103,7 @@ class ForkServers:
 
     @property
     def pids(self) -> set[int]:
-        """Children of ours that are waited for here."""
+        """Children of the launcher that are waited for here."""
         return {server.pid for server in (self.ranks, self.driver) if server.pid}
 
     async def warm(self, driver: bool) -> None:

@@ -1,11 +1,11 @@
-"""`python -m rljob_trainer.launcher.fork_server LIFE MODULE`: a process that has imported what MODULE needs, and forks it for each attempt.
+"""`python -m rljob_trainer.launcher.fork_server RUNNER MODULE`: a process that has imported what MODULE needs, and forks itself for each attempt.
 
-Importing torch and megatron takes ten seconds of a core. Here it happens while the pod waits for its attempt, once for all attempts of a
-pod; forked ranks begin within a tenth of a second and share its memory. Nothing but imports ever happens in this process.
+Importing torch and megatron takes ten seconds of a core. Here it happens once per pod, while the pod waits for its attempt; forked ranks start within
+a tenth of a second and share the memory of the imports. This process does nothing but import and fork.
 
-    LIFE    the module whose `run` the forked process calls with the request: launcher.agent for ranks, this one for the driver
-    stdin   one ForkRequest a line; the fork server ends when it is closed
-    stdout  {"ready": 1} when everything is imported; per request {"leader": pid} when it is forked, {"code": exit code} when it has ended
+    RUNNER  the module whose `run` the forked process calls with the request: launcher.agent for ranks, this one for the driver
+    stdin   one ForkRequest per line; the fork server ends when stdin is closed
+    stdout  {"ready": 1} when everything is imported; per request {"leader": pid} once forked, {"code": exit code} once it has ended
 """
 
 import faulthandler
@@ -40,18 +40,18 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What the launcher asks a fork server for: JSON on one line of its standard input."""
+    """A request to a fork server: JSON on one line of its standard input."""
 
     module: str
-    """Its `main()` is the life of a process."""
+    """Module whose `main()` each process runs."""
     directory: str
-    """The attempt's, where failures are written."""
+    """The attempt's directory, into which failures are written."""
     logs: list[str]
-    """Output file of each process; their number is the number of processes."""
+    """Output file of each process; as many as there are processes."""
     environment: dict[str, str]
-    """Set for them, in addition to what torchrun sets."""
+    """Additional environment variables of the processes."""
     rendezvous: Rendezvous | None = None
-    """Of ranks."""
+    """For ranks only."""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode() + b"\n"
@@ -63,15 +63,15 @@ class ForkRequest:
         return ForkRequest(**raw, rendezvous=Rendezvous(**where) if where else None)
 
 
-def serve(life: str, module: str) -> None:
-    """Import, then fork once per request, until standard input is closed."""
+def serve(runner: str, module: str) -> None:
+    """Import, then fork once per request until standard input is closed."""
     die_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what imports print is no answer
-    gc.disable()  # imports make a million objects and no garbage: looking for some takes a tenth of the time
-    run = importlib.import_module(life).run
+    os.dup2(2, 1)  # what imports print must not end up among the answers
+    gc.disable()  # imports make a million objects and no garbage; collecting would add a tenth to their time
+    run = importlib.import_module(runner).run
     importlib.import_module(module).prepare()
-    gc.freeze()  # and later collections, in forked processes, leave those objects and so their shared pages alone
+    gc.freeze()  # collections in forked processes then do not touch, and so do not copy, the shared pages of these objects
     gc.enable()
     _answer(answers, {"ready": 1})
     while line := sys.stdin.readline():
@@ -79,7 +79,7 @@ def serve(life: str, module: str) -> None:
 
 
 def _fork(request: ForkRequest, run: Callable[[ForkRequest], int], answers: TextIO) -> None:
-    """Fork, and wait for the end."""
+    """Fork a process for the request, and wait for it."""
     child = os.fork()
     if child == 0:
         answers.close()
@@ -94,20 +94,20 @@ def _answer(answers: TextIO, what: dict[str, int]) -> None:
 
 
 def run(request: ForkRequest) -> NoReturn:
-    """The driver's LIFE. Called in a process that leads a session of its own, so that the launcher can kill all of it."""
+    """The runner of the driver. The forked process becomes a session leader, so that the launcher can kill the whole session."""
     lead_session(request)
     run_module(request.module, request.logs[0], f"python -m {request.module}")
 
 
 def lead_session(request: ForkRequest) -> None:
-    """In a forked process: a session of its own, no input, the request's environment."""
+    """In a forked process: start a session, detach standard input, and set the request's environment."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(request.environment)
 
 
 def run_module(module: str, log: str, title: str) -> NoReturn:
-    """Run `module.main()` with its output appended to `log`. SIGTERM writes there where every thread stands, and ends the process."""
+    """Run `module.main()` with its output appended to `log`. On SIGTERM the stack traces of all threads are written there, and the process ends."""
     code = 1
     try:
         die_with_parent()

@@ -1,4 +1,4 @@
-"""The launcher: follows the operator's control message, runs the attempts that list this boot, reports what came of them."""
+"""The launcher: follows the operator's control messages, runs the attempts of which this boot is a member, and reports how they ended."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ from rljob_trainer.processes import adopt_orphans, reap
 
 REPORT_SECONDS = 15.0
 PROGRESS_SECONDS = 2.0
-"""Progress is reported at most so often; a new state at once."""
+"""Interval of progress reports; a new state is reported at once."""
 LAST_REPORT_SECONDS = 5.0
-"""For the last report of a launcher that leaves."""
+"""Longest wait for the last report before the launcher exits."""
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ class Launcher:
         self._news = asyncio.Event()
         self._control: Control | None = None
         self._controlled = True
-        """The control message was not deleted, as far as we know."""
+        """False once the control object was deleted."""
         self._attempt: PodAttempt | None = None
         self._leaving = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def run(self) -> None:
-        """SIGTERM: the pod is being deleted. The operator drains the gang, so an attempt continues until it ends or the pod does; when the
-        control message is gone as well, the job was deleted, nobody will drain it, and it stops at once."""
+        """Run until SIGTERM, which says that the pod is being deleted. The operator then drains the gang, so the attempt continues until it ends or
+        the pod is killed. If the control object was deleted as well, the job is gone and nobody will drain it: the attempt stops at once."""
         adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
         async with asyncio.TaskGroup() as tasks:
@@ -86,7 +86,7 @@ class Launcher:
                 await asyncio.sleep(REPORT_SECONDS)
 
     def _act(self, tasks: asyncio.TaskGroup) -> None:
-        """On a new control, and when an attempt has ended."""
+        """Do what `decide` says. Called for each new control message, and when an attempt has ended."""
         control, attempt = self._control, self._attempt
         assert control
         match decide(control, self._boot_id, self._report.attempt, attempt is not None):
@@ -102,7 +102,7 @@ class Launcher:
                 attempt.stop()
 
     async def _run_attempt(self, control: Control, tasks: asyncio.TaskGroup) -> None:
-        """One attempt, from the control that lists us to the report of its end."""
+        """Run one attempt, and report its start and end."""
         member = control.member(self._boot_id)
         assert member
         self._attempt = attempt = PodAttempt(control, member, self._settings, self._fork_servers)
@@ -114,7 +114,7 @@ class Launcher:
         log.info("attempt %d %s", control.attempt, _sentence(ended))
         self._update_report(state="stopped", result=ended.result, failure=ended.failure, progress=attempt.progress())
         await self._fork_servers.warm(driver=False)
-        # behind the last await: a control message that came during a later one would begin an attempt while this one ends
+        # after the last await: during one, a control message would start the next attempt before this one has ended
         self._attempt = None
         self._idle.set()
         self._act(tasks)
@@ -127,12 +127,16 @@ class Launcher:
                 await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
 
     async def _follow_progress(self) -> None:
-        """Progress of the attempt that runs; orphans that ended."""
+        """Report the progress of the running attempt, and collect orphans that ended."""
         while True:
             await asyncio.sleep(PROGRESS_SECONDS)
             if self._attempt and (progress := self._attempt.progress()) and progress != self._report.progress:
                 self._update_report(progress=progress)
-            reap(self._fork_servers.pids)
+            self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """Collect orphans that ended, and leave our own children to the parts that wait for them: an exit code can be read only once."""
+        reap(self._fork_servers.pids | (self._attempt.pids if self._attempt else set()))
 
     def _update_report(self, **news: object) -> None:
         self._report = self._report.model_copy(update=news)
@@ -145,10 +149,14 @@ def _sentence(ended: Ended) -> str:
 
 
 def decide(control: Control, boot_id: str, newest: int, running: bool) -> Action:
-    """What a launcher does about a control. Pure. `newest`: the last attempt this boot was a member of (0: none), `running`: whether it still runs.
+    """What a launcher does about a control message. Pure.
 
-    decline: we are a member of an attempt that is over before we began. follow: hand the control on to the attempt that runs.
-    A gang that is to drain before all of its members have begun is begun by them all, else those who did would wait for the rest.
+    decline: this boot is a member of an attempt that was stopped before it started here. follow: pass the message on to the running attempt. An
+    attempt that is to drain is started all the same, because members that have started already wait for the others.
+
+    Args:
+        newest: the last attempt of which this boot was a member; 0: none
+        running: whether that attempt still runs
     """
     listed = control.member(boot_id) is not None
     if running:

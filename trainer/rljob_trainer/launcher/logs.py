@@ -1,6 +1,6 @@
-"""Output of an attempt's processes: they write it to files on the job's volume, a thread passes it on to our own standard output.
+"""The output of an attempt's processes. They write it to files on the job's volume, and a thread copies it to the launcher's own standard output.
 
-So a process never waits for a reader, and a volume that hangs never stops the launcher's reports.
+So a process never blocks on a slow reader, and a volume that hangs does not stop the launcher's reports.
 """
 
 import os
@@ -24,7 +24,7 @@ def tail(file: Path) -> str:
 
 
 class Follower:
-    """Use as a context: while inside, whole lines that are appended to the files go to standard output."""
+    """A context manager. Inside, complete lines that are appended to the files are copied to standard output."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._read = {file: file.stat().st_size if file.exists() else 0 for file in files}
@@ -36,7 +36,7 @@ class Follower:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What is there already is still passed on, unless the volume hangs."""
+        """Copy what has been written so far, unless the volume hangs."""
         self._stop.set()
         self._thread.join(timeout=2.0)
 

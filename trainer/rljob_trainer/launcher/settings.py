@@ -1,4 +1,4 @@
-"""Who this launcher is and where it works, from its environment. Pure but for asking which interface has our address."""
+"""Settings of the launcher, from its environment. Pure, except that it looks up the interface of the pod's address."""
 
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ DRIVER = "rljob_trainer.driver.__main__"
 
 @dataclass(frozen=True)
 class Settings:
-    """What does not change while the launcher lives."""
+    """Settings that stay the same for the lifetime of the launcher."""
 
     pod: str
     pod_uid: str
@@ -23,9 +23,9 @@ class Settings:
     environment: Mapping[str, str]
     """Of the processes of every attempt."""
     rank: str = RANK
-    """Module of a rank: `prepare()` imports what it needs, `main()` is its life."""
+    """Module of a rank: `prepare()` imports what it needs, `main()` runs it."""
     driver: str = DRIVER
-    """Module of the driver, likewise."""
+    """Module of the driver, with the same two functions."""
 
     @staticmethod
     def of(environment: Mapping[str, str], rank: str = RANK, driver: str = DRIVER) -> "Settings":
@@ -38,7 +38,7 @@ class Settings:
 
 
 def process_environment(environment: Mapping[str, str], work: Path) -> dict[str, str]:
-    """The inherited environment and, where it says nothing, what makes torch work as nobody in particular on a read-only disk."""
+    """The inherited environment, with defaults under which torch works as an unknown user on a read-only file system."""
     interface = interface_of(environment[names.ENV_POD_IP])
     defaults = {
         "USER": "rljob",  # torch asks getpass, which without a passwd entry needs it

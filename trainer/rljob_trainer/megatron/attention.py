@@ -20,14 +20,15 @@ from torch.nn.attention.varlen import varlen_attn
 from rljob_trainer.megatron import context_parallel
 
 FLASH_TYPES = (torch.bfloat16, torch.float16)
-"""What torch's flash attention for packed sequences takes, on a GPU."""
+"""Types that torch's flash attention for packed sequences (varlen_attn) takes, on a GPU."""
 
 
 class TEDotProductAttention(MegatronModule):
-    """Causal attention of packed sequences; grouped queries as they are. Every pass of the trainer is packed, so nothing else is here.
+    """Causal attention over packed sequences, with grouped queries. Every pass of the trainer is packed, so other layouts are not supported.
 
-    A context-parallel rank has its zig-zag share of the queries and gathers the keys and values of all ranks. In a layer with a sliding window a
-    query sees itself and at most `window` keys before. With sinks every head may also attend to nothing, with a weight that it learns (gpt-oss).
+    A context-parallel rank has its zig-zag partition of the queries and gathers the keys and values of all ranks. In a layer with a sliding window a
+    query attends to itself and at most `window` keys before it. With attention sinks every head has a learnt logit for attending to nothing
+    (gpt-oss).
     """
 
     def __init__(
@@ -54,16 +55,16 @@ class TEDotProductAttention(MegatronModule):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, packed_seq_params: Any, **__: Any
     ) -> torch.Tensor:
-        """query [t, heads, d], key and value [t, groups, d] of this rank's share -> [t, heads * d].
+        """query [t, heads, d], key and value [t, groups, d] of this rank's CP partition -> [t, heads * d].
 
-        Whole sequences lie between consecutive `packed_seq_params.cu_seqlens_q`.
+        `packed_seq_params.cu_seqlens_q` are the boundaries of whole sequences, over all context-parallel ranks.
         """
         ranks, rank = self.groups.cp.size(), self.groups.cp.rank()
         if ranks == 1 and query.is_cuda and query.dtype in FLASH_TYPES and self.sinks is None:
             starts, longest = packed_seq_params.cu_seqlens_q, packed_seq_params.max_seqlen_q
             window = (-1 if self.window is None else self.window, 0)
             out = varlen_attn(query, key, value, starts, starts, longest, longest, scale=self.scale, window_size=window)
-            return cast(torch.Tensor, out).flatten(1)  # a pair only when it is asked for
+            return cast(torch.Tensor, out).flatten(1)  # it returns a pair only when asked for the log-sum-exp
         starts = context_parallel.boundaries(packed_seq_params.cu_seqlens_q)
         if ranks > 1:
             both = gather_from_sequence_parallel_region(torch.stack([key, value], 1), group=self.groups.cp)
@@ -73,7 +74,7 @@ class TEDotProductAttention(MegatronModule):
 
     @property
     def sinks(self) -> torch.Tensor | None:
-        """[heads] of this rank: what a head's softmax has beside the keys."""
+        """[heads] of this rank: the logit of each head's attention sink; None for models without."""
         return getattr(self, "softmax_offset", None)
 
     def sharded_state_dict(
@@ -101,7 +102,8 @@ class TEDotProductAttention(MegatronModule):
 def _attend_with_sinks(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, sinks: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """q [n, heads, w, d], k and v [n, groups, k, d] -> [n, heads, w, d]. torch's own attention gives a mask no gradient."""
+    """q [n, heads, w, d], k and v [n, groups, k, d] -> [n, heads, w, d]. Written out because SDPA computes no gradient of a mask, which sinks
+    need."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = (q @ k.transpose(-1, -2)) * scale
     seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril() if mask is None else mask
@@ -112,17 +114,17 @@ def _attend_with_sinks(
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
-    """Pieces of about the same length, side by side, and the keys that they may see."""
+    """Pieces of sequences of about the same length as one padded batch, and the keys that they may attend to."""
 
     queries: torch.Tensor
-    """[n, w] rows of this rank's share. Filling repeats row 0."""
+    """[n, w] indices into this rank's partition. Padding repeats index 0."""
     keys: torch.Tensor
-    """[n, k] rows of the gathered shares, from the beginning of each piece's sequence on. Filling repeats row 0 where nobody looks."""
+    """[n, k] indices into the gathered partitions, from the beginning of each piece's sequence on. Padding repeats index 0 and is masked."""
     first: torch.Tensor | None
-    """[n] place of each piece's first query in its sequence; None: all at the beginning."""
+    """[n] position of each piece's first query in its sequence; None: all pieces begin their sequence."""
 
     def mask(self, window: int | None) -> torch.Tensor | None:
-        """[n, 1, w, k] True where a query sees a key; None: the triangle. Made anew each time, since it is larger than what it is made of."""
+        """[n, 1, w, k], True where a query attends to a key; None: the causal triangle. Computed for each use, since it is large."""
         (n, w), k, device = self.queries.shape, self.keys.shape[1], self.queries.device
         window = k if window is None else window
         if self.first is None and k <= window + 1:
@@ -136,9 +138,9 @@ class _Bucket:
 def _buckets(
     starts: tuple[int, ...], ranks: int, rank: int, device: torch.device
 ) -> tuple[list[_Bucket], torch.Tensor]:
-    """The buckets, and where each row's result lies in their concatenation.
+    """The buckets of a pack, and the index of each row's result in their concatenated outputs.
 
-    A bucket holds one chunk of sequences whose lengths are of one power of two, so that fewer than half of its rows are filling.
+    A bucket holds the same chunk of sequences whose lengths lie between two powers of two, so that less than half of it is padding.
     """
     by_size: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     at = 0
@@ -164,7 +166,8 @@ def _buckets(
 def rotate_packed(
     t: torch.Tensor, cu_seqlens: torch.Tensor, freqs: torch.Tensor, cp_group: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """Rotary embedding of packed rows [t, heads, d] from the angles of the longest sequence, or of every row: those of several dimensions are.
+    """Rotary embedding of packed tokens [t, heads, d]. `freqs`: angles of the positions of the longest sequence, or, for multimodal RoPE, of each
+    token.
 
     megatron's own goes sequence by sequence (rope_utils.py), which takes half of a step's time when there are hundreds of short ones.
     """

@@ -1,4 +1,4 @@
-"""What the trainer computes with: layers, kernels, optimizer. Decided by what is installed; said once, and in the status."""
+"""Describes what the trainer computes with (layers, kernels, optimizer), which depends on what is installed. For the log and the status."""
 
 import importlib.util
 import logging
@@ -49,13 +49,13 @@ def describe(config: Any, optimizer: Any) -> str:
 
 
 def _attention(config: Any) -> str:
-    """As attention.py chooses."""
+    """The implementation that attention.py chooses."""
     flash = torch.cuda.is_available() and config.context_parallel_size == 1 and config.params_dtype in FLASH_TYPES
     return "flash attention" if flash else "SDPA attention"
 
 
 def _adam(optimizer: Any) -> str:
-    """Chained optimizers are all of one kind; a rank may hold no part of some."""
+    """Class of the inner optimizer. Chained optimizers all have the same; a rank may hold no shard of some."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
     kinds = [type(part.optimizer) for part in parts if part.optimizer]
     return f"{kinds[0].__module__.partition('.')[0]} {kinds[0].__name__}" if kinds else "no optimizer here"

@@ -1,5 +1,5 @@
-"""Which trajectories go into which micro-batch of which data-parallel rank. Pure arithmetic of lengths, without torch: every rank, and whoever hands
-batches out, computes the same."""
+"""Assigns trajectories to data-parallel ranks and micro-batches. Pure arithmetic on lengths, without torch, so that every rank computes the same
+plan."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,50 +13,55 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Columns
 
 Plan = list[list[list[int]]]
-"""[data-parallel rank][micro-batch] -> indices of sequences, ascending; a micro-batch may be empty."""
+"""[data-parallel rank][micro-batch] -> indices of sequences, ascending. A micro-batch may be empty."""
 
 SETS_PER_MICRO_BATCH = (2, 4, 8)
-"""A micro-batch has room for so many sets of samples with the same images, which go through the tower once: the first number with which at most
-a tenth more micro-batches are needed. The tokens are the same, and a pass of the tower is most of what a sample with images costs."""
+"""Samples with the same images are kept together in sets, because within a micro-batch their images pass through the vision tower once, which is
+most of what such a sample costs. A set has at most 1 / 2, 1 / 4 or 1 / 8 of the tokens of a micro-batch: the first of these with which at most a
+tenth more micro-batches are needed than without sets."""
 MANY = 16
-"""Sequences that are so many in a micro-batch waste little of it."""
+"""With this many sequences in a micro-batch, the lower bound by their number adds little to the one by their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """The cut of a step into optimizer steps, and of these over ranks."""
+    """A step as mini-batches (optimizer steps), each distributed over ranks and micro-batches."""
 
     mini_batches: tuple[Plan, ...]
-    """Rows of the step's columns. Those without a response are in none."""
+    """Of rows of the step's columns. Rows without a response are in none."""
 
     def rows(self, data_rank: int) -> list[int]:
-        """What a data-parallel rank needs, ascending."""
+        """Rows that a data-parallel rank trains, ascending."""
         return sorted(row for plan in self.mini_batches for micro in plan[data_rank] for row in micro)
+
+    def rows_by_rank(self) -> list[list[int]]:
+        """[data-parallel rank] -> `rows`."""
+        return [self.rows(rank) for rank in range(len(self.mini_batches[0]))]
 
 
 def undivided(spec: RLJobSpec) -> RLJobSpec:
-    """For a step that is measured only: in one mini-batch."""
+    """The spec with one mini-batch per step, for a step that is measured only."""
     return spec.model_copy(update={"train": spec.train.model_copy(update={"mini_batches": 1})})
 
 
 def plan_step(
-    columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, complete: bool = False
+    columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, with_last_token: bool = False
 ) -> StepPlan:
-    """Mini-batches of whole groups, none of them empty; each spread over ranks and micro-batches.
+    """Plan a step: non-empty mini-batches of whole groups.
 
-    A sequence takes its tokens without the last, which predicts nothing; with it, where reward models read whole sequences in the same cut.
+    A sequence counts without its last token, which predicts nothing, unless reward models read whole sequences with the same plan.
 
     Args:
-        pairs: the rows of a group lie behind each other in one micro-batch, as Objective.pairs says
-        complete: with every sequence's last token, as Objective.scores says
+        pairs: keep the rows of a group adjacent in one micro-batch, as Objective.pairs demands
+        with_last_token: count every sequence with its last token, as Objective.scores demands
 
     Raises ValueError when no trajectory has a response, or one, or a pair, is longer than a micro-batch.
     """
     kept = np.flatnonzero(columns.response_length)
     if not len(kept):
         raise ValueError("the step has no trajectories to train on")
-    complete = complete or any(reward.model for reward in spec.rewards)
-    lengths = (columns.length - (not complete)).tolist()
+    with_last_token = with_last_token or any(reward.model for reward in spec.rewards)
+    lengths = (columns.length - (not with_last_token)).tolist()
     groups = [list(rows) for _, rows in groupby(kept.tolist(), key=lambda row: columns.group[row])]
     count = min(spec.train.mini_batches, len(groups))
     share = [i * count // len(groups) for i in range(len(groups))]
@@ -65,8 +70,8 @@ def plan_step(
 
 
 def plan_units(units: Sequence[Sequence[int]], lengths: Sequence[int], spec: RLJobSpec, layout: Layout) -> Plan:
-    """Spread rows as `plan` does; those of a unit lie behind each other. `lengths`: of the sequence of every row."""
-    sizes = [sum(space(lengths[row], layout) for row in unit) for unit in units]
+    """Like `plan`, but keeps the rows of a unit adjacent in one micro-batch. `lengths`: [row] -> tokens of its sequence."""
+    sizes = [sum(padded_length(lengths[row], layout) for row in unit) for unit in units]
     found = plan(sizes, spec.train.tokens_per_micro_batch, layout.alignment, layout.data, layout.micro_batch_multiple)
     return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
 
@@ -84,7 +89,7 @@ def _plan(groups: list[list[int]], pairs: bool, lengths: list[int], spec: RLJobS
 
 
 def bounded_sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
-    """The rows in sets of at most so many tokens, or of one row."""
+    """Split rows into consecutive sets of at most `most` tokens, or of one longer row."""
     found, size = [[rows[0]]], lengths[rows[0]]
     for row in rows[1:]:
         size += lengths[row]
@@ -95,16 +100,16 @@ def bounded_sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list
     return found
 
 
-def space(length: int, layout: Layout) -> int:
-    """The room of a sequence in the row: context-parallel ranks take equal chunks of it. Nothing of the sequence sees what fills it up."""
+def padded_length(length: int, layout: Layout) -> int:
+    """`length` with the padding by which context-parallel ranks get equal chunks of the sequence. The padding follows its last token."""
     return -(-length // layout.sequence_alignment) * layout.sequence_alignment
 
 
 def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multiple: int = 1) -> Plan:
-    """Spread sequences of `lengths` tokens over as few micro-batches as the budget allows, equally many on every rank, of about equal size.
+    """Distribute sequences over as few micro-batches as the budget allows, equally many on every rank, and of about equal size.
 
-    No micro-batch has more than `budget` tokens after it was filled up to a multiple of `alignment`. Equal counts, multiples of
-    `multiple`, are what the schedules and the collectives of megatron need; micro-batches without sequences are run on filling that has no weight.
+    No micro-batch has more than `budget` tokens after padding to a multiple of `alignment`. Megatron's schedules and collectives need the same
+    number of micro-batches on every rank, a multiple of `multiple`; a micro-batch without sequences consists of padding, whose loss has no weight.
 
     Raises:
         ValueError: a sequence alone is longer than the budget.
@@ -120,7 +125,7 @@ def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multip
 
 
 def _fewest(lengths: Sequence[int], room: int) -> int:
-    """As many micro-batches are needed at least: for all tokens, and because only k sequences fit into one that are longer than room / (k + 1)."""
+    """A lower bound of the number of micro-batches: by the tokens, and since at most k sequences longer than room / (k + 1) fit into one."""
     found = np.asarray(lengths, np.int64)
     return max(1, -(-int(found.sum()) // room), *(-(-int((found * (k + 1) > room).sum()) // k) for k in range(1, MANY)))
 

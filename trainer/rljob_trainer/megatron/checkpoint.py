@@ -1,12 +1,11 @@
-"""Networks, optimizers, schedules and random states as a torch_dist directory.
+"""Saves and loads networks, optimizers, schedules and random states as a torch_dist directory.
 
-A network that was trained on ranks of its own lies in a directory of its name inside the others', which any ranks may load it from.
+A network that was trained on a gang of its own has a subdirectory of its name, from which any gang can load it. Of a network with adapters only these
+are saved, together with the identity of their base model (lora_base.py).
 
-Of a network with adapters these alone are in it, with a name of what they belong to.
-
-Two formats. `fully_reshardable`: any layout can load it; the optimizer's shards are first gathered on every data-parallel rank
-(compat/optimizer_gathering.py). `dp_reshardable`: every rank writes its own shards as they lie, at once; only the number of data-parallel ranks
-may differ when it is loaded.
+There are two formats. `fully_reshardable` can be loaded into any layout; the optimizer's shards are first gathered on every data-parallel rank
+(compat/optimizer_gathering.py). `dp_reshardable` is faster: every rank writes its own shards as they are; only the number of data-parallel ranks may
+differ when it is loaded.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,52 +34,52 @@ from rljob_trainer.megatron.lora_base import Base, require_same
 from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
-"""That write, each a file of its own, where the loop waits for them. While training continues one thread writes."""
+"""Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointedNetwork:
-    """One network that is trained."""
+    """A trained network, with all that a checkpoint saves of it."""
 
     modules: Sequence[MegatronModule]
-    """Its pieces on this rank, without their wrappers, whose names would get into the file."""
+    """Its model chunks on this rank, without DDP wrappers, whose names would end up in the file."""
     base: Base | None
-    """What its adapters belong to; None: all of it is trained."""
+    """The base model of its adapters; None: all parameters are trained."""
     optimizer: Any
     scheduler: OptimizerParamScheduler
     offloader: Offloader
-    """Parameters and optimizer must be on the device."""
+    """Parameters and optimizer state must be on the device."""
 
     @property
     def bucket_size(self) -> int | None:
-        """Numbers in a bucket of its gradient buffers, on the ranks that have several; None: nobody has."""
+        """Elements per bucket of its gradient buffers; None: they are not bucketed."""
         return self.optimizer.model_chunks[0].ddp_config.bucket_size
 
     def storages(self) -> set[int]:
-        """Addresses of the memory that training keeps changing."""
+        """Addresses of the storages that training changes."""
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
         return {t.untyped_storage().data_ptr() for t in (*tensors, *states(self.optimizer, set()))}
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The live objects that a checkpoint is taken of or put into."""
+    """The live objects that a checkpoint is saved from or loaded into."""
 
     networks: Mapping[str, CheckpointedNetwork]
     """`policy`, and `critic` where there is one."""
     objective: Mapping[str, Any]
-    """What the policy's objective keeps; see Objective.state."""
+    """State of the policy's objective; see Objective.state."""
     layout: str
 
     def only(self, names: Collection[str]) -> "State":
-        """Of these networks."""
+        """The state with these networks only."""
         return replace(self, networks={name: network for name, network in self.networks.items() if name in names})
 
 
 def save(directory: Path, state: State, reshardable: bool) -> Writing:
-    """Copy the state, and start to write it into `directory`, which must not exist, on a file system that all ranks share. Collective.
+    """Copy the state, and start to write it into `directory`, a new one on a file system that all ranks share. Collective.
 
-    Complete once `finish` of what is returned has returned on every rank. What is trained meanwhile does not get into it.
+    The save is complete once `finish` of the result has returned on every rank. It does not contain what is trained meanwhile.
     """
     if dist.get_rank() == 0:
         directory.mkdir(parents=True)
@@ -100,10 +99,11 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
 
 
 def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
-    """Put what `save` wrote into the live objects, and return the objective's state, which lies with the first network. Random states are taken
-    only in the same layout. Collective. `heartbeat` is called with every tensor that this rank has read.
+    """Load what `save` wrote into the live objects. Returns the state of the objective. Collective.
 
-    Raises ConfigurationError when a network that is to be trained is not in it, does not lie in it as it does here, or has adapters of another
+    Random states are loaded only in the same layout. `heartbeat` is called for every tensor that this rank has read.
+
+    Raises ConfigurationError when the checkpoint lacks a network, has it in a format that does not fit this layout, or has adapters of another base
     model.
     """
     places = {name: _place(directory, name) for name in state.networks}
@@ -147,7 +147,8 @@ def _require_networks(held: list[str], state: State) -> None:
 
 
 def _require_buckets(held: dict[str, int | None], state: State) -> None:
-    """The fast format keeps the buckets of megatron's gradient buffers (distributed_data_parallel.py:69 for their size)."""
+    """Raise ConfigurationError when bucket sizes differ: the fast format depends on the buckets of megatron's gradient buffers (whose size is chosen
+    in distributed_data_parallel.py:69)."""
     for name, network in state.networks.items():
         if held[name] != network.bucket_size:
             before, here = (
@@ -172,10 +173,10 @@ def _put(loaded: dict[str, Any], network: CheckpointedNetwork) -> None:
 
 
 def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
-    """The spec of today has the last word on the optimizer's numbers; megatron would take those of the checkpoint, or, by the learning rate,
-    not recognise its parameter groups (distrib_optimizer.py:970). The scheduler sets rate and weight decay."""
+    """Replace hyperparameters in the loaded optimizer state by those of the current spec. Megatron would use the checkpoint's, or, with another
+    learning rate, not match its parameter groups (distrib_optimizer.py:970). The scheduler sets learning rate and weight decay."""
     ours = optimizer.param_groups[0]
-    for part in [loaded] if "optimizer" in loaded else loaded.values():  # one each for dense and expert parameters
+    for part in [loaded] if "optimizer" in loaded else loaded.values():  # one each for dense and for expert parameters
         for group in part["optimizer"]["param_groups"]:
             group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
 
@@ -223,7 +224,7 @@ def _sharded_optimizer(
 
 
 def _random_states() -> ShardedObject:
-    """One per rank of the model; data-parallel and context-parallel copies share theirs."""
+    """Random states, one for each model-parallel rank; data-parallel and context-parallel replicas share them."""
     states = {"torch": torch.get_rng_state(), "tracker": get_cuda_rng_tracker().get_states()}
     shape = (mpu.get_pipeline_model_parallel_world_size(), mpu.get_tensor_model_parallel_world_size())
     place = (mpu.get_pipeline_model_parallel_rank(), mpu.get_tensor_model_parallel_rank())

@@ -1,4 +1,4 @@
-"""The engine of the trainer: the policy, and those of reference, critic and reward models that share its ranks.
+"""The training engine: the policy, and those of reference, critic and reward models that share its ranks.
 
 SPMD: every method is collective over all ranks of the process group.
 """
@@ -36,12 +36,12 @@ __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
 
 class Engine:
-    """Everything that is trained or measured on the ranks. The default process group must exist; `compat.install()` must have been called."""
+    """All models on the trainer's ranks. The default process group must exist, and `compat.install()` must have been called."""
 
     def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None], objective: Objective | None = None) -> None:
-        """`objective`: of the policy; that of spec.algorithm when unset. `heartbeat` is called whenever something moved.
+        """`objective`: of the policy; by default that of spec.algorithm. `heartbeat` is called whenever progress was made.
 
-        Raises ConfigurationError for models that are wrong or do not fit the layout.
+        Raises ConfigurationError for models that are unusable or do not fit the layout.
         """
         layout = Layout.of(spec, names.ROLE_TRAINER)
         self._spec, self.layout, self.heartbeat = spec, str(layout), heartbeat
@@ -61,39 +61,40 @@ class Engine:
 
     @property
     def data_rank(self) -> int:
-        """This rank's data-parallel copy of the model."""
+        """Data-parallel rank."""
         return self._parallel.data_rank
 
     def parts(self, columns: Columns) -> list[list[int]]:
-        """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
+        """[data-parallel rank] -> rows of the batch that it trains, ascending."""
         return self._parts(columns, self._spec)
 
     def _parts(self, columns: Columns, spec: RLJobSpec) -> list[list[int]]:
-        plan = plan_step(columns, spec, self._parallel.layout, self.objective.pairs, self.objective.scores)
-        return [plan.rows(rank) for rank in range(self._parallel.layout.data)]
+        return plan_step(
+            columns, spec, self._parallel.layout, self.objective.pairs, self.objective.scores
+        ).rows_by_rank()
 
     def held_out_parts(self, columns: Columns) -> list[list[int]]:
-        """As `parts`, of a batch that `evaluate` gets."""
+        """Like `parts`, for a batch that `evaluate` gets."""
         return self._parts(columns, self._undivided)
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """What the objective measures of a batch, under the names of training; nothing is learnt. The same on all ranks.
+        """The objective's metrics of a batch, under the names that they have in training, the same on all ranks. Nothing is learnt.
 
-        `batch`: this rank's part of it, by `held_out_parts`.
+        `batch`: this rank's part, as `held_out_parts` says.
         """
         self.memory.enter("score")
         step = self._measured(batch, self._undivided)
         for name, values in self.objective.advantages(step).columns.items():
             step.put(name, values)
-        step.weigh(self.objective)
+        step.put_loss_weights(self.objective)
         found = update_metrics(self.objective, self._policy.evaluate_loss(step, self.objective))
         self.memory.enter("generate")
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def measure(self, batch: Batch) -> Step:
-        """What stays as it is during the step, in the micro-batches that are trained: scores of reward models, and what the objective needs.
+        """Measure what stays fixed during the step: scores of reward models, and what the objective needs, such as old log-probabilities.
 
-        `batch`: whole, or this rank's part of it.
+        `batch`: the whole batch, or this rank's part of it.
         """
         return self._measured(batch, self._spec)
 
@@ -115,10 +116,11 @@ class Engine:
         return step
 
     def update(self, step: Step, targets: Targets) -> dict[str, float]:
-        """An optimizer step of each network per epoch and mini-batch; of the critic first, so that networks change places once.
+        """One optimizer step per epoch and mini-batch, for all of the critic's first and then the policy's, so that offloaded networks are swapped
+        once.
 
-        Returns the metrics, the same on all ranks; without those that are not finite: when all optimizer steps were skipped, or no token was
-        left to learn from.
+        Returns the metrics, the same on all ranks. Metrics that are not finite are left out: all optimizer steps were skipped, or no token was in the
+        loss.
 
         Raises:
             MismatchError: before the policy's optimizer step; see parity.LIMIT.
@@ -131,7 +133,7 @@ class Engine:
         metrics = dict(targets.metrics) | self._reward_metrics(step)
         metrics["train/tokens"] = float(columns.length[columns.response_length > 0].sum())
         for network, objective in self._learners():
-            step.weigh(objective)
+            step.put_loss_weights(objective)
             learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
             with self._policy.routing.replayed():
                 updates = learn(step, objective)
@@ -140,7 +142,8 @@ class Engine:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def log_probs(self, trajectories: Sequence[Trajectory]) -> list[torch.Tensor]:
-        """Of every response token under the policy, at temperature 1, on every rank. All ranks have the same trajectories."""
+        """Per trajectory the log-probabilities [response tokens] under the policy at temperature 1, on every rank. All ranks pass the same
+        trajectories."""
         units = [[row] for row in range(len(trajectories))]
         plan = plan_units(units, [len(t) - 1 for t in trajectories], self._spec, self._parallel.layout)
         micro_batches = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self.data_rank]]
@@ -150,38 +153,38 @@ class Engine:
         return gather(list(zip(micro_batches, measured, strict=False)), counts, self._parallel)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face names and full tensors of the policy in its dtype, one at a time. Every rank must drain it."""
+        """Yields the policy's tensors under their Hugging Face names, unsharded, in its dtype. Every rank must exhaust the iterator."""
         with self._policy.offloader.using("parameters"):
             for name, tensor in self._model.export():
                 self.heartbeat()
                 yield name, tensor
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See TrainedModel.export_adapters. Every rank must drain it."""
+        """See TrainedModel.export_adapters. Every rank must exhaust the iterator."""
         with self._policy.offloader.using("parameters"):
             yield from self._model.export_adapters()
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The config.json of what `export` gives, from that of the model that the job started from."""
+        """The config.json of the exported policy. `config`: that of the model that the job started from."""
         return self._model.hugging_face_config(config)
 
     def release_memory(self) -> None:
-        """Give the device what memory is held and not in use. Before servers wake that share it."""
+        """Return cached memory to the device, before servers that share it wake up."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def save(self, directory: Path, reshardable: bool) -> Writing:
-        """Start to write everything that training continues from, as it is now, into a new directory that all ranks share; see `checkpoint`."""
+        """Start to write the state of training, as it is now, into a new directory that all ranks share; see checkpoint.save."""
         with self._all_on_device():
             return checkpoint.save(directory, self._state(), reshardable)
 
     def load(self, directory: Path) -> None:
-        """Continue from what `save` wrote, in this or another layout. The reference stays the model that the job started from."""
+        """Restore what `save` wrote, in this or another layout. The reference remains the model that the job started from."""
         with self._all_on_device():
             self.objective.load_state(checkpoint.load(directory, self._state(), self.heartbeat))
 
     def _reward_metrics(self, step: Step) -> dict[str, float]:
-        """Of the rewards with the scores of reward models in them, wherever these are."""
+        """Mean reward including the scores of reward models; empty when the job has none."""
         columns = step.batch.columns
         kept = columns.reward[columns.answered]
         scored = any(reward.model for reward in self._spec.rewards)
@@ -192,13 +195,13 @@ class Engine:
         return ([(self._critic, critic)] if self._critic and critic else []) + [(self._policy, self.objective)]
 
     def _trained_model(self) -> TrainedModel:
-        """What the objective learns with."""
+        """A language model, or a value model for objectives over scores."""
         if self.objective.scores:
             return ValueModel(self._spec, self._spec.model.path, MODEL, self._parallel)
         return PolicyModel(self._spec, self._parallel)
 
     def _frozen_reference(self) -> LogProbs | None:
-        """While the policy is still the starting point."""
+        """The reference, if the objective needs it and it is on these ranks. Must be made while the policy has its initial weights."""
         if "reference_log_probs" not in self.objective.needs or names.ROLE_REFERENCE not in self._shared:
             return None
         return reference_of(
@@ -226,7 +229,7 @@ class Engine:
         return checkpoint.State(parts, self.objective.state(), self.layout)
 
     def _all_on_device(self) -> ExitStack:
-        """What a checkpoint is made of lies on the device inside."""
+        """A context in which parameters and optimizer state of all trained networks are on the device."""
         stack = ExitStack()
         for network in filter(None, (self._policy, self._critic)):
             stack.enter_context(network.offloader.using("parameters", "optimizer"))

@@ -1,7 +1,7 @@
-"""Frozen models on the ranks.
+"""Frozen models on the trainer's ranks: the reference and reward models.
 
-The reference of the KL penalty: a copy in host memory that is swapped in for the policy, a second model on the device, or the policy itself
-without its adapters. Reward models: frozen value models, whose value at the last token of prompt and response is the reward.
+The reference is a copy of the weights in host memory that is swapped in for the policy's, a second model on the device, or the policy itself without
+its adapters. A reward model is a value model whose value at the last token of the response is the reward.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -39,10 +39,10 @@ def reference_of(
     parallel: ParallelState,
     heartbeat: Callable[[], None],
 ) -> LogProbs:
-    """What measures log-probabilities under the reference. To be made while `policy` is still the starting point. Collective.
+    """A function that computes log-probabilities under the reference. Must be made while `policy` has its initial weights. Collective.
 
-    `log_probs`: the policy's, with its parameters on the device.
-    Raises ConfigurationError, of spec.reference.path, for a directory that is not of the policy's architecture.
+    `log_probs`: the same function under the policy; it needs the policy's parameters on the device.
+    Raises ConfigurationError, of spec.reference.path, for a model of another architecture than the policy's.
     """
     reference = spec.reference
     if not reference.offload:
@@ -64,12 +64,12 @@ def reference_of(
 
 
 def separate_reference(spec: RLJobSpec, parallel: ParallelState, heartbeat: Callable[[], None]) -> LogProbs:
-    """Of a model of its own, whatever becomes of the policy. Collective. Raises ConfigurationError as `reference_of`."""
+    """The same function for a reference that is a second model on the device. Collective. Raises ConfigurationError as `reference_of`."""
     return Network(_load(spec, parallel), parallel, heartbeat).log_probs
 
 
 def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
-    """Without adapters, which begin as nothing."""
+    """Load the reference, without adapters: initially their product is zero."""
     path, checkpoint = spec.reference.path, spec.reference.megatron_checkpoint
     own = {"path": path or spec.model.path, "megatron_checkpoint": checkpoint} if path or checkpoint else {}
     model = spec.model.model_copy(update={**own, "lora": None})
@@ -83,9 +83,9 @@ def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
 
 
 class HostCopy:
-    """Values for the parameters of `modules` apart from adapters, in host memory: those of `source` as they are now.
+    """A copy in host memory of the current parameters of `source`, to be swapped into `modules`. Adapters are excluded.
 
-    Raises ConfigurationError, of spec.reference.path, when they have not the same shapes.
+    Raises ConfigurationError, of spec.reference.path, when their shapes differ.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module]) -> None:
@@ -102,7 +102,7 @@ class HostCopy:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Inside, the modules have the copied values; afterwards their own again, bit for bit."""
+        """Inside, the modules have the copied values; afterwards they have their own again, bit for bit."""
         self._exchange()
         try:
             yield
@@ -121,12 +121,12 @@ class HostCopy:
 
 
 class RewardModels:
-    """Entries of spec.rewards with `model`. Every method is collective."""
+    """The entries of spec.rewards with `model`. Every method is collective."""
 
     def __init__(
         self, spec: RLJobSpec, roles: Collection[str], parallel: ParallelState, heartbeat: Callable[[], None]
     ) -> None:
-        """Those of these roles. Raises ConfigurationError for a directory that is no classifier with one label."""
+        """`roles`: the entries to load here. Raises ConfigurationError for a model that is not a classifier with one label."""
         self._spec = spec
         self._models = {
             i: _RewardModel(spec, reward.model, f"spec.rewards[{i}].model.path", parallel, heartbeat)
@@ -135,14 +135,14 @@ class RewardModels:
         }
 
     def scores(self, step: Step) -> Iterator[np.ndarray]:
-        """Of each entry [n], weighted; 0 for trajectories that it does not apply to."""
+        """Yields for each entry its weighted scores [n]; 0 for rows to which it does not apply."""
         for entry, model in self._models.items():
             weights = self._weights(entry, step.batch.columns.data_source.tolist())
             scores = model.scores(step, {row for row, weight in enumerate(weights) if weight})
             yield np.array(weights) * scores
 
     def _weights(self, entry: int, data_sources: list[str]) -> list[float]:
-        """Of the entry, by row; 0 where it does not apply."""
+        """[n], the weight of the entry for each row; 0 where it does not apply."""
         by_source = {
             source: next((r.weight for i, r in entries_of(self._spec.rewards, source) if i == entry), 0.0)
             for source in set(data_sources)
@@ -167,11 +167,14 @@ class _RewardModel:
         self._offloader = Offloader(Offload(parameters=reward.offload and not reward.processes_per_node), model.modules)
 
     def scores(self, step: Step, chosen: set[int]) -> np.ndarray:
-        """[n], of these rows, 0 elsewhere; on every rank. In the cut of the training passes, with each trajectory's last token."""
+        """[n], scores of the `chosen` rows, 0 for the others; on every rank. Uses the micro-batches of training, with the last token of each
+        trajectory, where the score is read."""
         if not chosen:
             return np.zeros(len(step.counts))
         micro_batches = [
-            micro_batch(step.batch.trajectories, [i for i in m.row.rows if i in chosen], step.parallel, complete=True)
+            micro_batch(
+                step.batch.trajectories, [i for i in m.row.rows if i in chosen], step.parallel, with_last_token=True
+            )
             for m in step.micro_batches()
         ]
         with self._offloader.using("parameters"):

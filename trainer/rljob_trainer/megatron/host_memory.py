@@ -1,7 +1,7 @@
-"""Memory of the host for what leaves a device for a while.
+"""Pinned host memory for tensors that are offloaded from a device.
 
-A GPU copies at its full rate to and from pinned memory only, and torch rounds every piece of that up to a power of two
-(ATen/core/CachingHostAllocator.h, `allocate`): 17 GiB would take 32. Taken in blocks of a power of two, it takes what it holds.
+A GPU copies at full rate to and from pinned memory only, and torch rounds every allocation of it up to a power of two
+(ATen/core/CachingHostAllocator.h, `allocate`): 17 GiB would take 32. Blocks whose size is a power of two waste nothing.
 """
 
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 
 BLOCK = 2**26
-"""Bytes: a millisecond of copying."""
+"""Bytes in a block, about a millisecond of copying."""
 
 
 class HostMemory:
-    """A row of bytes that becomes longer when more is written than it has room for. Pinning takes longer than copying: blocks are kept."""
+    """A byte array that grows as needed. Blocks are never freed, because pinning takes longer than copying."""
 
     def __init__(self, block: int = BLOCK) -> None:
         self._block = block
@@ -36,7 +36,7 @@ class HostMemory:
         return at + len(target)
 
     def _pieces(self, at: int, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(where it begins in the caller's bytes, its place) of all blocks that these bytes lie in."""
+        """Yields (offset in the caller's bytes, slice of a block) for all blocks in which these bytes lie."""
         start = 0
         while start < size:
             number, offset = divmod(at + start, self._block)

@@ -1,4 +1,4 @@
-"""The policy as directories that others read: a Hugging Face model, or the adapters as a directory of the peft library."""
+"""Writes the policy as a Hugging Face model, or its adapters as a directory of the peft library."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from rljob_trainer.megatron.lora_start import PREFIX
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
-    """The new file `target`, with the mode that a new file gets here: safetensors itself lets nobody but the owner read what it writes."""
+    """Write a safetensors file with the default mode for new files: the library itself makes files that only the owner can read."""
     target.touch()
     mode = target.stat().st_mode
     save_file(dict(tensors), target, metadata={"format": "pt"})
@@ -29,7 +29,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 
 
 class Exporting(Protocol):
-    """What is written: an Engine, or a model alone."""
+    """What can be written: an Engine, or a single model."""
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """See Engine.export. Collective."""
@@ -52,7 +52,7 @@ def write_hugging_face(engine: Exporting, source: Path, target: Path, shard_byte
     """
     if dist.get_rank() == 0:
         target.mkdir(parents=True)
-        dtype = _write_weights(_telling(engine), target, shard_bytes)
+        dtype = _write_weights(_with_heartbeats(engine), target, shard_bytes)
         _copy_the_rest(source, target)
         config = engine.hugging_face_config(json.loads((source / "config.json").read_text()))
         _write_config(config, target, dtype)
@@ -62,15 +62,15 @@ def write_hugging_face(engine: Exporting, source: Path, target: Path, shard_byte
     dist.barrier()
 
 
-def _telling(engine: Exporting) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy; the next tensor is taken when the one before is copied, and now and then a shard written."""
+def _with_heartbeats(engine: Exporting) -> Iterator[tuple[str, torch.Tensor]]:
+    """The policy's tensors, with a heartbeat after each one has been copied or its shard written."""
     for named in engine.export():
         yield named
         engine.heartbeat()
 
 
 def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, shard_bytes: int) -> torch.dtype:
-    """Shards under temporary names, renamed when their number is known, and an index if there are several. Returns the tensors' dtype."""
+    """Write shards under temporary names, rename them once their number is known, and write an index if there are several. Returns the dtype."""
     shards: list[list[str]] = []
     size = 0
     for number, shard in enumerate(_shards(tensors, shard_bytes)):
@@ -92,7 +92,7 @@ def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, sh
 
 
 def _shards(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Copies of consecutive tensors in host memory, up to `limit` bytes together; a larger one is alone."""
+    """Yields copies of consecutive tensors in host memory, at most `limit` bytes together; a larger tensor is a shard of its own."""
     shard: dict[str, torch.Tensor] = {}
     for name, tensor in tensors:
         if shard and sum(t.nbytes for t in shard.values()) + tensor.nbytes > limit:
@@ -115,14 +115,14 @@ def _write_config(config: dict[str, Any], target: Path, dtype: torch.dtype) -> N
 
 
 TEMPLATE = "chat_template.jinja"
-"""How the adapters' conversations were written, where the model has it in a file of its own."""
+"""The chat template, where the model has it in a file of its own."""
 
 
 def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -> None:
     """Write the policy's adapters into the new directory `target`. Rank 0 writes. Collective; complete when it returns.
 
-    `source` is the model directory that they belong to. Queries, keys and values have one A, and gate and up: it is written for each of
-    them, but where the model's files have them as one tensor.
+    `source` is the directory of their base model. Query, key and value share one A, as do gate and up. It is written for each of them, unless the
+    model's files have them as one tensor.
     """
     copies = (
         (name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
@@ -135,7 +135,7 @@ def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -
 
 
 def save_adapters(tensors: dict[str, torch.Tensor], lora: LoraSpec, source: Path, target: Path) -> None:
-    """The files of the new directory `target`, of adapters by the library's names."""
+    """Write adapters, by their names in the peft library, into the new directory `target`."""
     target.mkdir(parents=True)
     write_tensors(tensors, target / WEIGHTS)
     (target / CONFIG).write_text(json.dumps(_adapter_config(lora, source, list(tensors)), indent=2) + "\n")
@@ -144,7 +144,7 @@ def save_adapters(tensors: dict[str, torch.Tensor], lora: LoraSpec, source: Path
 
 
 def _adapter_config(lora: LoraSpec, source: Path, tensors: list[str]) -> dict[str, Any]:
-    """What peft needs; all else has its defaults. Modules are called by the last part of their names: `....q_proj.lora_A.weight`."""
+    """The fields of adapter_config.json without defaults. A target module is the third last part of a tensor's name: `....q_proj.lora_A.weight`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

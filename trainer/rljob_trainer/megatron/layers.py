@@ -1,9 +1,9 @@
 """Transformer layers in plain torch, under Transformer Engine's class names and with its parameter layout.
 
-megatron-core's extension point for this is `BackendSpecProvider`. Its stock local layers cannot do sequence parallelism
-(core/transformer/torch_norm.py:32) or packed sequences (core/transformer/dot_product_attention.py:158). Because names and layout are
-Transformer Engine's, checkpoints of a CPU, a GPU with and a GPU without it are the same, and so is what megatron-bridge sees: it tells how
-a weight is cut from the name of its module's class.
+They are plugged in through megatron-core's `BackendSpecProvider`. Its own local layers support neither sequence parallelism
+(core/transformer/torch_norm.py:32) nor packed sequences (core/transformer/dot_product_attention.py:158). With Transformer Engine's names and
+parameter layout, checkpoints are the same with and without it, on CPU and GPU, and megatron-bridge works unchanged: it infers how a weight is
+sharded from the name of its module's class.
 """
 
 from functools import partial
@@ -28,11 +28,11 @@ from torch.nn import Parameter
 from rljob_trainer.megatron.attention import TEDotProductAttention
 
 SEQUENCE_PARALLEL = "sequence_parallel"
-"""The mark of a parameter by which finalize_model_grads sums its gradient over the ranks among which the sequence is cut."""
+"""Parameter attribute that tells finalize_model_grads to sum the gradient over the sequence-parallel ranks."""
 
 
 def block_spec(config: TransformerConfig, vp_stage: int | None = None) -> Any:
-    """The decoder's layers, for `provider.transformer_layer_spec`."""
+    """Spec of the decoder's layers, for `provider.transformer_layer_spec`."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
@@ -51,10 +51,10 @@ class TENorm(torch.nn.Module):
 
 
 class TELayerNormColumnParallelLinear(ColumnParallelLinear):
-    """A norm and the column-parallel matrix that reads it."""
+    """A norm followed by a column-parallel matrix."""
 
     return_layernorm_output = False
-    """Give what the matrix reads beside what it makes of it, for an adapter that reads the same."""
+    """Also return the output of the norm, for an adapter that reads the same input as the matrix."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
@@ -86,7 +86,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, conf
 
 
 class TELinear(torch.nn.Module):
-    """A matrix that every tensor-parallel rank has whole, and applies to its own rows: the projections into latents of multi-latent attention."""
+    """A matrix that is replicated on every tensor-parallel rank and applied to its own tokens: the down-projections of multi-latent attention."""
 
     parallel_mode = "duplicated"
 
@@ -103,16 +103,16 @@ class TELinear(torch.nn.Module):
         config.init_method(self.weight)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """x [..., in] -> [..., out], and no bias to be added later"""
+        """x [..., in] -> [..., out], and None for a bias to be added later."""
         return F.linear(x, self.weight), None
 
 
 class _GroupedLinear(MegatronModule):
-    """The matrices of a rank's experts: weight0, weight1, ..., each [out, in], each applied to the rows of its expert; in some models also
-    bias0, bias1, ... [out]. The dispatcher does all communication."""
+    """The matrices of a rank's experts: weight0, weight1, ... [out, in], each applied to the tokens of its expert; in some models also biases bias0,
+    bias1, ... [out]. The token dispatcher does all communication."""
 
     cut: int
-    """The dimension that expert-tensor-parallel ranks share."""
+    """The dimension that is sharded over expert-tensor-parallel ranks."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _GroupedLinear(MegatronModule):
                 setattr(self, f"{kind}{i}", tensor)
 
     def forward(self, x: torch.Tensor, m_splits: list[int]) -> tuple[torch.Tensor, list[torch.Tensor] | None]:
-        """x [t, in], sorted by expert, `m_splits` rows each -> [t, out], and the experts' biases where somebody else adds them"""
+        """x [t, in], sorted by expert, `m_splits` tokens each -> [t, out], and the biases if the caller adds them (skip_bias_add)."""
         biases = [getattr(self, f"bias{i}", None) for i in range(self.count)]
         added = [None] * self.count if self.skips else biases
         parts = zip(x.split(m_splits), added, strict=True)
@@ -150,7 +150,7 @@ class _GroupedLinear(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """All experts of a layer are one tensor [experts, out, in] in a checkpoint (as core/extensions/transformer_engine.py, TEGroupedLinear)."""
+        """In a checkpoint all experts of a layer are one tensor [experts, out, in] (like core/extensions/transformer_engine.py, TEGroupedLinear)."""
         metadata = metadata or {}
         first, total = self.groups.ep.rank() * self.count, self.groups.ep.size() * self.count
         alone, found = metadata.get("singleton_local_shards", False), {}
@@ -173,19 +173,19 @@ class _GroupedLinear(MegatronModule):
 
 
 class TEColumnParallelGroupedLinear(_GroupedLinear):
-    """Cut along the outputs."""
+    """Sharded along the outputs."""
 
     cut = 0
 
 
 class TERowParallelGroupedLinear(_GroupedLinear):
-    """Cut along the inputs."""
+    """Sharded along the inputs."""
 
     cut = 1
 
 
 class TorchBackend(BackendSpecProvider):
-    """What TESpecProvider answers, in plain torch."""
+    """The counterpart of TESpecProvider in plain torch."""
 
     def linear(self) -> type:
         return TELinear
@@ -212,16 +212,16 @@ class TorchBackend(BackendSpecProvider):
         return None
 
     def grouped_mlp_modules(self, moe_use_grouped_gemm: bool) -> Any:
-        """Always grouped: a checkpoint of experts one by one is another one."""
+        """Always grouped: a checkpoint of separate experts has another format."""
         submodules = GroupedMLPSubmodules(
             linear_fc1=TEColumnParallelGroupedLinear, linear_fc2=TERowParallelGroupedLinear, activation_func=None
         )
         return partial(TEGroupedMLP, submodules=submodules)
 
 
-def keep_apart(module: torch.nn.Module) -> None:
-    """Give experts buffers of their own also where no ranks share them. Their optimizer state then looks the same for every number of
-    expert-parallel ranks and can be resharded (core/optimizer/distrib_optimizer.py:962)."""
+def mark_expert_parameters(module: torch.nn.Module) -> None:
+    """Set `allreduce = False` on experts' parameters even without expert parallelism. DDP then gives them buffers of their own, so that their
+    optimizer state has the same format for every expert-parallel size and can be resharded (core/optimizer/distrib_optimizer.py:962)."""
     for name, parameter in module.named_parameters():
         if ".experts." in name:
             parameter.allreduce = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a model predicts, from a vocabulary that is cut over tensor-parallel ranks."""
+"""Log-probabilities and entropy over a vocabulary that is sharded over tensor-parallel ranks."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from rljob_trainer.objectives.tokens import Predictions
 
 KERNELS = "rljob_trainer.megatron.logprob_kernels"
 CHUNK = 2048
-"""Rows per piece: bounds the float32 copies at CHUNK x local vocabulary, whatever the length of the micro-batch."""
+"""Tokens per piece. Bounds the size of float32 copies to CHUNK x local vocabulary."""
 
 
 def predictions(
@@ -22,11 +22,11 @@ def predictions(
     group: dist.ProcessGroup,
     candidates: torch.Tensor | None = None,
 ) -> Predictions:
-    """log softmax(logits / temperature) at `targets` [t], at `candidates` [t, K] and on average, and the entropy of that distribution.
+    """log softmax(logits / temperature) at `targets` [t], at `candidates` [t, K] and averaged over the vocabulary, and the entropy.
 
-    `logits` [t, v] is this rank's share of the padded vocabulary, in rank order; padding (token ids from `vocabulary` on) has probability 0.
-    The results are equal on all ranks of `group`. The backward pass computes the softmax again instead of keeping it, and writes the
-    gradient over the logits: nobody else may need them by then.
+    `logits` [t, v] is this rank's shard of the padded vocabulary, in rank order; padding (token ids from `vocabulary` on) has probability 0. The
+    results are the same on all ranks of `group`. The backward pass recomputes the softmax and overwrites the logits with their gradient, so nothing
+    else may use them afterwards.
     """
     further = targets.new_empty(len(targets), 0) if candidates is None else candidates
     return Predictions(*_VocabularyParallel.apply(logits, targets, further, temperature, vocabulary, group))

@@ -1,6 +1,6 @@
 """Low-rank adapters on frozen matrices (Hu et al. 2021, arXiv 2106.09685): W x + (alpha / rank) B A x, in megatron-bridge's layers.
 
-Ours are the values that they begin with, the same in every layout, and the one matrix that a merged export has of W, A and B.
+This module adds initial values that are the same in every layout, and the merging of W, A and B into one matrix for exports.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from rljob_trainer.megatron.lora_parts import LoRAOfParts, PartsLinear
 from rljob_trainer.megatron.lora_start import GivenAdapters
 
 ROWS = 1024
-"""Of a matrix that are merged at a time: they take 8 bytes a number."""
+"""Rows of a matrix that are merged at a time, in float64."""
 
 
 class Adapters:
-    """Of one policy, on one rank. They are all that is trained."""
+    """The adapters of a policy on one rank, the only parameters that are trained."""
 
     def __init__(
         self,
@@ -35,11 +35,14 @@ class Adapters:
         modules: Sequence[MegatronModule],
         tasks: Sequence[Any],
     ) -> None:
-        """`lora`: with its targets. `config`: the model's config.json.
+        """Freeze `modules` and insert adapters.
 
-        Freezes `modules` and puts adapters into them. `tasks`: the bridge's, of the modules as they are before.
+        Args:
+            lora: with its targets
+            config: the model's config.json
+            tasks: the bridge's conversion tasks of the modules before adapters are inserted
 
-        Raises ConfigurationError when the adapters to begin with are not of this model, or of other settings.
+        Raises ConfigurationError when the adapters to start from do not belong to this model, or have other settings.
         """
         self.settings = lora
         given = GivenAdapters(lora, config, tasks) if lora.path else None
@@ -51,20 +54,20 @@ class Adapters:
                 _put_norm_last(wrapped)
         self._by_matrix = {id(w.to_wrap.weight): w for w in self._wrapped}
         for layer in (w.to_wrap for w in self._wrapped):
-            if isinstance(layer, TELayerNormColumnParallelLinear):  # megatron-bridge asks Transformer Engine's for it
+            if isinstance(layer, TELayerNormColumnParallelLinear):  # as megatron-bridge sets it on Transformer Engine's
                 layer.return_layernorm_output = True
         for task in tasks:
             if wrapped := self._by_matrix.get(id(task.param_weight)):
                 if given:
                     given.load(wrapped, task)
                 else:
-                    _begin(wrapped, f"{seed} {task.global_param_name}")
+                    _initialize(wrapped, f"{seed} {task.global_param_name}")
         for module in modules:
-            _learn_from_the_first_layer(module)
+            _require_input_gradients(module)
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside, the modules compute what they did without adapters."""
+        """A context in which the adapters are disabled."""
         for wrapped in self._wrapped:
             wrapped.disable_adapter_layers()
         try:
@@ -74,7 +77,7 @@ class Adapters:
                 wrapped.enable_adapter_layers()
 
     def merged(self, task: Any) -> Any:
-        """A task of the bridge's that exports W + (alpha / rank) B A in place of W. Collective over the ranks that share the matrix."""
+        """The conversion task with W + (alpha / rank) B A in place of W. Collective over the ranks over which the matrix is sharded."""
         wrapped = self._by_matrix.get(id(task.param_weight))
         if wrapped is None:
             return task
@@ -84,50 +87,50 @@ class Adapters:
 
     def _merged(self, weight: torch.Tensor, adapter: Any) -> torch.Tensor:
         a, b, group = adapter.linear_in.weight, adapter.linear_out.weight, adapter.tp_group
-        a, b = (a, _whole(b, group)) if adapter.input_is_parallel else (_whole(a, group), b)
+        a, b = (a, _gathered(b, group)) if adapter.input_is_parallel else (_gathered(a, group), b)
         return merge(weight, a, b, self.settings.alpha / self.settings.rank)
 
 
 def _put_norm_last(wrapped: Any) -> None:
-    """A matrix that ends with a norm of what it gives (Gemma 3, GLM-4; megatron-bridge's TERowParallelLinearLayerNorm): of W x and B A x together."""
+    """For a matrix with a norm of its output (Gemma 3, GLM-4; megatron-bridge's TERowParallelLinearLayerNorm): apply the norm to W x + B A x."""
     layer = wrapped.to_wrap
     layer.forward = super(type(layer), layer).forward
     wrapped.register_forward_hook(lambda _, __, output: (layer.post_layernorm(output[0]), output[1]))
 
 
 def is_adapter(name: str) -> bool:
-    """Of a parameter, or of an entry of a checkpoint, by its name."""
+    """Whether a parameter, or an entry of a checkpoint, belongs to an adapter, by its name."""
     return ".adapter." in name
 
 
 @torch.no_grad()
 def merge(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """W + scale B A, for W [out, in], A [rank, in], B [out, rank], in the type of W. It is computed in float64 and rounded once, so that the way
-    in which a layout cuts the matrices does not show in the digest of the policy."""
+    """W + scale B A, for W [out, in], A [rank, in], B [out, rank], in the type of W. Computed in float64 and rounded once, so that the digest of the
+    policy does not depend on the layout."""
     found, wide = torch.empty_like(weight), a.double()
     for part, rows, of_b in zip(found.split(ROWS), weight.split(ROWS), b.split(ROWS), strict=True):
         part.copy_(torch.addmm(rows.double(), of_b.double(), wide, alpha=scale))
     return found
 
 
-def _whole(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The parts of all ranks, one below the other."""
+def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The shards of all ranks, concatenated along the rows."""
     parts = [torch.empty_like(part) for _ in range(group.size())]
     dist.all_gather(parts, part.detach(), group=group)
     return torch.cat(parts)
 
 
-def _begin(wrapped: LoRALinear | PartsLinear, seed: str) -> None:
-    """As the peft library begins, B at zero; the adapters of a matrix's parts each with an A of its own."""
+def _initialize(wrapped: LoRALinear | PartsLinear, seed: str) -> None:
+    """Initialize as the peft library does, with B = 0. The adapters of a fused matrix's parts each get an A of their own."""
     if isinstance(wrapped, PartsLinear):
         for name, adapter in wrapped.adapter.items():
-            _draw(adapter, f"{seed} {name}")
+            _sample(adapter, f"{seed} {name}")
     else:
-        _draw(wrapped.adapter, seed)
+        _sample(wrapped.adapter, seed)
 
 
-def _draw(adapter: Any, seed: str) -> None:
-    """A uniform in +- 1 / sqrt(in). All of it is drawn, and this rank's part kept."""
+def _sample(adapter: Any, seed: str) -> None:
+    """A uniform in +- 1 / sqrt(in). The whole matrix is sampled and this rank's shard kept, so that A is the same in every layout."""
     linear, group = adapter.linear_in, adapter.tp_group
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) >> 1)
     bound = linear.input_size**-0.5
@@ -135,8 +138,8 @@ def _draw(adapter: Any, seed: str) -> None:
     linear.weight.data.copy_(whole.chunk(group.size(), dim=linear.weight.partition_dim)[group.rank()])
 
 
-def _learn_from_the_first_layer(module: MegatronModule) -> None:
-    """What is computed again in the backward pass gets no gradients unless some input wants one (torch.utils.checkpoint), and behind a frozen
-    embedding none does."""
+def _require_input_gradients(module: MegatronModule) -> None:
+    """Make the output of the frozen embedding require gradients. torch.utils.checkpoint computes none for recomputed layers when no input requires
+    one."""
     if module.config.recompute_granularity and hasattr(module, "embedding"):
         module.embedding.register_forward_hook(lambda _, __, output: output.requires_grad_(torch.is_grad_enabled()))

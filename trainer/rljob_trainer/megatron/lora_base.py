@@ -1,4 +1,4 @@
-"""The frozen model that adapters belong to, as their checkpoints name it."""
+"""The identity of the base model of adapters, which their checkpoints record."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -11,23 +11,23 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.weights.bucket import digest, pack
 
 BUCKET_BYTES = 2**28
-"""Of the copies of which the digest is made."""
+"""Size of the copies from which the digest is computed."""
 ELSEWHERE = "or use another spec.checkpoint.path"
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A frozen model and its adapters' settings, as a checkpoint names them."""
+    """A base model and the settings of its adapters."""
 
     path: str
-    """Its Hugging Face directory, for people: the digest decides."""
+    """Its Hugging Face directory, for messages; only the digest is compared."""
     digest: str
-    """Of its tensors, as rollouts would verify them (weights.bucket.digest)."""
+    """Digest of its tensors (weights.bucket.digest)."""
     lora: dict[str, Any]
 
     @staticmethod
     def of(path: str, lora: LoraSpec, tensors: Iterable[tuple[str, torch.Tensor]]) -> "Base":
-        """`tensors`: the whole model by its Hugging Face names."""
+        """`tensors`: all tensors of the base model, by their Hugging Face names."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         entries = [entry for bucket in pack(tensors, BUCKET_BYTES, device) for entry in bucket.entries]
         return Base(path, digest(entries), lora.model_copy(update={"path": None}).dump())
@@ -37,7 +37,10 @@ class Base:
 
 
 def require_same(held: dict[str, Any] | None, here: Base | None) -> None:
-    """`held`: what a checkpoint says of its adapters; None: it holds a whole model. Raises ConfigurationError when they do not belong to `here`."""
+    """Raise ConfigurationError unless a checkpoint's adapters belong to this base model.
+
+    `held`: the base recorded in the checkpoint; None: it has a whole model. `here`: the base of this job; None: it trains all parameters.
+    """
     if held is None and here is not None:
         rule = "the checkpoint holds a whole model, of a job that trained without adapters"
         raise ConfigurationError("spec.model.lora", "set", rule, f"remove it, {ELSEWHERE}")

@@ -1,4 +1,4 @@
-"""Adapters that a job begins from: a directory of the peft library, into megatron-bridge's layers, in any layout."""
+"""Loads adapters to start from, a directory of the peft library, into megatron-bridge's layers, in any layout."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,16 +17,17 @@ from rljob_trainer.megatron.lora_parts import PARTS_OF_FUSED, PartsLinear, from_
 from rljob_trainer.preflight import absent
 
 PREFIX = "base_model.model."
-"""Of every tensor's name, before transformers' own."""
+"""peft's prefix of transformers' tensor names."""
 
 
 class GivenAdapters:
-    """Those of `spec.model.lora.path`. Each rank reads what it needs, one tensor at a time."""
+    """The adapters of `spec.model.lora.path`. Each rank reads only what it needs, one tensor at a time."""
 
     def __init__(self, lora: LoraSpec, config: dict[str, Any], tasks: Sequence[Any]) -> None:
-        """`config`: the model's config.json. `tasks`: the bridge's, of all matrices of the model.
+        """`config`: the model's config.json. `tasks`: the bridge's conversion tasks of all matrices.
 
-        Raises ConfigurationError when the directory does not have what the spec says."""
+        Raises ConfigurationError when the directory does not contain the adapters that the spec describes.
+        """
         self._targets, self._model, self._directory = lora.targets or (), config, Path(str(lora.path))
         _refuse(absent(lora, str(lora.path)))
         self._file = safe_open(self._directory / WEIGHTS, framework="pt")
@@ -36,7 +37,7 @@ class GivenAdapters:
         self._require(held, {f"{PREFIX}{name}{side}" for name in self._matrices(tasks) for side in (LORA_A, LORA_B)})
 
     def load(self, wrapped: LoRALinear | PartsLinear, task: Any) -> None:
-        """This rank's part of the adapters of one matrix. `task`: the bridge's, of the matrix."""
+        """Load this rank's shard of the adapters of one matrix. `task`: the bridge's conversion task of the matrix."""
         names = _names(task)
         if isinstance(wrapped, PartsLinear):
             for adapter, name in zip(wrapped.adapters, names, strict=True):
@@ -46,7 +47,7 @@ class GivenAdapters:
             self._put(wrapped.adapter, self._shared(names), self._together(wrapped, names))
 
     def _shared(self, names: list[str]) -> torch.Tensor:
-        """The A of all parts of a matrix."""
+        """The A that all parts of a fused matrix share. Raises ConfigurationError when they have different ones."""
         first, *others = (self._tensor(name, LORA_A) for name in names)
         if not all(torch.equal(first, other) for other in others):
             modules = [name.split(".")[-1] for name in names]
@@ -56,7 +57,7 @@ class GivenAdapters:
         return first
 
     def _together(self, wrapped: LoRALinear, names: list[str]) -> torch.Tensor:
-        """B of all parts, one below the other as megatron-core has their rows: by heads, and gate and up by ranks."""
+        """B of all parts in megatron-core's order of rows: interleaved by query groups, or, for gate and up, by ranks."""
         parts = [self._tensor(name, LORA_B) for name in names]
         if len(parts) == 1:
             module = names[0].split(".")[-1]
@@ -76,7 +77,7 @@ class GivenAdapters:
         return self._file.get_tensor(f"{PREFIX}{name}{side}")
 
     def _matrices(self, tasks: Sequence[Any]) -> Iterator[str]:
-        """transformers' names of all that the spec gives adapters to, on every rank and stage."""
+        """transformers' names of all matrices to which the spec gives adapters."""
         modules = set(modules_of(self._targets, self._model))
         for task in tasks:
             if task.global_param_name.endswith(".weight"):
@@ -99,12 +100,12 @@ def _refuse(violations: Iterable[Violation]) -> None:
 
 
 def _names(task: Any) -> list[str]:
-    """transformers' modules of one matrix of megatron-core's, in the order of its rows."""
+    """transformers' modules that make up one matrix of megatron-core, in the order of its rows."""
     names = task.mapping.hf_param
     whole = [names] if isinstance(names, str) else [names[key] for key in ("q", "k", "v", "gate", "up") if key in names]
     return [name.removesuffix(".weight") for name in whole]
 
 
 def _groups(wrapped: LoRALinear, parts: int) -> int:
-    """Of all ranks."""
+    """Number of interleaved groups over all ranks."""
     return int(wrapped.to_wrap.config.num_query_groups if parts == 3 else wrapped.adapter.tp_group.size())

@@ -1,4 +1,4 @@
-"""The policy: from a Hugging Face directory or a Megatron checkpoint to a megatron model in this rank's place."""
+"""The policy as a megatron model: loaded from a Hugging Face directory or a Megatron checkpoint, sharded for this rank."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -20,7 +20,7 @@ from rljob_api.validation.adapters import settled
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
-from rljob_trainer.megatron.layers import keep_apart
+from rljob_trainer.megatron.layers import mark_expert_parameters
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.lora_parts import as_in_files
@@ -28,7 +28,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
-GUESSING = "num_nextn_predict_layers"
+MTP_LAYERS = "num_nextn_predict_layers"
 
 
 class PolicyModel:
@@ -57,7 +57,7 @@ class PolicyModel:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """`....q_proj.lora_A.weight` [rank, in] and `....lora_B.weight` [out, rank], whole, on every rank. Collective, as `export`."""
+        """Yields `....q_proj.lora_A.weight` [rank, in] and `....lora_B.weight` [out, rank], unsharded, on every rank. Collective, like `export`."""
         for name, tensor in self.bridge.export_adapter_weights(self.modules, cpu=False, show_progress=False):
             yield name, as_in_files(name, tensor, self.config)
 
@@ -66,14 +66,15 @@ class PolicyModel:
         return Base.of(self._path, self.adapters.settings, self._exporter.tensors()) if self.adapters else None
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Layers that guess further tokens (multi-token prediction) are not trained, and not exported."""
-        return config | ({GUESSING: 0} if config.get(GUESSING) else {})
+        """Layers for multi-token prediction are neither trained nor exported."""
+        return config | ({MTP_LAYERS: 0} if config.get(MTP_LAYERS) else {})
 
 
 def require_all_weights(
     bridge: AutoBridge, modules: list[MegatronModule], field: str, path: str, but: str = ""
 ) -> None:
-    """megatron-bridge only warns of tensors that it does not find (model_bridge.py, build_conversion_tasks), and leaves noise in their place.
+    """Raise ConfigurationError when the model directory lacks a tensor. megatron-bridge only warns (model_bridge.py, build_conversion_tasks), and
+    leaves the parameter uninitialized.
 
     `but`: a parameter that may be missing.
     """
@@ -86,15 +87,15 @@ def require_all_weights(
 
 
 def freeze(modules: Sequence[MegatronModule], config: Any) -> list[torch.nn.Module]:
-    """The modules for forward passes only, in their type."""
+    """Freeze the modules; returns them wrapped for forward passes in the model's dtype."""
     for module in modules:
         module.requires_grad_(False)
-    return [_in_its_type(m, config) for m in modules]
+    return [_in_model_dtype(m, config) for m in modules]
 
 
-def _in_its_type(module: MegatronModule, config: Any) -> torch.nn.Module:
-    """In megatron's wrapper for bfloat16, which would round the biases by which routers choose experts. They are float32 in checkpoints, and no
-    parameters."""
+def _in_model_dtype(module: MegatronModule, config: Any) -> torch.nn.Module:
+    """The module in megatron's bfloat16 wrapper, if the model is bfloat16. The wrapper would round the routers' expert biases, buffers that are
+    float32 in checkpoints, so they are restored."""
     if not config.bf16:
         return module
     biases = [(r, r.expert_bias.clone()) for r in module.modules() if getattr(r, "expert_bias", None) is not None]
@@ -105,7 +106,7 @@ def _in_its_type(module: MegatronModule, config: Any) -> torch.nn.Module:
 
 
 def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> list[DistributedDataParallel]:
-    """The modules with gradient buffers and, in bfloat16, float32 outputs; sets what the schedules of `config` need to know of them."""
+    """Wrap the modules in DDP, with gradient buffers for the distributed optimizer. Sets the hooks for overlapped communication in `config`."""
     overlap = spec.trainer.overlap
     ddp = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
@@ -114,8 +115,8 @@ def wrap(modules: Sequence[MegatronModule], config: Any, spec: RLJobSpec) -> lis
         overlap_param_gather=overlap.param_gather,
     )
     for module in modules:
-        keep_apart(module)
-    whole = [_in_its_type(m, config) for m in modules]
+        mark_expert_parameters(module)
+    whole = [_in_model_dtype(m, config) for m in modules]
     chunks = [DistributedDataParallel(config, ddp, m, disable_bucketing=i > 0) for i, m in enumerate(whole)]
     if overlap.grad_reduce:
         _schedule(config, "no_sync_func", [c.no_sync for c in chunks])
@@ -130,7 +131,7 @@ def _schedule(config: Any, name: str, functions: list[Any]) -> None:
 
 
 def finish_updates(chunks: Sequence[DistributedDataParallel]) -> None:
-    """Wait for, or do, the gathering of parameters that was left to the next forward pass. Before anybody else reads them. Collective."""
+    """All-gather parameters that overlapping has postponed to the next forward pass. Must be called before they are read otherwise. Collective."""
     with torch.no_grad():
         for chunk in chunks:
             if chunk.ddp_config.overlap_param_gather:
@@ -140,11 +141,11 @@ def finish_updates(chunks: Sequence[DistributedDataParallel]) -> None:
 def load_weights(
     path: str, modules: Sequence[MegatronModule], network: str = "policy", field: str = CHECKPOINT
 ) -> None:
-    """Put the weights under `path` into the pieces of this rank's stage. Every rank reads its own shards only. Collective.
+    """Load the weights under `path` into the model chunks of this rank's stage. Every rank reads its own shards only. Collective.
 
-    `path` is a torch_dist directory, or holds one as our `global_step_N` do, in either format: they differ in the optimizer. `network`: which of
-    those in it, if it is there; else the policy, or what plain megatron wrote.
-    Raises ConfigurationError, by `field`, when it is none, or its tensors are not those of the model.
+    `path` is a torch_dist directory, or contains one as `global_step_N` does, in either format (they differ in the optimizer only). `network`: which
+    network to load; if the checkpoint has no such network, the policy, or the only one of a checkpoint written by Megatron-LM.
+    Raises ConfigurationError, of `field`, when there is none, or its tensors do not match the model.
     """
     directory = _torch_dist(Path(path), network)
     if directory is None:
@@ -167,7 +168,7 @@ def load_weights(
 
 
 def _torch_dist(path: Path, network: str) -> Path | None:
-    """A network that was trained on ranks of its own lies in a directory of its name."""
+    """The torch_dist directory under `path`; None: there is none. A network that was trained on a gang of its own has a subdirectory."""
     engines = [path / engine_directory(reshardable) for reshardable in (True, False)]
     places = [place for engine in engines for place in (engine / network, engine)]
     return next((d for d in (*places, path) if (d / ".metadata").is_file()), None)
@@ -185,7 +186,7 @@ def _tensors(module: MegatronModule, prefix: str) -> dict[str, Any]:
 
 def _require(held: dict[str, ShardedTensor], tensors: dict[str, Any], path: str, field: str) -> None:
     for tensor in tensors.values():
-        if not isinstance(tensor, ShardedTensor):  # a factory: megatron cuts it into several when it loads
+        if not isinstance(tensor, ShardedTensor):  # a ShardedTensorFactory, which megatron splits when it loads
             continue
         if tensor.key not in held:
             rule = f"does not hold {tensor.key}"

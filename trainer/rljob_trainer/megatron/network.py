@@ -1,4 +1,4 @@
-"""A model with its forward passes; and one that learns, with its optimizer, its schedule and what can be offloaded of it."""
+"""A model with its forward passes (Network), and one that is trained, with optimizer, schedule and offloading (TrainedNetwork)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,40 +26,40 @@ from rljob_trainer.objectives.objective import Objective
 
 
 class LoadedModel(Protocol):
-    """A megatron model in this rank's place: model.PolicyModel, value_model.ValueModel."""
+    """A sharded megatron model: model.PolicyModel, value_model.ValueModel."""
 
     config: Any
     modules: list[MegatronModule]
-    """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
+    """The model chunks of this rank's pipeline stage: one, or as many as `virtualPipeline` says."""
     vocabulary: int | None
-    """Tokens of a language model; None: it gives values."""
+    """Vocabulary size of a language model; None: a value model."""
     adapters: Adapters | None
-    """That are trained in place of all parameters."""
+    """The adapters that are trained; None: all parameters are."""
 
 
 class TrainedModel(LoadedModel, Protocol):
-    """One whose weights others get."""
+    """A model that is trained and exported."""
 
     @property
     def base(self) -> Base | None:
-        """What its adapters belong to; None: it has none. Collective when it is asked for first, with the parameters on the device."""
+        """Base model of its adapters; None: it has none. The first access is collective, and needs the parameters on the device."""
         ...
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Hugging Face names and full tensors in the model's dtype, one at a time, on every rank. Collective: every rank must drain it."""
+        """Yields Hugging Face names and unsharded tensors in the model's dtype, on every rank. Collective: every rank must exhaust the iterator."""
         ...
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Likewise of its adapters, under the names of the peft library without their prefix; of a model that has some."""
+        """Like `export`, for the adapters, under the names of the peft library without their prefix."""
         ...
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The config.json of what is exported, from that of its directory."""
+        """The config.json of the exported model. `config`: that of the directory from which it was loaded."""
         ...
 
 
 class Network:
-    """A model that is measured. Every method is collective over the ranks of the model."""
+    """A model with forward passes. Every method is collective over the ranks of the model."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Network:
         heartbeat: Callable[[], None],
         chunks: Sequence[torch.nn.Module] | None = None,
     ) -> None:
-        """`chunks`: the model's pieces in their wrappers; those of a frozen model when unset."""
+        """`chunks`: the wrapped model chunks; by default they are frozen."""
         self._vocabulary, self.parallel = model.vocabulary, parallel
         self.modules = model.modules
         pieces = chunks or freeze(model.modules, model.config)
@@ -79,16 +79,16 @@ class Network:
         return ModelOutput(micro, raw, self._vocabulary, self.parallel)
 
     def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
-        """Per micro-batch the log-probabilities [t] of its targets; empty on all but the last stage."""
+        """Per micro-batch the log-probabilities [t] of its targets; an empty list on all but the last pipeline stage."""
         return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).predictions(temperature).log_probs)
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """Per micro-batch a value [t] for each token; empty on all but the last stage."""
+        """Per micro-batch the values [t] of its tokens; an empty list on all but the last pipeline stage."""
         return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).values())
 
 
 class TrainedNetwork(Network):
-    """A model that learns an objective."""
+    """A model with an optimizer, trained on an objective."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TrainedNetwork(Network):
         parallel: ParallelState,
         heartbeat: Callable[[], None],
     ) -> None:
-        """`steps`: optimizer steps of the whole job."""
+        """`steps`: optimizer steps of the whole job, over which the learning rate decays."""
         chunks = wrap(model.modules, model.config, spec)
         super().__init__(model, parallel, heartbeat, chunks)
         self._model, self.chunks = model, chunks
@@ -111,7 +111,7 @@ class TrainedNetwork(Network):
         self._epochs = spec.train.epochs_per_step
 
     def learn(self, step: Step, objective: Objective) -> list[Update]:
-        """An optimizer step per epoch and mini-batch.
+        """Take one optimizer step per epoch and mini-batch.
 
         Raises what `objective.check` raises, and NonFiniteError, both before the optimizer step.
         """
@@ -125,15 +125,15 @@ class TrainedNetwork(Network):
         return updates
 
     def evaluate_loss(self, step: Step, objective: Objective) -> list[Update]:
-        """Measures what `learn` measures; nothing is learnt."""
+        """The same sums as `learn`, from forward passes only."""
         measure = lambda micro, raw: self._loss(micro, raw, objective)[1]  # noqa: E731
         with self.offloader.using("parameters"):
             parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
             sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
-        return [Update(s, norm=0.0, rate=0.0, skipped=False) for s in sums]
+        return [Update(s, grad_norm=0.0, learning_rate=0.0, skipped=False) for s in sums]
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:
-        """What a checkpoint needs of it; inside `offloader.using("parameters", "optimizer")`."""
+        """What a checkpoint saves of the network. Must be called inside `offloader.using("parameters", "optimizer")`."""
         return checkpoint.CheckpointedNetwork(
             self.modules, self._model.base, self.optimizer, self.scheduler, self.offloader
         )
@@ -145,9 +145,9 @@ class TrainedNetwork(Network):
         self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
     ) -> tuple[torch.Tensor, MetricAccumulator]:
         found = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
-        loss = (micro.columns[f"{objective.prefix}/weights"] * found.loss).sum()
-        return loss, MetricAccumulator.of(loss, found.mask, found.measured)
+        loss = (micro.columns[f"{objective.prefix}/loss_weights"] * found.loss).sum()
+        return loss, MetricAccumulator.of(loss, found.mask, found.token_metrics)
 
     def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective) -> MetricAccumulator:
-        zero = MetricAccumulator.zero(objective.measured, self.parallel.device)
+        zero = MetricAccumulator.zero(objective.token_metrics, self.parallel.device)
         return sum(parts, zero).over_world(counts=self.parallel.reports_metrics)

@@ -1,8 +1,8 @@
-"""Networks that share a device in turn: what the one in use does not need lies in host memory, and its device memory is given back.
+"""Offloads parameters, gradients and optimizer state to host memory while they are not in use, so that networks can share a device.
 
-Storages are emptied and filled in place, so that every view of them (parameters in DDP's buffers, shards of the optimizer) stays what it is.
-megatron's own helpers are not used: `MegatronOptimizer.offload_to_cpu` (core/optimizer/optimizer.py:555) puts new tensors in place of the
-optimizer's, and float32 parameters, which are views of the model's, would never be updated again.
+Storages are resized in place, so that all views of them (parameters in DDP's buffers, the optimizer's shards) remain valid. megatron's own
+`MegatronOptimizer.offload_to_cpu` (core/optimizer/optimizer.py:555) replaces the optimizer's tensors instead; float32 shards, which are views of the
+model's parameters, would then never update the model again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ Tensors = Callable[[], Iterable[torch.Tensor]]
 
 
 class Offloader:
-    """Where the parts of one network lie. A part that `offload` names is on the device only inside `using`."""
+    """Offloads one network. A part that `offload` names is on the device only inside `using`."""
 
     def __init__(
         self, offload: Offload, modules: Sequence[torch.nn.Module], ddp: Sequence[Any] = (), optimizer: Any = None
     ):
-        """`ddp`, `optimizer`: of a network that is trained."""
+        """`ddp`, `optimizer`: of a trained network."""
         parameters = lambda: (p for m in modules for p in m.parameters())  # noqa: E731
         parts: dict[Part, Tensors] = {
             "parameters": parameters,
@@ -39,7 +39,7 @@ class Offloader:
 
     @contextmanager
     def using(self, *parts: Part) -> Iterator[None]:
-        """These parts are on the device. May be nested. Gradients are not kept: whoever uses them sets them to zero."""
+        """A context in which these parts are on the device. May be nested. Gradients come back undefined, and must be zeroed first."""
         with ExitStack() as stack:
             for part in parts:
                 if part in self._parts:
@@ -48,10 +48,10 @@ class Offloader:
 
 
 class OffloadedPart:
-    """The storages of some tensors, on the device or not."""
+    """The storages of some tensors, on the device or in host memory."""
 
     def __init__(self, tensors: Tensors, keep: bool = True) -> None:
-        """Gives their device memory back. `keep`: their content matters."""
+        """Offloads them at once. `keep`: preserve their content."""
         self._tensors, self._keep, self._users = tensors, keep, 0
         self._away: list[tuple[torch.UntypedStorage, int]] = []
         self._host = HostMemory()
@@ -91,8 +91,8 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def states(optimizer: Any, parameters: set[int]) -> Iterator[torch.Tensor]:
-    """Moments and float32 copies of the parameters; not what lies in the storages `parameters`, as the shards of float32
-    parameters do."""
+    """The optimizer's moments and float32 master copies, except tensors in the storages `parameters`: shards of float32 parameters are views of
+    them."""
     for inner in (o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer):
         tensors = [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         tensors += [p for group in inner.param_groups for p in group["params"]]

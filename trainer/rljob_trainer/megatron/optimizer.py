@@ -1,4 +1,5 @@
-"""One optimizer step, what happens when it cannot be taken, and AdamW on megatron's distributed optimizer with its schedule."""
+"""One optimizer step with clipping and the handling of non-finite gradients, and the construction of megatron's distributed AdamW with its
+schedule."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,39 +24,43 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an optimizer step did."""
+    """One optimizer step."""
 
     sums: MetricAccumulator
-    norm: float
-    """Of the gradient, before clipping."""
-    rate: float
-    """Learning rate."""
+    """Loss and token metrics, summed over all ranks."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
     skipped: bool
+    """No parameter was changed, since loss or gradient were not finite (`onNonFinite: skip`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A model's buffers, optimizer and schedule."""
+    """Takes the optimizer steps of one network."""
 
     chunks: Sequence[DistributedDataParallel]
     optimizer: Any
     scheduler: OptimizerParamScheduler
     offloader: Offloader
     skips: bool
-    """Leave out an optimizer step whose loss or gradient is not finite, instead of failing."""
+    """Skip an optimizer step whose loss or gradient is not finite, instead of raising NonFiniteError."""
 
     def step(self, gradients: Callable[[], MetricAccumulator], check: Callable[[MetricAccumulator], None]) -> Update:
-        """One optimizer step. `gradients` fills the buffers and returns the sums over the world; `check` raises to stop the step. Collective; the
-        same result on all ranks. Parameters and gradients must be on the device.
+        """Take one optimizer step. Collective; the result is the same on all ranks. Parameters and gradients must be on the device.
 
-        Raises what `check` raises, and NonFiniteError, with parameters and moments as they were.
+        Args:
+            gradients: accumulates gradients into the buffers, and returns the sums over all ranks
+            check: raises to prevent the step
+
+        Raises what `check` raises, and NonFiniteError; parameters and moments are unchanged then.
         """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
         self.optimizer.zero_grad()
         measured, rate = gradients(), self.optimizer.param_groups[0]["lr"]
         with self.offloader.using("optimizer"):
-            clipped = self._clip()  # before anything waits for the device, which would stand still meanwhile
+            clipped = self._clip()  # queued before `checked` waits for the device, so that the device does not idle
             sums = checked(measured, check)
             norm = float(clipped) if sums.is_finite else math.nan
             if math.isfinite(norm):
@@ -67,7 +72,7 @@ class Learner:
         return Update(sums, norm, rate, skipped=not math.isfinite(norm))
 
     def _clip(self) -> torch.Tensor | float:
-        """The norm of the gradient before clipping. As the first half of ChainedOptimizer.step, whose second half is `step_with_ready_grads`."""
+        """Clip the gradient; returns its norm before. This is the first half of ChainedOptimizer.step; `step_with_ready_grads` is the second."""
         self.optimizer.prepare_grads()
         norm = self.optimizer.get_grad_norm()
         for part in self.optimizer.chained_optimizers:
@@ -78,7 +83,7 @@ class Learner:
 
 
 def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], None]) -> MetricAccumulator:
-    """On the host; `check` raises to stop the step, and is not asked about a loss that is no number."""
+    """Copy the sums to the host, and call `check` on them unless the loss is not finite."""
     sums = measured.on_host()
     if sums.is_finite:
         check(sums)
@@ -86,13 +91,13 @@ def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], No
 
 
 def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str, float]:
-    """Of the optimizer steps of a step. One that was skipped counts in `skipped` alone, unless all were."""
+    """Metrics over the optimizer steps of one training step. Skipped ones count in `skipped` only, unless all were skipped."""
     chosen = [u for u in updates if not u.skipped] or updates
     sums = sum((u.sums for u in chosen[1:]), chosen[0].sums)
     return objective.metrics(sums) | {
         f"{objective.prefix}/loss": sums[LOSS] / len(chosen),
-        f"{objective.prefix}/grad_norm": sum(u.norm for u in chosen) / len(chosen),
-        f"{objective.prefix}/learning_rate": chosen[-1].rate,
+        f"{objective.prefix}/grad_norm": sum(u.grad_norm for u in chosen) / len(chosen),
+        f"{objective.prefix}/learning_rate": chosen[-1].learning_rate,
         f"{objective.prefix}/skipped": float(sum(u.skipped for u in updates)),
     }
 
@@ -100,10 +105,10 @@ def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str,
 def build_optimizer(
     o: Optimizer, chunks: Sequence[DistributedDataParallel], steps: int
 ) -> tuple[Any, OptimizerParamScheduler]:
-    """`steps`: optimizer steps of the whole job, over which the rate falls after its linear warm-up.
+    """`steps`: optimizer steps of the whole job, over which the learning rate decays after a linear warm-up.
 
-    Step i of n of the warm-up uses i / n of the rate. Megatron's own convention, (i - 1) / n, leaves the first step without effect; its
-    scheduler is given the line through ours.
+    Step i of n warm-up steps uses i / n of the learning rate. Megatron uses (i - 1) / n, with which the first step has no effect; its scheduler gets
+    parameters that describe the same line as ours.
     """
     model = chunks[0].config
     config = OptimizerConfig(

@@ -1,4 +1,4 @@
-"""From trajectories to the tensors of packed micro-batches."""
+"""Packs trajectories into the tensors of micro-batches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from rljob_trainer.images import Placed, positions
 from rljob_trainer.megatron import context_parallel
-from rljob_trainer.megatron.batching import space
+from rljob_trainer.megatron.batching import padded_length
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.objectives.tokens import Sequences
 from rljob_trainer.trajectory import Trajectory
@@ -20,31 +20,31 @@ GRIDS = "image_grid_thw"
 
 @dataclass(frozen=True, slots=True)
 class PackedRow:
-    """The whole row of tokens of a micro-batch, as the trajectories lie in it, and this rank's share of it. All on CPU.
+    """The layout of a packed micro-batch: where the trajectories lie in the row of tokens, and which part of it this context-parallel rank has.
 
-    The one place that knows how per-trajectory quantities become per-token ones and back.
+    It converts per-trajectory values to per-token ones and back. All tensors are on the CPU.
     """
 
     rows: tuple[int, ...]
-    """Of the trajectories in the step's columns."""
+    """Rows of the trajectories in the step's columns."""
     counts: tuple[int, ...]
-    """Response tokens of each, those that an environment wrote included."""
+    """Response tokens of each trajectory, including those of an environment."""
     places: torch.Tensor
-    """[t], which of the response tokens, trajectory after trajectory, lies at each place of this rank; their number where none does."""
+    """[t], index into the concatenated response tokens of all trajectories, for each token of this rank; sum(counts) for other tokens."""
     length: int
-    """Tokens of the whole row."""
+    """Tokens of the whole row, over all context-parallel ranks."""
     starts: tuple[int, ...]
-    """Of each, where its first token lies in the row."""
+    """Index in the row of the first token of each trajectory."""
     share: torch.Tensor
-    """[t], which of them this rank has, in its order."""
+    """[t], indices in the row of this rank's tokens (its CP partition)."""
 
     def spread(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Values of the trajectories' response tokens, [count] each, to this rank's [t]; 0 elsewhere."""
+        """Per-trajectory values of response tokens, [count] each -> [t] on this rank, 0 for other tokens."""
         nothing = torch.zeros(1, dtype=values[0].dtype if values else torch.float32)
         return torch.cat([*values, nothing]).index_select(0, self.places)
 
     def collect(self, part: torch.Tensor) -> list[torch.Tensor]:
-        """The way back, in float32 on CPU. Tokens that another rank has are 0: the sum over ranks is the whole."""
+        """The inverse of `spread`, in float32 on the CPU. Tokens of other context-parallel ranks are 0, so the sum over ranks is complete."""
         found = torch.zeros(sum(self.counts) + 1)
         found[self.places] = part.detach().float().cpu()
         return list(found[:-1].split(self.counts))
@@ -52,30 +52,30 @@ class PackedRow:
 
 @dataclass(slots=True)
 class MicroBatch:
-    """Sequences behind each other in one row, of which this rank has t tokens; per-token tensors are [t], on the device."""
+    """Sequences packed into one row, of which this rank has t tokens. Per-token tensors are [t], on the device."""
 
     row: PackedRow
     tokens: torch.Tensor
     """[1, t]"""
     positions: torch.Tensor
-    """[1, t]. From 0 in every sequence. With images [3, 1, t]: see images.positions."""
+    """[1, t], counted from 0 in every sequence. With images [3, 1, t], see images.positions."""
     packed: PackedSeqParams
     targets: torch.Tensor
-    """The token after each."""
+    """[t], the next token after each."""
     sequences: Sequences
-    """Which of the row's trajectories a token belongs to."""
+    """Which trajectory of the row each token belongs to."""
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Fixed quantities of response tokens, float32, 0 elsewhere; see `put`. Always there: `mask`, 1 for tokens that are learnt from."""
+    """[name] -> [t] float32, fixed quantities of response tokens, 0 for other tokens; see `put`. Always has `mask`, 1 for tokens in the loss."""
     images: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What a model with a vision tower takes besides. Of the images, each once: `pixel_values` [p, numbers of a patch], and on CPU `image_grid_thw`
-    [i, 3]. Of their tokens: `image_places` [v], where in the row they lie, and `image_rows` [v], which row of the tower's output each is. Empty
-    without images."""
+    """Additional inputs of a model with a vision tower; empty without images. Of each distinct image: `pixel_values` [p, values of a patch], and on
+    the CPU `image_grid_thw` [i, 3]. Of each image token: `image_places` [v], its index in the row, and `image_rows` [v], its row in the tower's
+    output."""
 
     routed_experts: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By the number of a layer from 1: to which experts its router sends the tokens that it has, uint8. See routing.Routing."""
+    """[layer number, from 1] -> uint8, the experts to which its router sends each of its tokens. See routing.Routing."""
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
-        """Make a column. `values`: [count] of each trajectory, by its row."""
+        """Add a column. `values`: [row] -> [count], per trajectory."""
         column = self.row.spread([values[i] for i in self.row.rows])
         self.columns[name] = column.to(self.targets.device).float()
 
@@ -84,19 +84,19 @@ def micro_batch(
     trajectories: Mapping[int, Trajectory] | Sequence[Trajectory],
     rows: Sequence[int],
     parallel: ParallelState,
-    complete: bool = False,
+    with_last_token: bool = False,
 ) -> MicroBatch:
-    """Pack the trajectories of these rows; filling up to the alignment is one more sequence, of zeros.
+    """Pack the trajectories of these rows. Padding up to the alignment is one more sequence, of zeros.
 
-    A response token lies where the model predicts it, and the last token, which predicts nothing, is left out. `complete`: it lies where it is
-    read, and the whole trajectory is there; for models that judge what they have read. The column `mask` is the tokens that are learnt from.
+    Per-token values of a response token are stored at the position that predicts it, and the last token, which predicts nothing, is left out. With
+    `with_last_token`, for value models, they are stored at the position of the token itself, and the whole trajectory is packed.
     """
     chosen = [trajectories[i] for i in rows]
-    lengths = [len(t) - (not complete) for t in chosen]
-    sequences = [space(n, parallel.layout) for n in lengths]
+    lengths = [len(t) - (not with_last_token) for t in chosen]
+    sequences = [padded_length(n, parallel.layout) for n in lengths]
     alignment = parallel.layout.alignment
-    if filling := -sum(sequences) % alignment or (0 if lengths else alignment):
-        sequences.append(filling)
+    if padding := -sum(sequences) % alignment or (0 if lengths else alignment):
+        sequences.append(padding)
     row = _row(rows, [t.response_length for t in chosen], lengths, sequences, parallel)
     tokens, targets, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(3))
     index += len(chosen)
@@ -117,7 +117,7 @@ def micro_batch(
 
 
 def _positions(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> torch.Tensor:
-    """[row], or [3, row] with images. What fills up is text."""
+    """Position ids [row], or [3, row] with images. Padding counts as text."""
     if not any(placed):
         return torch.cat([torch.arange(n) for n in sequences])
     of_each = zip(sequences, chain(placed, repeat([])), strict=False)
@@ -143,7 +143,8 @@ def _images(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> dict[st
 def _row(
     rows: Sequence[int], counts: list[int], lengths: list[int], sequences: list[int], parallel: ParallelState
 ) -> PackedRow:
-    """Responses end where the tokens of their sequence end. Context parallelism cuts here: what is [t] is taken from the row by the share."""
+    """`lengths`: tokens of each trajectory, at whose end its response lies; `sequences`: the same with padding. [t] tensors are taken from the row by
+    `share`, which is where context parallelism cuts it."""
     starts = tuple(accumulate(sequences, initial=0))
     ends = [start + n for start, n in zip(starts, lengths, strict=False)]
     responses = [torch.arange(end - n, end) for end, n in zip(ends, counts, strict=True)]

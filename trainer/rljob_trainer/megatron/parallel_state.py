@@ -1,4 +1,4 @@
-"""This rank's process groups and its coordinates in the layout."""
+"""This rank's process groups, and its coordinates in the layout."""
 
 from dataclasses import dataclass
 
@@ -10,27 +10,28 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from rljob_api.sizing.layout import Layout
 
 SEED = 1234
-"""Of megatron's random states. Nothing draws from them: dropout is 0 and weights come from files."""
+"""Seed of megatron's random states. Nothing uses them: dropout is 0, and weights come from files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelState:
-    """What the passes need to know of them."""
+    """The part of megatron's parallel state that the engine uses."""
 
     layout: Layout
     data_rank: int
     last_stage: bool
-    """Holds the output layer: losses and log-probabilities exist here only."""
+    """This rank has the output layer; losses and log-probabilities exist on such ranks only."""
     reports_metrics: bool
-    """One rank per token adds to sums over the world: of each data-parallel copy and context-parallel share, tensor rank 0 of the last stage."""
+    """Whether this rank contributes to sums over all ranks, to which every token must be added once: tensor rank 0 of the last stage, of each
+    data-parallel copy and CP partition."""
     tensor_group: dist.ProcessGroup
     context_rank: int
     context_group: dist.ProcessGroup
-    """The ranks that share this rank's sequences. Passed by hand wherever it is needed: megatron takes None for the world."""
+    """The ranks that share this rank's sequences. To be passed explicitly: megatron's functions take None for the whole world."""
     device: torch.device
 
     def over_context(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks that share the sequences, without gradients."""
+        """The sum over the context-parallel ranks, without gradients."""
         if self.layout.context > 1:
             values = values.detach().clone()
             dist.all_reduce(values, group=self.context_group)
@@ -38,14 +39,14 @@ class ParallelState:
 
 
 def current_device() -> torch.device:
-    """Of this rank: its GPU, or the CPU where there is none."""
+    """This rank's GPU, or the CPU where there is none."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def initialize(layout: Layout, device: torch.device, timeout_seconds: float) -> ParallelState:
-    """Cut the world into megatron's groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective.
+    """Create megatron's process groups (rank order: tensor, context, data, pipeline; experts: tensor, expert, data, pipeline). Collective.
 
-    `timeout_seconds`: for every collective of these groups, which do not take over the default group's.
+    `timeout_seconds`: of the collectives in these groups, which do not inherit the default group's timeout.
     """
     mpu.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
@@ -54,7 +55,7 @@ def initialize(layout: Layout, device: torch.device, timeout_seconds: float) -> 
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
-        distributed_timeout_minutes=timeout_seconds / 60,  # goes into a timedelta as it is
+        distributed_timeout_minutes=timeout_seconds / 60,  # a fraction is fine: megatron passes it to timedelta
     )
     model_parallel_cuda_manual_seed(SEED)
     last = mpu.is_pipeline_last_stage()

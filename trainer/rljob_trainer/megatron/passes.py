@@ -1,4 +1,4 @@
-"""Forward and backward over micro-batches, through megatron's pipeline schedules."""
+"""Forward and backward passes over micro-batches, through megatron's pipeline schedules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,33 +17,33 @@ from rljob_trainer.megatron.step import MiniBatch
 from rljob_trainer.objectives.tokens import Predictions
 
 Measure = Callable[[MicroBatch, torch.Tensor], Any]
-"""What to make of a micro-batch's output, on the last stage."""
+"""A function of a micro-batch and the model's output, called on the last pipeline stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The passes of one model. Every method is collective over the ranks of its model."""
+    """The passes of one model. Every method is collective over the ranks of the model."""
 
     chunks: Sequence[torch.nn.Module]
-    """The pieces of this rank's stage, in their wrappers."""
+    """The wrapped model chunks of this rank's stage."""
     config: Any
     """The model's TransformerConfig."""
     heartbeat: Callable[[], None]
     routing: Routing
-    """Of the pieces."""
+    """Router replay of the chunks."""
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], measure: Measure) -> list[Any]:
-        """What `measure` returns, per micro-batch; empty on all but the last stage."""
+        """The result of `measure` for each micro-batch; an empty list on all but the last stage."""
         return self._run(micro_batches, measure, training=False)
 
     def backward(self, batch: MiniBatch, loss: Measure) -> list[Any]:
-        """Add gradients to the buffers. `loss` gives a micro-batch's part of the loss, and what it measured, which is returned as by `forward`."""
-        # the auxiliary loss of a router, where transformerConfig asks for one, is a sum over tokens (router.py attach_and_log_load_balancing_loss)
-        # each micro-batch asks for it: a tensor that is copied from the host would wait for the device each time
+        """Accumulate gradients. `loss` returns a micro-batch's part of the loss, and metrics, which are returned as by `forward`."""
+        # A router's auxiliary loss, if transformerConfig asks for one, is a sum over tokens (router.py, attach_and_log_load_balancing_loss): scaled
+        # to a mean here. A tensor on the device, since every micro-batch reads it, and a copy from the host would wait for the device each time.
         scale = torch.full((), 1.0 / batch.read_tokens, device=batch.micro_batches[0].tokens.device)
         self.config.moe_grad_scale_func = lambda: scale
-        return self._run(batch.micro_batches, partial(_triple, loss), training=True)
+        return self._run(batch.micro_batches, partial(_for_schedule, loss), training=True)
 
     def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:
         part = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
@@ -71,15 +71,15 @@ class Passes:
         return output, lambda output, non_loss_data=False: measure(micro, output)
 
 
-def _triple(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    """As the schedule wants it: the loss, a token count that is not used, and what was measured."""
+def _for_schedule(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    """The result in the form that megatron's schedule expects: loss, number of tokens (unused), metrics."""
     value, measured = loss(micro, output)
     return value, torch.zeros((), dtype=torch.int, device=value.device), measured
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """See objectives.objective.Output: of a language model with so many tokens in its `vocabulary`, or of a value model (None)."""
+    """Implements objectives.objective.Output, for a language model with `vocabulary` tokens, or for a value model (None)."""
 
     micro: MicroBatch
     raw: torch.Tensor
@@ -90,7 +90,7 @@ class ModelOutput:
     def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
         group = self.parallel.tensor_group
-        logits = self.raw.squeeze(0)  # a view both ways: the gradient of raw[0] is a copy of the logits into zeros
+        logits = self.raw.squeeze(0)  # not raw[0]: its backward pass would copy the gradient into a tensor of zeros
         return predictions(logits, self.micro.targets, temperature, self.vocabulary, group, candidates)
 
     def values(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""From a spec to megatron's TransformerConfig, which megatron-bridge calls a provider."""
+"""Completes megatron's TransformerConfig, which megatron-bridge calls a provider, from the spec."""
 
 import json
 from collections.abc import Iterator
@@ -41,30 +41,30 @@ _PLAIN = dict.fromkeys(
     ),
     False,
 )
-"""Fused kernels that come with Transformer Engine or Apex."""
+"""Fused kernels that need Transformer Engine or Apex."""
 
 _ON_CPU = {"use_cpu_initialization": True, "deallocate_pipeline_outputs": False}
 
 _EXPERTS = {
-    "moe_token_dispatcher_type": "alltoall",  # transformer_config.py:1829 wants it with variable lengths, in dense models too
-    "moe_router_load_balancing_type": "none",  # the rollouts' router is not pushed about either
+    "moe_token_dispatcher_type": "alltoall",  # required with variable lengths, even in dense models (transformer_config.py:1829)
+    "moe_router_load_balancing_type": "none",  # the rollouts' routers are not balanced either
     "moe_aux_loss_coeff": 0.0,
     "moe_router_dtype": "fp32",
-    "moe_router_bias_update_rate": 0.0,  # nor is the bias by which it chooses
-    "moe_shared_expert_overlap": False,  # it takes a CUDA stream of its own
+    "moe_router_bias_update_rate": 0.0,  # nor are the expert biases updated
+    "moe_shared_expert_overlap": False,  # needs a CUDA stream of its own
 }
-"""What the spec may say otherwise in transformerConfig."""
+"""Defaults for mixture-of-experts models, which transformerConfig may override."""
 
 _ATTENTION = {"attention_backend": AttnBackend.auto}
-"""Transformer Engine chooses from what is there. megatron-bridge asks for flash-attn in Gemma 3, which our images do not have."""
+"""Transformer Engine chooses among the installed backends. megatron-bridge demands flash-attn for Gemma 3, which our images do not have."""
 
 _YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": True}
 
 
 def open_bridge(spec: RLJobSpec) -> AutoBridge:
-    """The bridge of the Hugging Face directory spec.model.path, whose tensors are read one by one when they are asked for.
+    """megatron-bridge's bridge for the Hugging Face directory spec.model.path. Tensors are read lazily.
 
-    Raises ConfigurationError when it is none, or of a model that is not supported or does not fit the layout.
+    Raises ConfigurationError when it is not a model directory, or the model is not supported or does not fit the layout.
     """
     path = spec.model.path
     _refuse(read_config(path, MODEL), spec)
@@ -72,12 +72,12 @@ def open_bridge(spec: RLJobSpec) -> AutoBridge:
         bridge = AutoBridge.from_hf_pretrained(
             path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
         )
-    _refuse(bridge.hf_pretrained.config.to_dict(), spec)  # with the defaults of what the file leaves out
+    _refuse(bridge.hf_pretrained.config.to_dict(), spec)  # again, with defaults for what the file leaves out
     return bridge
 
 
 def read_config(path: str, field: str) -> dict[str, Any]:
-    """The directory's config.json. Raises ConfigurationError, by `field`, when there is none."""
+    """The directory's config.json. Raises ConfigurationError, of `field`, when there is none."""
     file = Path(path) / "config.json"
     if not file.is_file():
         fix = "name a Hugging Face model directory that the trainer pods can read"
@@ -87,7 +87,7 @@ def read_config(path: str, field: str) -> dict[str, Any]:
 
 @contextmanager
 def converting(path: str, field: str) -> Iterator[None]:
-    """What megatron-bridge refuses inside, as a ConfigurationError of `field`."""
+    """A context that turns a ValueError of megatron-bridge into a ConfigurationError of `field`."""
     try:
         yield
     except ValueError as error:
@@ -102,9 +102,10 @@ def _refuse(config: dict[str, Any], spec: RLJobSpec) -> None:
 
 
 def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
-    """Complete the bridge's configuration: first what the spec passes through, then what is ours to say. `layout`: of the ranks that hold this model.
+    """Complete the bridge's configuration. Later settings override earlier ones: defaults, then spec.trainer.transformerConfig, then what the trainer
+    depends on. `layout`: of the ranks on which this model is.
 
-    Raises ConfigurationError with megatron's own reason when it refuses the result.
+    Raises ConfigurationError, with megatron's reason, when it refuses the result.
     """
     plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | _torch_layers(provider)
     device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
@@ -115,7 +116,7 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
     ).items():
         setattr(provider, key, value)
     if tower := getattr(provider, "vision_config", None):
-        tower.dtype = DTYPES[spec.model.dtype]  # transformers makes it in that of config.json otherwise
+        tower.dtype = DTYPES[spec.model.dtype]  # otherwise transformers builds it in the dtype of config.json
     try:
         provider.finalize()
     except (AssertionError, ValueError) as error:
@@ -126,7 +127,7 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
 
 
 def provide(provider: Any, parallel: ParallelState) -> list[MegatronModule]:
-    """The pieces of this rank's stage: one, or as many as `virtualPipeline` says."""
+    """Build the model chunks of this rank's stage: one, or as many as `virtualPipeline` says."""
     on_cpu = parallel.device.type == "cpu"
     modules: list[MegatronModule] = provider.provide_distributed_model(
         wrap_with_ddp=False, mixed_precision_wrapper=None, use_cpu_initialization=on_cpu
@@ -136,7 +137,8 @@ def provide(provider: Any, parallel: ParallelState) -> list[MegatronModule]:
 
 
 def _given(spec: RLJobSpec) -> dict[str, Any]:
-    """What the spec passes through. megatron compares its attention with members of an enumeration, and takes what is none of them for `auto`."""
+    """spec.trainer.transformerConfig, with the name of an attention backend as a member of megatron's enumeration: a string would silently mean
+    auto."""
     given = dict(spec.trainer.transformer_config)
     if (name := given.get("attention_backend")) is not None:
         if name not in AttnBackend.__members__:
@@ -147,13 +149,13 @@ def _given(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _torch_layers(provider: Any) -> dict[str, Any]:
-    """Gemma 3 and GLM-4 have specs of their own (compat/gemma3.py, compat/glm4.py)."""
+    """The layer spec without Transformer Engine. Gemma 3 and GLM-4 keep their own (compat/gemma3.py, compat/glm4.py)."""
     own = isinstance(provider, Gemma3ModelProvider) or provider.transformer_layer_spec is sandwiched
     return {} if own else {"transformer_layer_spec": layers.block_spec}
 
 
 def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
-    """megatron takes the number of pieces from a layout of its own when it was given none."""
+    """Raise ConfigurationError when pipeline_model_parallel_layout implies another number of model chunks than virtualPipeline."""
     pieces, said = provider.virtual_pipeline_model_parallel_size or 1, spec.trainer.parallelism.virtual_pipeline
     if pieces != said:
         rule = f"pipeline_model_parallel_layout cuts every stage into {pieces} pieces"
@@ -161,13 +163,13 @@ def _require_pieces(provider: Any, spec: RLJobSpec) -> None:
 
 
 def _frozen(spec: RLJobSpec) -> dict[str, Any]:
-    """By megatron-bridge's names; other models than those with a vision tower do not read them."""
+    """megatron-bridge's settings for spec.model.freeze, which only models with a vision tower read."""
     parts = {"vision": "freeze_vision_model", "projector": "freeze_vision_projection"}
     return {parts[part]: True for part in spec.model.freeze}
 
 
 def _fused(provider: Any) -> dict[str, Any]:
-    """Kernels that need a GPU and nothing else; see compat/gradient_fusion.py for the first."""
+    """Fused kernels that need only a GPU. The first one is in compat/gradient_fusion.py."""
     swiglu = provider.gated_linear_unit and provider.activation_func is torch.nn.functional.silu
     return {"gradient_accumulation_fusion": True, "bias_activation_fusion": swiglu}
 
@@ -181,7 +183,7 @@ def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
         "expert_model_parallel_size": layout.expert,
         "expert_tensor_parallel_size": layout.expert_tensor,
         "sequence_parallel": layout.tensor > 1 and spec.trainer.parallelism.sequence,
-        # between two stages, the interleaved schedule has several messages under way at once, which a batch would mix up
+        # the interleaved schedule has several messages in flight between two stages, which batched communication would mix up
         "overlap_p2p_comm": layout.virtual_pipeline > 1,
         "batch_p2p_comm": layout.virtual_pipeline == 1,
         "variable_seq_lengths": True,
@@ -189,8 +191,9 @@ def _layout(layout: Layout, spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _rotation(provider: Any) -> dict[str, Any]:
-    """YaRN's numbers that config.json leaves out, as transformers has them (modeling_rope_utils.py). Its factor of sine and cosine, interleaved
-    rotations, and the three positions of a token are not in the fused kernel, or not proven in it."""
+    """Settings of rotary embeddings: YaRN's parameters that config.json leaves out, with transformers' defaults (modeling_rope_utils.py). The fused
+    kernel is switched off for YaRN's scaling of sine and cosine, for interleaved rotation and for multimodal RoPE, which it lacks or was not tested
+    for."""
     yarn = provider.position_embedding_type == "yarn"
     interleaved = provider.multi_latent_attention or provider.rotary_interleaved
     if not (yarn or interleaved or provider.position_embedding_type == "mrope"):
@@ -225,17 +228,17 @@ def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "moe_grouped_gemm": bool(provider.num_moe_experts),
         "moe_enable_routing_replay": spec.algorithm.rollout_correction.router_replay != "none",
-        "mtp_num_layers": None,  # layers that guess further tokens are not trained
-        # the bridge fills rows up with zeros, but takes none away
+        "mtp_num_layers": None,  # layers for multi-token prediction are not trained
+        # the bridge pads the vocabulary with zeros, but never removes padding
         "should_pad_vocab": provider.vocab_size % spec.trainer.parallelism.tensor != 0,
         "make_vocab_size_divisible_by": 1,
-        # Gradients are the sum over tokens, micro-batches and ranks; the loss carries its global denominator.
-        # Otherwise megatron divides by the number of micro-batches and DDP by that of ranks (schedules.py forward_step_calc_loss).
+        # Gradients are summed over tokens, micro-batches and ranks, because the loss weights contain the global denominator (losses.token_weights).
+        # Otherwise megatron would divide by the number of micro-batches, and DDP by that of ranks (schedules.py, forward_step_calc_loss).
         "calculate_per_token_loss": True,
         "finalize_model_grads_func": _finalize,
     }
 
 
 def _finalize(models: list[torch.nn.Module], _tokens: torch.Tensor | None, **kwargs: Any) -> None:
-    """megatron's reduction of gradients, without its division by the number of tokens."""
+    """megatron's finalize_model_grads, without its division by the number of tokens."""
     finalize_model_grads(models, None, **kwargs)

@@ -1,4 +1,6 @@
-"""Roles on ranks of their own: frozen models, and the critic, which learns. SPMD: every method is collective over its gang."""
+"""Models on gangs of their own: frozen ones (reference, reward models) and the critic, which learns. SPMD: every method is collective over the
+ranks of the gang.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -23,18 +25,19 @@ from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.value_model import critic_model
 from rljob_trainer.objectives.objective import Objective
 
-Say = Callable[[Step], dict[str, Array]]
+StepMeasure = Callable[[Step], dict[str, Array]]
+"""What a model measures of a step on this rank's gang; the same on all of its ranks."""
 
 
 class FrozenRole:
-    """What measures batches, whole steps at a time."""
+    """A reference or reward model. It measures the batch of a whole step at a time."""
 
     def __init__(self, spec: RLJobSpec, role: str, objective: Objective, heartbeat: Callable[[], None]) -> None:
         """`spec`: of the job. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit the layout."""
         self._spec, self._objective = undivided(spec.of_gang(role)), objective
         device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
         self._parallel = parallel_state.initialize(Layout.of(spec, role), device, timeout)
-        self._say = self._reference(heartbeat) if role == names.ROLE_REFERENCE else self._rewards(role, heartbeat)
+        self._measure = self._reference(heartbeat) if role == names.ROLE_REFERENCE else self._rewards(role, heartbeat)
 
     @property
     def data_rank(self) -> int:
@@ -44,29 +47,31 @@ class FrozenRole:
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
         objective, layout = self._objective, self._parallel.layout
-        plan = plan_step(columns, self._spec, layout, objective.pairs, objective.scores)
-        return [plan.rows(rank) for rank in range(layout.data)]
+        return plan_step(columns, self._spec, layout, objective.pairs, objective.scores).rows_by_rank()
 
     def measure(self, batch: Batch) -> dict[str, Array]:
-        """What the role says of the whole batch, of which this rank has its part; see buffer.measured. The same on all ranks."""
-        return self._say(Step.of(batch, self._spec, self._parallel, self._objective))
+        """The model's output for the whole batch, by name as buffer.measured.Measure has it; the same on all ranks.
 
-    def _reference(self, heartbeat: Callable[[], None]) -> Say:
+        `batch`: this rank's part, as `parts` says.
+        """
+        return self._measure(Step.of(batch, self._spec, self._parallel, self._objective))
+
+    def _reference(self, heartbeat: Callable[[], None]) -> StepMeasure:
         log_probs = separate_reference(self._spec, self._parallel, heartbeat)
 
-        def say(step: Step) -> dict[str, Array]:
+        def measure(step: Step) -> dict[str, Array]:
             step.keep("reference_log_probs", log_probs(list(step.micro_batches()), self._objective.temperature))
             return {"reference_log_probs": torch.cat(step.gather("reference_log_probs")).numpy()}
 
-        return say
+        return measure
 
-    def _rewards(self, role: str, heartbeat: Callable[[], None]) -> Say:
+    def _rewards(self, role: str, heartbeat: Callable[[], None]) -> StepMeasure:
         models = RewardModels(self._spec, {role}, self._parallel, heartbeat)
         return lambda step: {SCORES: np.sum([*models.scores(step)], axis=0)}
 
 
 class CriticRole:
-    """What values batches, and learns from each before it values the next."""
+    """The critic. For each step it measures the values of the batch, then learns from it."""
 
     def __init__(self, spec: RLJobSpec, objective: Objective, heartbeat: Callable[[], None]) -> None:
         """`spec`: of the job, with its steps. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit."""
@@ -89,33 +94,35 @@ class CriticRole:
 
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        layout = self._parallel.layout
-        plan = plan_step(columns, self._spec, layout, self._objective.pairs, self._objective.scores)
-        return [plan.rows(rank) for rank in range(layout.data)]
+        objective, layout = self._objective, self._parallel.layout
+        return plan_step(columns, self._spec, layout, objective.pairs, objective.scores).rows_by_rank()
 
     def measure(self, batch: Batch) -> dict[str, Array]:
-        """The values of the whole batch, of which this rank has its part: [response tokens] float32. The same on all ranks."""
+        """`values` of the whole batch, [response tokens of the step] float32; the same on all ranks. `batch`: this rank's part."""
         self._step = step = Step.of(batch, self._spec, self._parallel, self._objective)
         step.keep("values", self._network.values(list(step.micro_batches())))
         return {"values": torch.cat(step.gather("values")).numpy()}
 
     def learn(self, columns: Mapping[str, Array]) -> dict[str, float]:
-        """From the batch that was measured last, with these columns of it, [response tokens] each. The metrics, the same on all ranks."""
+        """Learn from the batch that was measured last; returns the metrics, the same on all ranks.
+
+        `columns`: `returns` and perhaps `mask`, [response tokens of the step] each.
+        """
         step, self._step = self._step, None
         assert step, "a batch is measured before it is learnt from"
         for name, values in columns.items():
             step.put(name, [torch.from_numpy(v) for v in split(values, step.counts)])
-        step.weigh(self._learnt)
+        step.put_loss_weights(self._learnt)
         learn = self._network.learn if self._learnt.learns(step.batch.step) else self._network.evaluate_loss
         metrics = update_metrics(self._learnt, learn(step, self._learnt))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def save(self, directory: Path, reshardable: bool) -> Writing:
-        """Start to write everything that it continues from, as it is now, into a new directory; see `checkpoint`."""
+        """Start to write the critic's state, as it is now, into a new directory; see `checkpoint`."""
         return checkpoint.save(directory, self._state(), reshardable)
 
     def load(self, directory: Path) -> None:
-        """Continue from what was saved, in whatever layout, on ranks of its own or on the trainer's. `directory`: of the whole engine."""
+        """Restore the critic from an engine's directory. It may have been saved in another layout, or on the trainer's ranks."""
         checkpoint.load(directory, self._state(), self.heartbeat)
 
     def _state(self) -> checkpoint.State:

@@ -1,9 +1,9 @@
-"""Router replay: the experts that a pass sends tokens to are those of another pass.
+"""Router replay: a pass sends tokens to the same experts as an earlier pass.
 
-An update changes routers a little, and bfloat16 is computed in another order in vLLM: a token that goes to another expert has another probability,
-whatever the policy meant. Experts are replayed, their weights are those that the router gives them now, so that it learns as before. The micro-batch
-holds the experts: those of the pass that measured the old log-probabilities (arXiv 2507.18071, section 5.3; R2 in arXiv 2510.11370), or those that
-the rollouts returned (R3).
+Routers change a little with every update, and vLLM rounds bfloat16 differently. A token that is routed to another expert gets another probability,
+which is noise in importance ratios. Replay fixes the choice of experts; their weights are still computed by the current router, so that it learns.
+The micro-batch carries the experts: those of the pass that measured the old log-probabilities (arXiv 2507.18071, section 5.3; R2 in arXiv
+2510.11370), or those that the rollouts returned (R3).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from rljob_trainer.trajectory import Trajectory
 
 
 class Routing:
-    """Of one model. Without routers that replay it does nothing."""
+    """Router replay of one model; does nothing for models without replaying routers."""
 
     def __init__(self, chunks: Sequence[torch.nn.Module]) -> None:
         self._routers = {id(chunk): routers_of(chunk) for chunk in chunks}
@@ -28,19 +28,19 @@ class Routing:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """A micro-batch that passes inside holds the experts that its tokens went to afterwards."""
+        """A context in which passes record the chosen experts in each micro-batch."""
         with self._doing(RouterReplayAction.RECORD):
             yield
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """The tokens of a micro-batch go to the experts that it holds, also where activations are computed again."""
+        """A context in which passes, including recomputation, use the experts recorded in each micro-batch."""
         with self._doing(RouterReplayAction.REPLAY_FORWARD):
             yield
 
     @contextmanager
     def of(self, chunk: torch.nn.Module, micro: MicroBatch) -> Iterator[None]:
-        """Around the forward pass of a micro-batch through a piece of the model."""
+        """A context for the forward pass of a micro-batch through one model chunk."""
         routers = self._routers[id(chunk)]
         for layer, router in routers.items():
             router.router_replay_action = self._action
@@ -65,7 +65,8 @@ class Routing:
 
 
 def _replay(router: RouterReplay, experts: torch.Tensor | None) -> None:
-    """Not set_target_indices, which keeps all of them for a backward pass of its own. A micro-batch of nothing but filling has none."""
+    """Set the experts of the next pass. RouterReplay.set_target_indices is not used, since it also queues them for a backward pass. A micro-batch of
+    padding only has no experts."""
     if experts is None:
         router.router_replay_action = None
     else:
@@ -73,7 +74,7 @@ def _replay(router: RouterReplay, experts: torch.Tensor | None) -> None:
 
 
 def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
-    """Those that replay, by the number of their layer in the model, from 1."""
+    """[layer number, from 1] -> its replaying router."""
     found = (getattr(module, "router_replay", None) for module in chunk.modules())
     return {router.layer_number: router for router in found if router is not None}
 
@@ -81,7 +82,7 @@ def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
 def returned_experts(
     row: PackedRow, trajectories: Mapping[int, Trajectory], parallel: ParallelState
 ) -> dict[int, torch.Tensor]:
-    """MicroBatch.routed_experts as the rollouts returned them. Raises ConfigurationError when they did not."""
+    """MicroBatch.routed_experts from the experts that the rollouts returned. Raises ConfigurationError when trajectories have none."""
     own = [trajectories[i].routed_experts for i in row.rows]
     returned = [experts for experts in own if experts is not None]
     if len(returned) < len(own):
@@ -92,18 +93,20 @@ def returned_experts(
     if not returned:
         return {}
     _, layers, count = returned[0].shape
-    whole = torch.arange(count, dtype=torch.uint8).expand(row.length, layers, count).clone()  # what fills up has some
+    whole = (
+        torch.arange(count, dtype=torch.uint8).expand(row.length, layers, count).clone()
+    )  # padding needs valid experts, too
     for start, experts in zip(row.starts, returned, strict=True):
         whole[start : start + len(experts)] = torch.from_numpy(experts)
-    # with tensor parallelism, layers with experts train on sequence-parallel shares
+    # with tensor parallelism, layers with experts are sequence-parallel
     part = whole[row.share].chunk(parallel.layout.tensor)[dist.get_rank(parallel.tensor_group)]
-    # in one copy: layer by layer, every pass would wait for the device in each
+    # in one copy to the device: with one per layer, every pass would wait for it in each layer
     by_layer = part.transpose(0, 1).contiguous().to(parallel.device)
     return dict(enumerate(by_layer, 1))
 
 
 def _recorded(router: RouterReplay) -> torch.Tensor:
-    """One byte each."""
+    """Take the recorded experts from a router, one byte each."""
     experts, router.recorded_topk_idx = router.recorded_topk_idx, None
     assert experts is not None, "every micro-batch is routed"
     return experts.to(torch.uint8)

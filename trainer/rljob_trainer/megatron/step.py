@@ -1,4 +1,4 @@
-"""One step on the ranks: this rank's micro-batches, and what is measured of them, per token here and per trajectory everywhere."""
+"""A training step on one rank: its micro-batches with per-token columns, and gathering these to per-trajectory values on every rank."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +24,14 @@ class MiniBatch:
 
     micro_batches: list[MicroBatch]
     rows: list[int]
-    """Of the whole mini-batch, over all ranks."""
+    """Rows of the whole mini-batch, over all ranks."""
     read_tokens: int
-    """That the model reads in it, over all ranks, without filling."""
+    """Input tokens of the whole mini-batch, over all ranks, without padding."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What `Engine.measure` returns: see objectives.objective.StepColumns. A rank has the trajectories of its own data-parallel copy only."""
+    """The result of `Engine.measure`; implements objectives.objective.MeasuredStep. A rank has the trajectories of its data-parallel copy only."""
 
     batch: Batch
     batches: list[MiniBatch]
@@ -39,7 +39,7 @@ class Step:
 
     @staticmethod
     def of(batch: Batch, spec: RLJobSpec, parallel: ParallelState, objective: Objective) -> "Step":
-        """`batch`: whole, or the part of this rank. Raises ValueError when no trajectory has a response."""
+        """`batch`: the whole batch, or this rank's part of it. Raises ValueError when no trajectory has a response."""
         plan = plan_step(batch.columns, spec, parallel.layout, objective.pairs, objective.scores)
         cuts = [_mini_batch(batch, cut, parallel, objective.scores) for cut in plan.mini_batches]
         step = Step(batch, cuts, parallel)
@@ -57,44 +57,46 @@ class Step:
 
     @property
     def counts(self) -> list[int]:
-        """Response tokens of each row, those that an environment wrote included."""
+        """Response tokens of each row, including those of an environment."""
         return self.batch.columns.response_length.tolist()
 
     def micro_batches(self) -> Iterable[MicroBatch]:
-        """All of this rank, in the order of the mini-batches."""
+        """All micro-batches of this rank, in the order of the mini-batches."""
         return (micro for batch in self.batches for micro in batch.micro_batches)
 
     def add_rewards(self, rewards: np.ndarray) -> None:
-        """[n], to those of the columns."""
+        """Add rewards [n] to those in the columns."""
         self.batch = replace(self.batch, columns=self.batch.columns.scored(rewards))
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
-        """Make a column of values [count] of each trajectory, by its row."""
+        """Add a column. `values`: [row] -> [count], per trajectory."""
         for micro in self.micro_batches():
             micro.put(name, values)
 
     def keep(self, name: str, parts: Sequence[torch.Tensor]) -> None:
-        """Make a column of what a pass measured, [t] per micro-batch; nothing was measured on all but the last stage."""
+        """Add a column from the results of a pass, [t] per micro-batch; on all but the last stage `parts` is empty."""
         for micro, part in zip(self.micro_batches(), parts, strict=False):
             micro.columns[name] = part
 
-    def weigh(self, objective: Objective) -> None:
-        """Make the column of what each token's loss counts: over the whole mini-batch, before anything is left out of it."""
+    def put_loss_weights(self, objective: Objective) -> None:
+        """Add the column of the objective's loss weights. They are computed from the whole mini-batch; what is masked later does not change them."""
         columns = self.batch.columns
         for batch in self.batches:
-            of_rows = of_branches(objective.weights, columns.learnt_length[batch.rows], columns.trajectory[batch.rows])
+            of_rows = of_branches(
+                objective.loss_weights, columns.learnt_length[batch.rows], columns.trajectory[batch.rows]
+            )
             weights = dict(zip(batch.rows, of_rows, strict=True))
             for micro in batch.micro_batches:
                 of_row = zip(micro.row.rows, micro.row.counts, strict=True)
-                micro.put(f"{objective.prefix}/weights", {i: torch.full((n,), weights[i]) for i, n in of_row})
+                micro.put(f"{objective.prefix}/loss_weights", {i: torch.full((n,), weights[i]) for i, n in of_row})
 
     def gather(self, name: str) -> list[torch.Tensor]:
-        """A column of every row, [count] each in float32, on every rank. Collective; 4 bytes per response token of the step."""
+        """A column of every row, [count] each in float32, on every rank. Collective; moves 4 bytes per response token of the step."""
         measured = [(m, m.columns[name]) for m in self.micro_batches() if name in m.columns]
         return gather(measured, self.counts, self.parallel)
 
     def learnt(self) -> list[torch.Tensor]:
-        """[count] of every row: 1 for tokens that are learnt from. Collective where an environment wrote some."""
+        """[count] for every row: 1 for tokens in the loss. Collective when some tokens are an environment's."""
         columns = self.batch.columns
         if (columns.learnt_length == columns.response_length).all():
             return [torch.ones(n) for n in self.counts]
@@ -103,24 +105,24 @@ class Step:
 
 
 def _age(trajectory: Trajectory, step: int) -> Ints:
-    """[count], trained steps since the policy that wrote a token; 0 where none did."""
+    """[count], trained steps between the policy that sampled a token and the policy that `step` trains; 0 for tokens that no policy sampled."""
     written = trajectory.policy_steps[trajectory.prompt_length :]
     return np.where(written == NO_POLICY, 0, step - 1 - written).astype(np.int32)
 
 
-def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState, complete: bool) -> MiniBatch:
+def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState, with_last_token: bool) -> MiniBatch:
     rows = sorted(row for rank in plan for micro in rank for row in micro)
-    read = int((batch.columns.length[rows] - (not complete)).sum())
-    own = [micro_batch(batch.trajectories, micro, parallel, complete) for micro in plan[parallel.data_rank]]
+    read = int((batch.columns.length[rows] - (not with_last_token)).sum())
+    own = [micro_batch(batch.trajectories, micro, parallel, with_last_token) for micro in plan[parallel.data_rank]]
     return MiniBatch(own, rows, read)
 
 
 def gather(
     measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], parallel: ParallelState
 ) -> list[torch.Tensor]:
-    """Per-token values [t] of micro-batches, as every rank measured its own, to per-trajectory ones [count] on every rank.
+    """Per-token values [t] of each rank's micro-batches -> per-trajectory values [count] on every rank. Collective.
 
-    One rank of each copy of the model contributes, and trajectories differ between copies: all others add zeros, so that the sum is exact.
+    Every token is contributed by exactly one rank (ParallelState.reports_metrics) and all others add zeros, so the sum is exact.
     """
     found = [torch.zeros(n) for n in counts]
     for micro, part in measured if parallel.reports_metrics else ():

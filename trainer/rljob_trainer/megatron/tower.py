@@ -1,10 +1,10 @@
-"""A vision tower on GPUs: all images of a micro-batch, or all windows of them, go through attention in one kernel, and where their patches lie is
-worked out on the CPU.
+"""Runs vision towers efficiently on GPUs: attention over all images of a micro-batch, or all their windows, in one kernel, and index tables that are
+computed on the CPU.
 
-The towers are those of transformers, whose attention in torch goes through the images one after the other (Qwen2_5_VLVisionAttention in
-models/qwen2_5_vl/modeling_qwen2_5_vl.py): Qwen2.5-VL has 16 windows in an image of 448 x 448, and the GPU waits for their many small kernels.
-Attention functions are an extension point of transformers (`AttentionInterface.register`); a name with `flash` in it is given all sequences at once.
-Tables of places are another (vision_utils.py): without them a tower makes them image by image, with small kernels and waits for the GPU.
+The towers are those of transformers. Their torch attention goes through the images one by one (Qwen2_5_VLVisionAttention in
+models/qwen2_5_vl/modeling_qwen2_5_vl.py): Qwen2.5-VL has 16 windows in an image of 448 x 448, and launching many small kernels leaves the GPU idle.
+transformers accepts other attention functions (`AttentionInterface.register`); one with `flash` in its name gets all sequences at once. It also
+accepts precomputed tables (vision_utils.py); otherwise a tower computes them image by image on the GPU, and waits for each.
 """
 
 from collections.abc import Iterable
@@ -22,12 +22,12 @@ from transformers.vision_utils import (
 )
 
 AT_ONCE = "rljob_flash"
-"""The name of `attend`."""
+"""The name under which `attend` is registered."""
 _KNOWN = "rljob_longest"
 
 
 def run_tower(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
-    """The output of a tower of transformers for images: `pixels` as MicroBatch.images has them, `grids` [i, 3] on CPU."""
+    """The output of a tower. `pixels`, `grids`: pixel_values and image_grid_thw of MicroBatch.images."""
     window = (tower.window_size, tower.patch_size) if hasattr(tower, "window_size") else None
     side, sizes = getattr(tower, "num_grid_per_side", None), tuple(map(tuple, grids.tolist()))
     places = tables(sizes, tower.spatial_merge_size, window, side, pixels.device)
@@ -42,7 +42,7 @@ def tables(
     side: int | None,
     device: torch.device,
 ) -> dict[str, torch.Tensor]:
-    """By the names that a tower takes. Passes over the same micro-batch, and others with as many images of the same sizes, share them.
+    """Index tables, by the names of the tower's arguments. Cached for micro-batches with images of the same sizes.
 
     Args:
         sizes: of each image, as a row of `image_grid_thw`
@@ -62,7 +62,7 @@ def tables(
 
 
 def _longest(starts: torch.Tensor) -> int:
-    """Asks the device once for each tensor: every question waits for all of its work, and every layer asks."""
+    """Longest sequence. Cached on the tensor: reading it waits for all work of the device, and every layer needs it."""
     if (known := getattr(starts, _KNOWN, None)) is None:
         known = int(starts.diff().max())
         setattr(starts, _KNOWN, known)
@@ -80,7 +80,7 @@ def attend(
     cu_seq_lens_q: torch.Tensor,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query, key, value [1, heads, t, d]; sequences lie between consecutive `cu_seq_lens_q` and see all of themselves. Returns [1, t, heads, d]."""
+    """Full attention within each sequence; `cu_seq_lens_q` are their boundaries. query, key, value [1, heads, t, d] -> [1, t, heads, d]."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     starts, longest = cu_seq_lens_q.int(), _longest(cu_seq_lens_q)
     found = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling)
@@ -89,9 +89,9 @@ def attend(
 
 
 def choose_attention(modules: Iterable[torch.nn.Module], dtype: torch.dtype) -> None:
-    """For their towers, if they have any. The kernel takes 16 bits, and heads whose width 8 divides.
+    """Use `attend` in the vision towers of `modules` where its kernel can: on a GPU, in bfloat16, with head sizes divisible by 8.
 
-    A tower that is made with such a name would look for the package flash-attn.
+    It is set after construction: a tower that is constructed with such a name would require the package flash-attn.
     """
     for tower in (found for m in modules if (found := getattr(m, "visual", None)) is not None):
         width = tower.config.hidden_size // tower.config.num_heads

@@ -1,4 +1,4 @@
-"""A model that gives every token one number: the critic, and reward models, trained or frozen."""
+"""A model with a value for every token: the critic, and reward models, trained or frozen."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -25,15 +25,15 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
 
 SCORE = "score.weight"
-"""The head of transformers' sequence classifiers: [labels, hidden], applied to the last hidden state, without a bias."""
+"""The head of transformers' sequence classifiers, [labels, hidden], applied to the last hidden state, without a bias."""
 _HEAD = "output_layer.weight"
-"""Its name here."""
+"""Its name in megatron."""
 LANGUAGE_MODEL, CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
-"""How transformers' names of architectures end."""
+"""Suffixes of transformers' architecture names."""
 
 
 class ValueHead(MegatronModule):
-    """In the place of the output layer: hidden [t, 1, h] -> [t, 1, 1] in float32. Every tensor-parallel rank has it whole and computes the same."""
+    """Replaces the output layer: hidden [t, 1, h] -> values [t, 1, 1] in float32. It is replicated on all tensor-parallel ranks."""
 
     def __init__(self, config: Any, like: torch.Tensor) -> None:
         super().__init__(config=config)
@@ -46,13 +46,19 @@ class ValueHead(MegatronModule):
 
 
 class ValueModel:
-    """A backbone of the policy's layout with a value head on the last stage; see network.TrainedModel."""
+    """A transformer with a value head on the last pipeline stage; see network.TrainedModel."""
 
     def __init__(
         self, spec: RLJobSpec, path: str, field: str, parallel: ParallelState, checkpoint: str | None = None
     ) -> None:
-        """The head is the directory's, or zero. `checkpoint`: a torch_dist directory that all weights are taken from in place of it, the critic's if
-        there is one. Raises ConfigurationError, by `field`, for what cannot be one."""
+        """
+        Args:
+            path: a Hugging Face directory, whose head is used if it is a classifier; otherwise the head is zero
+            field: the field of the spec that names `path`
+            checkpoint: a torch_dist directory from which all weights are loaded instead: the critic's if it has one, else the policy's
+
+        Raises ConfigurationError, of `field`, for a model that cannot be used.
+        """
         bridge = _open(spec, path, field)
         score = _score(bridge, path, field)
         self.has_head = score is not None
@@ -79,12 +85,12 @@ class ValueModel:
         yield from ()
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Of transformers' sequence classifier with one label."""
+        """The config.json of a sequence classifier with one label."""
         architectures = [a.replace(LANGUAGE_MODEL, CLASSIFIER) for a in config["architectures"]]
         return config | {"architectures": architectures, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
     def _head(self) -> torch.Tensor:
-        """[1, h], of the last stage, on every rank."""
+        """[1, h], the head of the last stage, on every rank. Collective."""
         own = [module.output_layer.weight.detach() for module in self.modules if module.post_process]
         device = next(self.modules[0].parameters()).device
         head = (
@@ -98,13 +104,13 @@ class ValueModel:
 
 
 def critic_model(spec: RLJobSpec, critic: CriticSpec, parallel: ParallelState) -> ValueModel:
-    """What a job's critic starts from."""
+    """The critic with its initial weights."""
     path = critic.path or spec.model.path
     return ValueModel(spec, path, "spec.critic.path", parallel, critic.megatron_checkpoint)
 
 
 def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
-    """Of a classifier too: its backbone has the tensors of the causal model of its family."""
+    """A bridge for a causal model or a classifier, whose backbone has the tensors of the causal model of its family."""
     read_config(path, field)
     with converting(path, field):
         pretrained = PreTrainedCausalLM.from_pretrained(
@@ -118,7 +124,7 @@ def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
 
 
 def _require_fit(spec: RLJobSpec, config: dict[str, Any], path: str, field: str) -> None:
-    """Into the policy's layout and vocabulary: tokens are handed over as ids."""
+    """Raise ConfigurationError unless the model fits the layout and has the policy's vocabulary, since it reads the policy's token ids."""
     for v in model_violations(spec, config):
         raise ConfigurationError(field, path, f"{v.rule} ({v.field} is {v.value})", v.fix)
     policy = read_config(spec.model.path, MODEL)
@@ -128,7 +134,7 @@ def _require_fit(spec: RLJobSpec, config: dict[str, Any], path: str, field: str)
 
 
 def _score(bridge: AutoBridge, path: str, field: str) -> torch.Tensor | None:
-    """The directory's head [1, h]; None when it is a causal model."""
+    """The directory's head [1, h]; None for a causal model."""
     state = bridge.hf_pretrained.state
     if SCORE not in state.source.get_all_keys():
         return None

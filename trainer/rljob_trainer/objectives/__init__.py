@@ -1,1 +1,1 @@
-"""The mathematics, as pure functions of tensors: a file per estimator or loss, with its formula and its paper."""
+"""The mathematics of training, as pure functions of tensors: advantages, losses, KL and corrections, each with its formula and its paper."""

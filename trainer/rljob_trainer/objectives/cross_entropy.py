@@ -1,4 +1,4 @@
-"""The objective of supervised fine-tuning and pretraining: the cross entropy of given tokens."""
+"""The objective of supervised fine-tuning and pretraining: cross entropy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ from rljob_trainer.objectives.objective import Objective, Output, TokenLoss
 from rljob_trainer.objectives.tokens import Predictions, Sequences
 
 AGGREGATIONS = {"tokenMean": "tokenMean", "sequenceMean": "sequenceMeanTokenMean"}
-"""Names of spec.sft.aggregation, and what token_weights calls them."""
+"""[spec.sft.aggregation] -> its name in losses.token_weights."""
 LARGEST = 700.0
-"""Of what exp can take."""
+"""exp of more overflows a float."""
 
 
 class CrossEntropyObjective(Objective):
-    """Of spec.sft. Its metrics are of the plain cross entropy, without label smoothing."""
+    """Cross entropy as spec.sft says. Metrics are those of the plain cross entropy, without label smoothing."""
 
     prefix = "train"
-    measured = ("cross_entropy", "correct")
+    token_metrics = ("cross_entropy", "correct")
 
     def __init__(self, spec: RLJobSpec) -> None:
         self._sft = spec.sft
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, AGGREGATIONS[self._sft.aggregation])
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
@@ -42,13 +42,12 @@ class CrossEntropyObjective(Objective):
 
 
 def smoothed(predicted: Predictions, smoothing: float) -> torch.Tensor:
-    """[t]: -(1 - e) log p(y_t) - e mean_v log p(v), the cross entropy with a target of which the share e is spread over the vocabulary
-    evenly (arXiv 1512.00567, section 7)."""
+    """[t]: -(1 - e) log p(y_t) - e mean_v log p(v), cross entropy with label smoothing e (arXiv 1512.00567, section 7)."""
     if not smoothing:
         return -predicted.log_probs
     return -(1 - smoothing) * predicted.log_probs - smoothing * predicted.mean_log_probs
 
 
 def perplexity(cross_entropy: float) -> float:
-    """exp of the mean over tokens; infinite where that is no float."""
+    """exp of the mean cross entropy per token; infinity where that overflows."""
     return math.exp(cross_entropy) if cross_entropy < LARGEST else math.inf

@@ -1,4 +1,4 @@
-"""Divergence from the reference policy: estimators from one sample per token, the penalty, and the controller of its coefficient."""
+"""KL divergence from the reference policy: single-sample estimators, the penalty as a reward, and the controller of its coefficient."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,20 @@ import torch
 from rljob_api.spec.algorithm import AdaptiveKL
 
 LARGEST_DIFFERENCE = 20.0
-"""exp of more overflows before it is bounded."""
+"""Bound of the log ratio in k3, so that exp does not overflow."""
 LARGEST_K3 = 10.0
+"""Bound of k3, as in verl."""
 LARGEST_ERROR = 0.2
+"""Bound of the relative error in `adapt`."""
 
 
 def k1(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:
-    """log policy - log reference: unbiased for KL(policy || reference), of either sign. Its expected gradient as a loss is 0."""
+    """log policy - log reference, [t]: an unbiased estimate of KL(policy || reference), of either sign. As a loss its expected gradient is 0."""
     return log_probs - reference_log_probs
 
 
 def k2(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tensor:
-    """(log policy - log reference)^2 / 2: biased as a number, but its expected gradient as a loss is that of KL(policy || reference)."""
+    """(log policy - log reference)^2 / 2, [t]: biased as an estimate, but as a loss its expected gradient is that of KL(policy || reference)."""
     return (log_probs - reference_log_probs) ** 2 / 2
 
 
@@ -26,9 +28,9 @@ def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tens
     """exp(d) - d - 1 with d = log reference - log policy: unbiased for KL(policy || reference), never negative, low variance.
 
     Schulman, joschu.net/blog/kl-approx; GRPO, arXiv 2402.03300, equation 4. As a loss its expected gradient is that of
-    KL(reference || policy), the other direction; GRPO means it so. It is bounded by 10, as verl does (`kl_penalty_forward`,
-    trainer/ppo/core_algos.py): unbounded, one token with d = 15 gives 3.3e6 and owns the clipped gradient of its batch. Beyond the bound,
-    d > 2.6 or d < -11, the gradient is 0.
+    KL(reference || policy), the other direction, as in GRPO. It is bounded by 10, as in verl (`kl_penalty_forward`,
+    trainer/ppo/core_algos.py): without a bound, one token with d = 15 gives 3.3e6 and dominates the clipped gradient of its batch. Beyond the bound,
+    for d > 2.6 or d < -11, the gradient is 0.
 
     Args:
         log_probs, reference_log_probs: [t]
@@ -40,11 +42,11 @@ def k3(log_probs: torch.Tensor, reference_log_probs: torch.Tensor) -> torch.Tens
 
 
 LEAST_REST = 1e-6
-"""Probability that all further tokens have at least: float32 knows no less of 1 - p."""
+"""Lower bound of the probability of all other tokens, about the resolution of 1 - p in float32."""
 
 
-def coarse_kl(log_probs: torch.Tensor, teacher_log_probs: torch.Tensor) -> torch.Tensor:
-    """KL(policy || teacher) of the event which of K tokens comes, or whether it is another one.
+def top_k_kl(log_probs: torch.Tensor, teacher_log_probs: torch.Tensor) -> torch.Tensor:
+    """KL(policy || teacher) over K + 1 events: each of K tokens, and any other token.
 
     sum_k p_k log(p_k / q_k) + p' log(p' / q') with p' = 1 - sum_k p_k, at least LEAST_REST. It is never negative, never above the divergence over the
     whole vocabulary, and equal to it where K is all of it (data processing inequality: Cover and Thomas, Elements of Information Theory, 2.8).
@@ -60,13 +62,13 @@ def coarse_kl(log_probs: torch.Tensor, teacher_log_probs: torch.Tensor) -> torch
 
 
 ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-"""By their name in spec.algorithm.kl.estimator."""
+"""[name in spec.algorithm.kl.estimator] -> estimator."""
 
 
 def token_rewards(
     estimator: str, coefficient: float, old_log_probs: torch.Tensor, reference_log_probs: torch.Tensor
 ) -> torch.Tensor:
-    """-coefficient * KL, per token and of any shape: what `kl.where: reward` adds to a token's reward (InstructGPT, arXiv 2203.02155, equation 2)."""
+    """-coefficient * KL per token, of any shape: what `kl.where: reward` adds to rewards of tokens (InstructGPT, arXiv 2203.02155, equation 2)."""
     return -coefficient * ESTIMATORS[estimator](old_log_probs, reference_log_probs)
 
 
@@ -76,8 +78,8 @@ def adapt(coefficient: float, kl: float, samples: int, adaptive: AdaptiveKL) -> 
     n is at most the horizon, so that one step changes the coefficient by at most 20 % and never its sign.
 
     Args:
-        kl: of this step, per response token
-        samples: of this step
+        kl: mean per response token of this step
+        samples: number of samples of this step
     """
     error = min(max(kl / adaptive.target - 1, -LARGEST_ERROR), LARGEST_ERROR)
     return coefficient * (1 + error * min(1.0, samples / adaptive.horizon))

@@ -1,4 +1,4 @@
-"""Losses of single tokens: the policy's, by their name in spec.algorithm.loss, and the critic's; and how many tokens' losses become one number.
+"""Per-token losses of the policy (by their name in spec.algorithm.loss) and of the critic, and the weights by which they are summed.
 
 To add a policy loss: write a function of (TokenColumns, Sequences, Clip), put it into LOSSES, and name it in spec.algorithm.loss
 (operator/rljob_api/spec/algorithm.py).
@@ -16,10 +16,10 @@ from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 
 def token_weights(lengths: Sequence[int], aggregation: str, longest: int = 0) -> list[float]:
-    """The weight of every response token of each response: the loss of a mini-batch is sum(weight x loss) over its tokens, in any cut.
+    """The weight of each response's tokens. The loss of a mini-batch is sum(weight x loss) over all of its tokens, however it is split.
 
-    Weights are made from the whole mini-batch, once. What is filtered or rejected later gives no loss but leaves them as they are: a
-    denominator that shrinks would raise the learning rate of what stays.
+    Weights are computed from the whole mini-batch. Tokens that are filtered or rejected later contribute no loss, but do not change the weights: a
+    shrinking denominator would raise the effective learning rate of the remaining ones.
 
     - tokenMean: 1 / sum_j l_j (DAPO, arXiv 2503.14476, section 3.3)
     - sequenceMeanTokenMean: 1 / (n l_i) (GRPO, arXiv 2402.03300, equation 3; GSPO, arXiv 2507.18071, equation 5)
@@ -27,8 +27,8 @@ def token_weights(lengths: Sequence[int], aggregation: str, longest: int = 0) ->
     - sequenceMeanTokenSumNorm: 1 / (n longest) (Dr. GRPO, arXiv 2503.20783, section 3.2)
 
     Args:
-        lengths: [n], response tokens of all responses of the mini-batch, over all ranks
-        aggregation: of spec.algorithm
+        lengths: [n], response tokens of each response of the mini-batch, over all ranks
+        aggregation: spec.algorithm.aggregation
         longest: maxTokens, for sequenceMeanTokenSumNorm
 
     Returns: [n]; 0 for a response without tokens
@@ -48,11 +48,12 @@ def of_branches(
     lengths: npt.NDArray[np.int32],
     trajectories: npt.NDArray[np.int64],
 ) -> list[float]:
-    """`weights` of whole trajectories, for rows that may be branches of them: many branches do not make a trajectory count more.
+    """Apply `weights` to whole trajectories when rows may be branches of them, so that a trajectory does not count more for having many branches.
 
     Args:
-        lengths: [n], of each row
-        trajectories: [n], equal where rows are branches of one trajectory
+        weights: tokens of each trajectory -> weight of its tokens
+        lengths: [n], tokens of each row
+        trajectories: [n], equal for branches of one trajectory
 
     Returns: [n]
     """
@@ -62,26 +63,27 @@ def of_branches(
 
 
 LARGEST_LOG_RATIO = 20.0
-"""Of a token: exp of more is useless as a ratio and near overflow in its square."""
+"""Bound of a token's log ratio: a larger ratio is meaningless, and its square would overflow float32."""
 LARGEST_MEAN_LOG_RATIO = 10.0
-"""Of a response's mean (verl clamps it so)."""
+"""Bound of a response's mean log ratio, as in verl."""
 
 
 class PolicyLoss(NamedTuple):
-    """All [t]."""
+    """The loss of each token, and metrics. All [t]."""
 
     loss: torch.Tensor
-    """To be minimised."""
+    """To be minimized."""
     ratio: torch.Tensor
     clipped: torch.Tensor
-    """1.0 where the clip binds."""
+    """1.0 where clipping takes effect."""
 
 
 def surrogate(log_ratio: torch.Tensor, advantages: torch.Tensor, clip: Clip) -> PolicyLoss:
     """L = max(-A r, -A clip(r, 1 - low, 1 + high)), r = exp(log_ratio) (PPO, arXiv 1707.06347, equation 7).
 
     high > low is the clip-higher of DAPO (arXiv 2503.14476, section 3.1). With `dual` and A < 0, L = min(L, -A dual) (arXiv 1912.09729,
-    equation 5): a punished token that became much likelier no longer outweighs all others. Where a clip binds the gradient is 0.
+    equation 5), so that a token with a negative advantage that became much more likely does not outweigh all others. Where clipping takes effect, the
+    gradient is 0.
 
     Args:
         log_ratio, advantages: [t]; the caller bounds log_ratio so that its exp is finite
@@ -97,16 +99,16 @@ def surrogate(log_ratio: torch.Tensor, advantages: torch.Tensor, clip: Clip) -> 
 
 
 def ppo(tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
-    """The surrogate of r_t = policy / old policy of a token (PPO, arXiv 1707.06347, equation 7)."""
+    """`surrogate` of the per-token ratio r_t = policy_t / old policy_t (PPO, arXiv 1707.06347, equation 7)."""
     log_ratio = tokens.log_probs - tokens.old_log_probs
     return surrogate(log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO), tokens.advantages, clip)
 
 
 def gspo(tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
-    """The surrogate of s_t = sg(s_i) policy_t / sg(policy_t), s_i = exp(mean over the response of log policy - log old policy).
+    """`surrogate` of s_t = sg(s_i) policy_t / sg(policy_t), s_i = exp(mean over the response of log policy - log old policy).
 
-    GSPO, arXiv 2507.18071, equations 7 and 13, 14 (the GSPO-token form, equal in value and gradient to the sequence form when the
-    advantage of a response is one number); sg stops gradients. log s is clamped to +-10.
+    GSPO, arXiv 2507.18071, equations 7 and 13, 14: the GSPO-token form, equal in value and gradient to the sequence form when all tokens of a
+    response have the same advantage. sg stops gradients; log s is clamped to +-10.
     """
     fixed = tokens.log_probs.detach()
     _, mean = sequences.sum_and_mean(fixed - tokens.old_log_probs, tokens.mask)
@@ -117,7 +119,7 @@ def gspo(tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
 def cispo(tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
     """L = -sg(clip(r, 1 - low, 1 + high)) A log policy (CISPO, MiniMax-M1, arXiv 2506.13585, equations 4 and 5); sg stops gradients.
 
-    The weight is clipped, the gradient is not: rare tokens that a clip would silence keep theirs. `low` of 1 or more is no lower bound,
+    Only the weight is clipped, so rare tokens that PPO's clipping would silence keep their gradient. With `low` of 1 or more there is no lower bound,
     as in the paper.
     """
     ratio = (tokens.log_probs.detach() - tokens.old_log_probs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO).exp()
@@ -128,21 +130,21 @@ def cispo(tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
 LossFunction = Callable[[TokenColumns, Sequences, Clip], PolicyLoss]
 
 LOSSES: dict[str, LossFunction] = {"ppo": ppo, "gspo": gspo, "cispo": cispo}
-"""By their name in spec.algorithm.loss."""
+"""[name in spec.algorithm.loss] -> loss."""
 
 
 class ValueLoss(NamedTuple):
-    """All [t]."""
+    """The critic's loss of each token. All [t]."""
 
     loss: torch.Tensor
     clipped: torch.Tensor
-    """1.0 where the clip binds: the gradient of the token is 0."""
+    """1.0 where clipping takes effect, so that the gradient is 0."""
 
 
 def value_loss(values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, clip: float) -> ValueLoss:
     """L = max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) / 2; without clip (0) (V - R)^2 / 2.
 
-    The clipped value loss of OpenAI's baselines (ppo2/model.py), as verl, TRL and OpenRLHF have it. Only `values` carries gradients.
+    The clipped value loss of OpenAI's baselines (ppo2/model.py), as in verl, TRL and OpenRLHF. Only `values` carries gradients.
 
     Args:
         values, old_values, returns: [t]

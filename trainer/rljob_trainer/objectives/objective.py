@@ -1,7 +1,7 @@
-"""What a network learns from a step. The engine is given one, and knows nothing else of it.
+"""The interface of objectives: what a network learns from a step. It is all that the engine knows of a task.
 
-To add one: subclass Objective, say what has to be measured before the first update and what the loss of a token is, and let a task build the engine
-with it. docs/architecture.md has an example.
+To add one: subclass Objective, say what has to be measured before the first update and what the loss of a token is, and have a task build the engine
+with it (tasks/choice.py). docs/architecture.md says more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,118 +15,121 @@ from rljob_trainer.objectives.metrics import MetricAccumulator
 from rljob_trainer.objectives.tokens import Predictions, Sequences
 
 Column = Literal["old_log_probs", "reference_log_probs", "values"]
-"""What the engine can measure in forward passes: of the policy before the step's first update, of its reference, of the critic."""
+"""Columns that the engine can measure in forward passes: of the policy before the step's first update, of the reference, and of the critic."""
 
 
 class UserFile(NamedTuple):
-    """A Python file of the job."""
+    """A Python file of the user."""
 
     field: str
-    """Of the spec, that names it."""
+    """Field of the spec that names it."""
     path: str
     digest: str
-    """sha256 of what was loaded."""
+    """sha256 of the content that was loaded."""
 
 
 class Output(Protocol):
-    """What a network says of the tokens of a micro-batch."""
+    """A network's output for the t tokens of a micro-batch."""
 
     def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
-        """Of a language model; `candidates`: [t, K], ids of further tokens at each place. To be called once."""
+        """Predictions of a language model. `candidates`: [t, K], ids of further tokens at each position. Must be called once only: the backward pass
+        overwrites the logits."""
         ...
 
     def values(self) -> torch.Tensor:
-        """[t], of a value model."""
+        """[t], values of a value model."""
         ...
 
 
-class StepColumns(Protocol):
-    """A step whose fixed quantities have been measured."""
+class MeasuredStep(Protocol):
+    """A step after Engine.measure."""
 
     batch: Batch
-    """Columns of all trajectories, with the rewards of reward models; trajectories of this rank only."""
+    """Columns of all rows, including the scores of reward models; trajectories of this rank only."""
 
     def gather(self, name: str) -> list[torch.Tensor]:
-        """A column of every trajectory, [response tokens] each in float32, on every rank. Collective."""
+        """A per-token column of every row, [response tokens] each in float32, on every rank. Collective."""
         ...
 
     def learnt(self) -> list[torch.Tensor]:
-        """Likewise 1 for tokens that are learnt from, 0 for an environment's. Collective."""
+        """For every row [response tokens], 1 for tokens in the loss, 0 for those of an environment; on every rank. Collective."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What networks are taught of a step, made of the whole step on every rank alike."""
+    """What Objective.advantages computes from the whole step, the same on every rank."""
 
     columns: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
-    """By name, per trajectory [response tokens]: columns for `Objective.loss`."""
+    """[name] -> for every row [response tokens], additional columns for `Objective.loss`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """All [t]."""
+    """The loss of each token of a micro-batch. All [t]."""
 
     loss: torch.Tensor
-    """To be multiplied with the tokens' weights and summed. With gradients; 0 where nothing is learnt."""
+    """To be multiplied by the loss weights and summed. With gradients; 0 for tokens without loss."""
     mask: torch.Tensor
-    """1 for tokens that are learnt from; means of what is measured are over these."""
-    measured: Mapping[str, torch.Tensor]
-    """Objective.measured, without gradients and 0 outside the mask: they are summed over tokens, micro-batches and ranks."""
+    """1 for tokens in the loss, over which means of metrics are taken."""
+    token_metrics: Mapping[str, torch.Tensor]
+    """The metrics of Objective.token_metrics, without gradients and 0 outside the mask. They are summed over tokens, micro-batches and ranks."""
 
 
 class Objective:
-    """Of one network."""
+    """The objective of one network."""
 
     prefix: str
-    """Of its metrics, such as `train`."""
+    """Prefix of its metrics, such as `train`."""
     needs: frozenset[Column] = frozenset()
-    """Columns that are measured before the first update."""
-    measured: tuple[str, ...] = ()
-    """What `loss` measures per token."""
+    """Columns that must be measured before the first update."""
+    token_metrics: tuple[str, ...] = ()
+    """Names of the per-token metrics that `loss` returns."""
     temperature: float = 1.0
-    """At which log-probabilities are taken."""
+    """Temperature at which log-probabilities are computed."""
     pairs: bool = False
-    """Whether the trajectories of a group lie behind each other in one micro-batch."""
+    """Whether the rows of a group must be adjacent in one micro-batch."""
     scores: bool = False
-    """Whether the network is a value model, which is asked for the worth of what it has read up to each token; else a language model, which
-    is asked for the probability of each token."""
+    """Whether the network is a value model, with a value for every token that it reads; otherwise it is a language model."""
     critic: "Objective | None" = None
-    """What the critic learns from the same step; with `values` in `needs`."""
+    """The critic's objective for the same step; then `values` is in `needs`."""
     files: tuple[UserFile, ...] = ()
-    """Of the job, that the objective is made of: every rank must have read the same."""
+    """Files of the user that the objective uses. Every rank must have loaded the same content."""
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
-        """Of the tokens of a micro-batch. `columns`: what was measured, what `advantages` made, and of the
-        trajectories `mask`, `rollout_log_probs` and `age` (trained steps since the policy that wrote the token) [t]."""
+        """The loss of each token of a micro-batch.
+
+        `columns`: [name] -> [t]: what was measured, the columns of `advantages`, and of the trajectories `mask`, `rollout_log_probs` and `age`
+        (trained steps since the policy that sampled the token).
+        """
         raise NotImplementedError
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
-        """What the loss of every token of each trajectory of a mini-batch counts: [n] for trajectories of so many learnt tokens."""
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
+        """[n], the weight of the loss of each token of each trajectory of a mini-batch. `counts`: [n], tokens in the loss of each trajectory."""
         raise NotImplementedError
 
-    def advantages(self, step: StepColumns) -> Targets:
-        """What the whole step teaches. Collective where it gathers."""
+    def advantages(self, step: MeasuredStep) -> Targets:
+        """Compute advantages, or other columns for `loss`, from the whole step. Collective if it gathers columns."""
         return Targets()
 
     def learns(self, step: int) -> bool:
-        """Whether the network is updated in this step of the job; else its loss is only measured."""
+        """Whether the network is updated in this step of the job; otherwise its loss is only measured."""
         return True
 
     def check(self, sums: MetricAccumulator, update: int) -> None:
-        """Before the optimizer step number `update` of the step, from 0. Raises to stop it."""
+        """Called before each optimizer step; `update` counts them from 0 within the step. May raise to prevent it."""
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
-        """Of all updates of a step, under full names; in addition to those of the optimizer."""
+        """Metrics by their full names, from the sums over all updates of a step. Those of the optimizer are added by the engine."""
         raise NotImplementedError
 
     def after(self, metrics: Mapping[str, float], trajectories: int) -> None:
-        """The step has been learnt."""
+        """Called after the last update of a step, for example to adapt a coefficient. `trajectories`: their number."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """State to save in a checkpoint, JSON."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""

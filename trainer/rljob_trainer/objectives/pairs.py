@@ -1,5 +1,4 @@
-"""Objectives over pairs: what they share, and the reward model's. The chosen and the rejected response of a prompt lie behind each other in a
-micro-batch."""
+"""Objectives over pairs of a chosen and a rejected response: what they have in common, and that of reward models."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,36 +8,36 @@ from torch.nn.functional import logsigmoid
 
 from rljob_trainer.batch import Columns
 from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import Objective, Output, StepColumns, Targets, TokenLoss
+from rljob_trainer.objectives.objective import MeasuredStep, Objective, Output, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
 
 
-class Judged(NamedTuple):
-    """k pairs. All float64."""
+class PairTerms(NamedTuple):
+    """Loss and metrics of k pairs. All float64."""
 
     loss: torch.Tensor
     """[k]"""
-    measured: Mapping[str, torch.Tensor]
-    """[k] each, by the names in PairObjective.measured."""
+    token_metrics: Mapping[str, torch.Tensor]
+    """[name in PairObjective.token_metrics] -> [k]."""
 
 
 class PairObjective(Objective):
-    """The mean over the pairs of a mini-batch. A pair is a group: its sample 0 was chosen, its sample 1 rejected."""
+    """The mean loss over the pairs of a mini-batch. A pair is a group: sample 0 was chosen, sample 1 rejected."""
 
     prefix = "train"
     pairs = True
-    measured: tuple[str, ...] = ("pairs", "accuracy", "chosen_reward", "rejected_reward")
+    token_metrics: tuple[str, ...] = ("pairs", "accuracy", "chosen_reward", "rejected_reward")
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return [2 / len(counts)] * len(counts)
 
-    def advantages(self, step: StepColumns) -> Targets:
-        """Raises ValueError where a group is no pair."""
+    def advantages(self, step: MeasuredStep) -> Targets:
+        """Raises ValueError when a group is not a pair."""
         require_pairs(step.batch.columns)
         return Targets()
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
-        means = {name: sums[name] / sums["pairs"] for name in self.measured[1:]}
+        means = {name: sums[name] / sums["pairs"] for name in self.token_metrics[1:]}
         margin = means["chosen_reward"] - means["rejected_reward"]
         return {f"train/{name}": mean for name, mean in means.items()} | {"train/margin": margin}
 
@@ -50,50 +49,52 @@ def require_pairs(columns: Columns) -> None:
         raise ValueError("a group of the step is not a chosen and a rejected response")
 
 
-def lead(of_responses: torch.Tensor) -> torch.Tensor:
-    """[k, 2] to [k]: by how much the chosen one is above the rejected one."""
+def margins(of_responses: torch.Tensor) -> torch.Tensor:
+    """[k, 2] -> [k]: value of the chosen response minus that of the rejected one."""
     return of_responses[:, 0] - of_responses[:, 1]
 
 
-def judged(loss: torch.Tensor, rewards: torch.Tensor) -> Judged:
-    """`loss`: [k]; `rewards`: [k, 2], by which the two responses are compared."""
+def pair_terms(loss: torch.Tensor, rewards: torch.Tensor) -> PairTerms:
+    """`loss`: [k]. `rewards`: [k, 2], of the chosen and the rejected response, for the metrics."""
     chosen, rejected = rewards.detach().unbind(1)
     ahead = (chosen > rejected).double()
-    return Judged(loss, {"accuracy": ahead, "chosen_reward": chosen, "rejected_reward": rejected})
+    return PairTerms(loss, {"accuracy": ahead, "chosen_reward": chosen, "rejected_reward": rejected})
 
 
 def pair_loss(
     values: torch.Tensor,
     mask: torch.Tensor,
     sequences: Sequences,
-    judge: Callable[[torch.Tensor, torch.Tensor], Judged],
+    terms_of: Callable[[torch.Tensor, torch.Tensor], PairTerms],
 ) -> TokenLoss:
-    """The loss of pairs as one of tokens, so that no cut of the responses over ranks shows: a token carries its share of the pair's loss, and
-    the slope of that loss in the sum over the token's response.
+    """A loss of pairs in the form of a per-token loss, so that responses may be split over context-parallel ranks.
+
+    The loss of a pair depends on the sums of `values` over its two responses. Each token gets an equal share of the pair's loss as its value, and
+    as its gradient that of the loss with respect to the sum of its response.
 
     Args:
-        values: [t], what is summed over the masked tokens of each response; with gradients
-        judge: of these sums, with gradients, and of the numbers of tokens: both [k, 2], chosen and rejected
+        values: [t], with gradients, summed over the masked tokens of each response
+        terms_of: sums [k, 2] with gradients and numbers of tokens [k, 2], of chosen and rejected responses -> terms of the k pairs
     """
     sums, lengths = sequences.total(torch.stack((values.detach() * mask, mask), dim=1)).unbind(1)
     with torch.enable_grad():
         sums = sums.detach().requires_grad_()
-        found = judge(sums.view(-1, 2), lengths.view(-1, 2))
+        found = terms_of(sums.view(-1, 2), lengths.view(-1, 2))
         (slopes,) = torch.autograd.grad(found.loss.sum(), sums)
     share = mask / sequences.spread(lengths).clamp(min=1) / 2
     of_pairs = lambda x: sequences.spread(x.detach().repeat_interleave(2)) * share  # noqa: E731
     slope = sequences.spread(slopes) * (values - values.detach()) * mask
-    measured = {"pairs": torch.ones_like(found.loss)} | dict(found.measured)
+    measured = {"pairs": torch.ones_like(found.loss)} | dict(found.token_metrics)
     return TokenLoss(of_pairs(found.loss) + slope, mask, {name: of_pairs(x) for name, x in measured.items()})
 
 
 class RewardModelObjective(PairObjective):
-    """L = -log sigmoid(r_chosen - r_rejected), r the score of a trajectory's last token (Bradley and Terry 1952; arXiv 2203.02155, equation 1)."""
+    """L = -log sigmoid(r_chosen - r_rejected), r the value at the last token of a response (Bradley and Terry 1952; arXiv 2203.02155, equation 1)."""
 
     scores = True
 
-    def advantages(self, step: StepColumns) -> Targets:
-        """The column `last`: 1 for the last token of each trajectory."""
+    def advantages(self, step: MeasuredStep) -> Targets:
+        """Adds the column `last`, 1 for the last token of each response."""
         super().advantages(step)
         return Targets({"last": [last(n) for n in step.batch.columns.response_length.tolist()]})
 
@@ -108,6 +109,6 @@ def last(count: int) -> torch.Tensor:
     return column
 
 
-def bradley_terry(scores: torch.Tensor, lengths: torch.Tensor) -> Judged:
+def bradley_terry(scores: torch.Tensor, lengths: torch.Tensor) -> PairTerms:
     """`scores`: [k, 2]"""
-    return judged(-logsigmoid(lead(scores)), scores)
+    return pair_terms(-logsigmoid(margins(scores)), scores)

@@ -1,4 +1,4 @@
-"""The objective of the policy in the GRPO and PPO family, as spec.algorithm says."""
+"""The objective of the policy for algorithms of the GRPO and PPO family (spec.algorithm)."""
 
 import math
 from collections import defaultdict
@@ -11,15 +11,15 @@ import torch
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import TEACHER_LOG_PROBS, Columns, candidates
-from rljob_trainer.objectives.advantages import IN_TIME, Episodes, estimate
-from rljob_trainer.objectives.functions import Formulas
+from rljob_trainer.objectives.advantages import READ_REWARD_TIMING, Episodes, estimate
 from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
-from rljob_trainer.objectives.objective import Column, Objective, Output, StepColumns, Targets, TokenLoss
-from rljob_trainer.objectives.shaping import Fit, fit, overlong_penalty
+from rljob_trainer.objectives.objective import Column, MeasuredStep, Objective, Output, Targets, TokenLoss
+from rljob_trainer.objectives.shaping import DifficultyBand, difficulty_band, overlong_penalty
 from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
+from rljob_trainer.objectives.user_functions import Formulas
 from rljob_trainer.objectives.value import ValueObjective
 from rljob_trainer.parity import arithmetic_of, require_match
 from rljob_trainer.trajectory import Bools
@@ -38,22 +38,22 @@ MEANS = {
     "train_rollout/weight_mean": "weight",
     "train_rollout/policy_age": "age",
 }
-"""Metrics that are means over the tokens that are learnt from, and what of."""
+"""[metric] -> per-token metric of which it is the mean over the tokens in the loss."""
 TEACHER_KL = "train/teacher_kl"
 REFERENCE_LOG_PROBS: Column = "reference_log_probs"
 LARGEST = {"train_rollout/log_prob_diff_max": "difference", "train_rollout/policy_age_max": "age"}
 
 
 class PolicyObjective(Objective):
-    """Of spec.algorithm. It keeps the coefficient of the divergence penalty, which a controller may adapt."""
+    """The objective of spec.algorithm. Its state is the coefficient of the KL penalty, which a controller may adapt."""
 
     prefix = "train"
     critic: ValueObjective | None
-    measured = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference")
-    """The last two: whether the policy that is trained generated the token, and `difference` of these tokens."""
+    token_metrics = (*Terms._fields[1:], "age", "on_policy", "on_policy_difference")
+    """The last two: whether the policy that is being trained sampled the token, and `difference` for such tokens."""
 
     def __init__(self, spec: RLJobSpec) -> None:
-        """Raises ConfigurationError for functions of the job's own that cannot be loaded."""
+        """Raises ConfigurationError for a user's function that cannot be loaded."""
         self._spec = spec
         self._algorithm = spec.algorithm.model_copy(update={"rollout_correction": spec.rollout_correction})
         self._formulas = Formulas.of(spec.algorithm)
@@ -66,7 +66,7 @@ class PolicyObjective(Objective):
         self.needs = frozenset(self._needs())
 
     def _needs(self) -> list[Column]:
-        """With one optimizer step the old log-probabilities are the training pass's own, detached, which is exact; with bypass nobody needs them."""
+        """With a single optimizer step the old log-probabilities are those of the training pass itself, detached; with bypass none are needed."""
         several = Amounts.of(self._spec).updates > 1 or self._penalises_reward or self._rewards_tokens
         needs: list[tuple[Column, bool]] = [
             (REFERENCE_LOG_PROBS, self._algorithm.has_reference),
@@ -77,34 +77,35 @@ class PolicyObjective(Objective):
 
     @property
     def _penalises_reward(self) -> bool:
-        """The divergence is taken from rewards, so that old and reference log-probabilities are needed before the first update."""
+        """The KL penalty is subtracted from rewards, so old and reference log-probabilities are needed before the first update."""
         return self._algorithm.kl.coefficient > 0 and self._algorithm.kl.where == "reward"
 
     @property
     def _rewards_tokens(self) -> bool:
-        """The teacher's word is a reward of each token, for which old log-probabilities are needed before the first update."""
+        """The teacher's log-probabilities become rewards of tokens, for which old log-probabilities are needed before the first update."""
         return self._algorithm.distillation is not None and self._algorithm.distillation.where == "reward"
 
     @property
     def _rewards_turns(self) -> bool:
-        """A turn of an agent's may have a reward of its own, and the estimator reads when it was earned."""
-        return self._spec.rollout.agent is not None and self._algorithm.advantage in IN_TIME
+        """Turns of an agent may have rewards of their own, and the estimator's result depends on when they were earned."""
+        return self._spec.rollout.agent is not None and self._algorithm.advantage in READ_REWARD_TIMING
 
     @property
     def _teacher(self) -> str:
-        """The column of what the teacher says of the sampled tokens."""
+        """Name of the column with the teacher's log-probabilities of the sampled tokens."""
         distillation = self._algorithm.distillation
         return REFERENCE_LOG_PROBS if distillation and distillation.reference else TEACHER_LOG_PROBS
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, self._algorithm.aggregation, self._spec.longest_response)
 
     def learns(self, step: int) -> bool:
-        """Not while the critic warms up."""
+        """The policy is not updated while the critic warms up."""
         return self._spec.critic is None or step > self._spec.critic.warmup_steps
 
-    def advantages(self, step: StepColumns) -> Targets:
-        """Of every response token: computed on CPU in float64, so that no cut over ranks changes it."""
+    def advantages(self, step: MeasuredStep) -> Targets:
+        """The advantage of every response token; with a critic also its returns, and a mask when rows are left out of the loss. Computed on the CPU
+        in float64, so that the result does not depend on how the step is distributed over ranks."""
         columns, learnt = step.batch.columns, step.learnt()
         kept = torch.from_numpy(columns.response_length > 0)
         episodes = self._episodes(step, _padded(learnt), kept)
@@ -112,19 +113,19 @@ class PolicyObjective(Objective):
         lengths = columns.response_length.tolist()
         targets = {"advantages": _rows(found.advantages, kept, lengths)}
         metrics: dict[str, float] = {}
-        fits = self._fits(columns)
-        left_out = self._left_out(columns, fits)
+        bands = self._difficulty_bands(columns)
+        left_out = self._left_out(columns, bands)
         if left_out.any():
             targets["mask"] = [mask * float(not out) for mask, out in zip(learnt, left_out, strict=True)]
-        if fits:
-            metrics |= {f"train/too_{kind}": list(fits.values()).count(kind) / len(fits) for kind in ("hard", "easy")}
+        if bands:
+            metrics |= {f"train/too_{kind}": list(bands.values()).count(kind) / len(bands) for kind in ("hard", "easy")}
         if self.critic and found.returns is not None and episodes.values is not None:
             targets["returns"] = _rows(found.returns, kept, lengths)
             metrics |= self.critic.explained(found.returns, episodes.values, episodes.mask)
         return Targets(targets, metrics)
 
-    def _episodes(self, step: StepColumns, mask: torch.Tensor, kept: torch.Tensor) -> Episodes:
-        """Of the trajectories that are `kept`. `mask`: [n, T]."""
+    def _episodes(self, step: MeasuredStep, mask: torch.Tensor, kept: torch.Tensor) -> Episodes:
+        """The episodes of the rows that are `kept` [n], those with a response. `mask`: [n, T]."""
         columns = step.batch.columns
         baselines = torch.from_numpy(columns.baseline_reward)[kept]
         return Episodes(
@@ -139,9 +140,11 @@ class PolicyObjective(Objective):
             baselines=None if baselines.isnan().any() else baselines,
         )
 
-    def _fits(self, columns: Columns) -> dict[int, Fit]:
-        """By group: whether the mean reward of its samples, before the penalty for length, lies within spec.algorithm.difficulty. Empty without
-        such bounds, and with dynamic sampling, which has chosen by them."""
+    def _difficulty_bands(self, columns: Columns) -> dict[int, DifficultyBand]:
+        """By group: where its mean reward, before the penalty for overlong responses, lies relative to spec.algorithm.difficulty.
+
+        Empty without such bounds, and with dynamic sampling, which has already selected by them.
+        """
         difficulty, longest = self._algorithm.difficulty, self._spec.longest_response
         if difficulty is None or self._algorithm.dynamic_sampling:
             return {}
@@ -149,30 +152,30 @@ class PolicyObjective(Objective):
         rewards: dict[int, list[float]] = defaultdict(list)
         for group, reward, length in zip(columns.group[first], columns.reward[first], lengths, strict=True):
             rewards[int(group)].append(float(reward) + overlong_penalty(int(length), longest, self._algorithm.overlong))
-        return {group: fit(of_group, difficulty) for group, of_group in rewards.items()}
+        return {group: difficulty_band(of_group, difficulty) for group, of_group in rewards.items()}
 
-    def _left_out(self, columns: Columns, fits: Mapping[int, Fit]) -> Bools:
-        """[n], trajectories that count in advantages and of which no token is learnt: those that were cut off, with overlong.filter, and those of
-        groups that do not fit."""
+    def _left_out(self, columns: Columns, bands: Mapping[int, DifficultyBand]) -> Bools:
+        """[n], True for rows that count in advantages but not in the loss: truncated ones with overlong.filter, and those of groups that are too
+        hard or too easy."""
         cut = columns.truncated & self._algorithm.overlong.filter
-        return cut | np.array([fits.get(int(group), "kept") != "kept" for group in columns.group], np.bool_)
+        return cut | np.array([bands.get(int(group), "kept") != "kept" for group in columns.group], np.bool_)
 
-    def _penalties(self, step: StepColumns, mask: torch.Tensor) -> torch.Tensor:
-        """[n, T], the divergence as a reward of tokens."""
+    def _penalties(self, step: MeasuredStep, mask: torch.Tensor) -> torch.Tensor:
+        """[n, T], the KL penalty as rewards of tokens."""
         if not self._penalises_reward:
             return torch.zeros_like(mask)
         ours, reference = self._old_log_probs(step), _padded(step.gather(REFERENCE_LOG_PROBS))
         return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
 
-    def _teacher_rewards(self, step: StepColumns) -> torch.Tensor:
-        """[n, T], coefficient x (log teacher - log policy), whose expectation is that of -coefficient x KL(policy || teacher)."""
+    def _teacher_rewards(self, step: MeasuredStep) -> torch.Tensor:
+        """[n, T], coefficient x (log teacher - log policy), an unbiased estimate of -coefficient x KL(policy || teacher)."""
         distillation = self._algorithm.distillation
         assert distillation is not None
         teacher = _padded(step.gather(self._teacher))
         return token_rewards("k1", distillation.coefficient, self._old_log_probs(step), teacher)
 
-    def _old_log_probs(self, step: StepColumns) -> torch.Tensor:
-        """[n, T]"""
+    def _old_log_probs(self, step: MeasuredStep) -> torch.Tensor:
+        """[n, T], old log-probabilities; with bypass those of the rollouts."""
         return _padded(step.gather("rollout_log_probs" if self._bypass else "old_log_probs"))
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
@@ -195,7 +198,7 @@ class PolicyObjective(Objective):
         age = columns["age"] * mask
         on_policy = (columns["age"] == 0) * mask * (not self._replayed)
         further = (age, on_policy, on_policy * terms.difference)
-        return TokenLoss(terms.loss, mask, dict(zip(self.measured, (*terms[1:], *further), strict=True)))
+        return TokenLoss(terms.loss, mask, dict(zip(self.token_metrics, (*terms[1:], *further), strict=True)))
 
     def _candidates(self, columns: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
         """Ids and log-probabilities [t, K] of the teacher's likeliest tokens."""
@@ -206,18 +209,18 @@ class PolicyObjective(Objective):
         return ids.long(), of_teacher
 
     def check(self, sums: MetricAccumulator, update: int) -> None:
-        """Raises MismatchError when the policy obviously did not generate what is on-policy. Old log-probabilities are those of the first policy
-        but for bypass."""
+        """Raise MismatchError when trainer and rollouts obviously do not have the same policy, from tokens that are on-policy. With bypass this is
+        possible only before the first update, because the policy then changes and old log-probabilities are not kept."""
         on_policy = sums["on_policy"]
         if on_policy and not (self._bypass and update):
             mean = sums["on_policy_difference"] / on_policy
-            require_match(arithmetic_of(self._spec), mean, sums.worst("on_policy_difference"))
+            require_match(arithmetic_of(self._spec), mean, sums.max("on_policy_difference"))
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})
         return (
             {name: sums.mean(column) for name, column in means.items()}
-            | {name: sums.worst(column) for name, column in LARGEST.items()}
+            | {name: sums.max(column) for name, column in LARGEST.items()}
             | {
                 "train_rollout/effective_sample_size": _effective(sums),
                 "train/kl_coefficient": self.kl_coefficient,
@@ -225,7 +228,7 @@ class PolicyObjective(Objective):
         )
 
     def after(self, metrics: Mapping[str, float], trajectories: int) -> None:
-        """The controller sees the mean divergence of the step."""
+        """Adapt the coefficient of the KL penalty to the mean KL of the step."""
         adaptive, kl = self._algorithm.kl.adaptive, metrics.get("train/kl", math.nan)
         if adaptive and math.isfinite(kl):
             self.kl_coefficient = adapt(self.kl_coefficient, kl, trajectories, adaptive)
@@ -239,18 +242,18 @@ class PolicyObjective(Objective):
 
 
 def _effective(sums: MetricAccumulator) -> float:
-    """(sum r)^2 / (n sum r^2)"""
+    """Effective sample size of the importance ratios r of trainer and rollouts: (sum r)^2 / (n sum r^2)."""
     squares = sums[TOKENS] * sums["mismatch_square"]
     return sums["mismatch_ratio"] ** 2 / squares if squares else math.nan
 
 
 def _padded(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Per-trajectory values [count] as [n, T] in float64, with zeros behind."""
+    """Values [count] per row -> [n, T] in float64, padded with zeros."""
     return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True).double()
 
 
 def _rows(values: torch.Tensor, kept: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """The way back from `_padded`, of the trajectories that were kept; zeros for the others."""
+    """The inverse of `_padded`: `values` of the rows that were kept; zeros for the others."""
     whole = torch.zeros(len(kept), values.shape[1], dtype=values.dtype)
     whole[kept] = values
     return [row[:n] for row, n in zip(whole, lengths, strict=True)]

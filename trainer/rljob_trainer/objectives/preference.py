@@ -1,4 +1,4 @@
-"""The objective of preference optimisation: direct losses of pairs, without a reward model, by their names in spec.dpo.loss.
+"""The objective of preference optimization: direct losses of pairs, without a reward model, by their names in spec.dpo.loss.
 
 To add one: write a function of (Responses, DpoSpec), put it into LOSSES, and name it in spec.dpo.loss (operator/rljob_api/spec/supervised.py).
 """
@@ -12,26 +12,26 @@ from torch.nn.functional import logsigmoid
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.supervised import DpoSpec
 from rljob_trainer.objectives.objective import Output, TokenLoss
-from rljob_trainer.objectives.pairs import Judged, PairObjective, judged, lead, pair_loss
+from rljob_trainer.objectives.pairs import PairObjective, PairTerms, margins, pair_loss, pair_terms
 from rljob_trainer.objectives.tokens import Sequences
 
 LARGEST_MEAN = -1e-7
-"""Of log-probabilities in odds, which are infinite at 0."""
+"""Upper bound of a mean log-probability in ORPO's odds, which are infinite at 0."""
 
 
 class Responses(NamedTuple):
-    """The chosen and the rejected ones of k pairs: all [k, 2], float64."""
+    """The chosen and the rejected responses of k pairs. All [k, 2], float64."""
 
     log_probs: torch.Tensor
-    """Of whole responses under the policy, with gradients."""
+    """Log-probabilities of whole responses under the policy, with gradients."""
     reference_log_probs: torch.Tensor
-    """Under the reference; 0 where the loss has none."""
+    """The same under the reference; 0 for losses without a reference."""
     lengths: torch.Tensor
-    """In tokens."""
+    """Tokens."""
 
     @property
     def means(self) -> torch.Tensor:
-        """Log-probability per token."""
+        """Mean log-probability per token under the policy."""
         return self.log_probs / self.lengths
 
     @property
@@ -41,10 +41,12 @@ class Responses(NamedTuple):
 
 
 class Preference(NamedTuple):
+    """The result of a preference loss for k pairs."""
+
     loss: torch.Tensor
     """[k]"""
     rewards: torch.Tensor
-    """[k, 2], what the loss takes for the responses' rewards."""
+    """[k, 2], the implicit rewards of the responses."""
 
 
 def sigmoid(responses: Responses, dpo: DpoSpec) -> Preference:
@@ -54,30 +56,30 @@ def sigmoid(responses: Responses, dpo: DpoSpec) -> Preference:
     note on DPO with noisy preferences").
     """
     rewards = dpo.beta * responses.ratios
-    d, e = lead(rewards), dpo.label_smoothing
+    d, e = margins(rewards), dpo.label_smoothing
     return Preference(-(1 - e) * logsigmoid(d) - e * logsigmoid(-d), rewards)
 
 
 def ipo(responses: Responses, dpo: DpoSpec) -> Preference:
     """L = (h - 1 / (2 beta))^2, h the difference of (log policy - log reference) per token.
 
-    IPO, arXiv 2310.12036, equation 17. The paper writes h of whole responses; the mean over tokens is what TRL and LLaMA-Factory have, and
-    keeps the target 1 / (2 beta) apart from lengths.
+    IPO, arXiv 2310.12036, equation 17. The paper sums over whole responses; TRL and LLaMA-Factory take the mean over tokens, as here, which makes the
+    target 1 / (2 beta) independent of the length.
     """
     means = responses.ratios / responses.lengths
-    return Preference((lead(means) - 1 / (2 * dpo.beta)) ** 2, dpo.beta * means)
+    return Preference((margins(means) - 1 / (2 * dpo.beta)) ** 2, dpo.beta * means)
 
 
 def hinge(responses: Responses, dpo: DpoSpec) -> Preference:
     """L = max(0, 1 - d), d as in `sigmoid`: SLiC's calibration (arXiv 2305.10425) of likelihoods over the reference's (RSO, arXiv 2309.06657)."""
     rewards = dpo.beta * responses.ratios
-    return Preference((1 - lead(rewards)).clamp(min=0), rewards)
+    return Preference((1 - margins(rewards)).clamp(min=0), rewards)
 
 
 def simpo(responses: Responses, dpo: DpoSpec) -> Preference:
     """L = -log sigmoid(d - gamma), d the difference of the rewards beta x log policy per token; gamma is `margin` (arXiv 2405.14734, equation 6)."""
     rewards = dpo.beta * responses.means
-    return Preference(-logsigmoid(lead(rewards) - dpo.margin), rewards)
+    return Preference(-logsigmoid(margins(rewards) - dpo.margin), rewards)
 
 
 def orpo(responses: Responses, dpo: DpoSpec) -> Preference:
@@ -85,7 +87,7 @@ def orpo(responses: Responses, dpo: DpoSpec) -> Preference:
     2403.07691, section 4)."""
     means = responses.means
     odds = means - (-torch.expm1(means.clamp(max=LARGEST_MEAN))).log()
-    return Preference(-means[:, 0] - dpo.beta * logsigmoid(lead(odds)), dpo.beta * means)
+    return Preference(-means[:, 0] - dpo.beta * logsigmoid(margins(odds)), dpo.beta * means)
 
 
 LOSSES: dict[str, Callable[[Responses, DpoSpec], Preference]] = {
@@ -95,13 +97,13 @@ LOSSES: dict[str, Callable[[Responses, DpoSpec], Preference]] = {
     "simpo": simpo,
     "orpo": orpo,
 }
-"""By their name in spec.dpo.loss."""
+"""[name in spec.dpo.loss] -> loss."""
 
 
 class PreferenceObjective(PairObjective):
-    """Of spec.dpo."""
+    """The objective of spec.dpo."""
 
-    measured = (*PairObjective.measured, "chosen_log_prob", "rejected_log_prob")
+    token_metrics = (*PairObjective.token_metrics, "chosen_log_prob", "rejected_log_prob")
 
     def __init__(self, spec: RLJobSpec) -> None:
         self._dpo = spec.dpo
@@ -112,15 +114,16 @@ class PreferenceObjective(PairObjective):
         reference = columns["reference_log_probs"] if self.needs else torch.zeros_like(mask)
         references = sequences.total((reference * mask)[:, None]).view(-1, 2)
 
-        def judge(sums: torch.Tensor, lengths: torch.Tensor) -> Judged:
-            return judge_responses(Responses(sums, references, lengths), self._dpo)
+        def terms_of(sums: torch.Tensor, lengths: torch.Tensor) -> PairTerms:
+            return preference_terms(Responses(sums, references, lengths), self._dpo)
 
-        return pair_loss(log_probs, mask, sequences, judge)
+        return pair_loss(log_probs, mask, sequences, terms_of)
 
 
-def judge_responses(responses: Responses, dpo: DpoSpec) -> Judged:
-    """With sftCoefficient x the chosen response's cross entropy per token, which keeps its likelihood up (arXiv 2404.19733)."""
+def preference_terms(responses: Responses, dpo: DpoSpec) -> PairTerms:
+    """Loss and metrics of k pairs, with sftCoefficient x the cross entropy per token of the chosen response added to the loss, which keeps that
+    response likely (arXiv 2404.19733)."""
     found = LOSSES[dpo.loss](responses, dpo)
-    pairs = judged(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
+    pairs = pair_terms(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
     chosen, rejected = responses.log_probs.detach().unbind(1)
-    return Judged(pairs.loss, {**pairs.measured, "chosen_log_prob": chosen, "rejected_log_prob": rejected})
+    return PairTerms(pairs.loss, {**pairs.token_metrics, "chosen_log_prob": chosen, "rejected_log_prob": rejected})

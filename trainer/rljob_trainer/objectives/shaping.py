@@ -1,15 +1,15 @@
-"""Which prompts and responses an algorithm holds back: prompts too hard or too easy, responses too long. No torch here: the driver asks too."""
+"""Difficulty of prompts and the penalty for overlong responses. Shared by driver and ranks, so no torch here."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 from rljob_api.spec.algorithm import Difficulty, Overlong
 
-Fit = Literal["kept", "hard", "easy"]
+DifficultyBand = Literal["kept", "hard", "easy"]
 
 
-def fit(rewards: Sequence[float], difficulty: Difficulty) -> Fit:
-    """kept: low < mean reward of the prompt's samples < high, as ROLL's difficulty_mask; at least one sample."""
+def difficulty_band(rewards: Sequence[float], difficulty: Difficulty) -> DifficultyBand:
+    """Of a prompt with these rewards, at least one. kept: low < mean reward < high (ROLL's difficulty_mask)."""
     mean = sum(rewards) / len(rewards)
     return "hard" if mean <= difficulty.low else "easy" if mean >= difficulty.high else "kept"
 

@@ -1,34 +1,33 @@
-"""The loss of the policy's tokens: corrected policy loss, entropy bonus, divergence penalty; and what is measured with it."""
+"""The policy's loss per token (policy loss with rollout correction, entropy bonus, KL penalty, distillation), and its metrics."""
 
 from typing import NamedTuple
 
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection
-from rljob_trainer.objectives.kl import ESTIMATORS, coarse_kl, k1, k2, k3
+from rljob_trainer.objectives.kl import ESTIMATORS, k1, k2, k3, top_k_kl
 from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LossFunction
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 
 class Mismatch(NamedTuple):
-    """Between the policy that sampled the tokens, in the rollouts' arithmetic, and the trainer's old policy: d = log old policy - log rollout.
-    All [t], without gradients."""
+    """Difference between the rollouts and the trainer: d = log old policy - log rollout, of the same tokens. All [t], without gradients."""
 
     difference: torch.Tensor
     """|d|"""
     kl: torch.Tensor
-    """exp(d) - d - 1: the k3 estimate of KL(rollout || old policy), as the rollouts drew the tokens."""
+    """exp(d) - d - 1, the k3 estimate of KL(rollout || old policy), since the rollouts sampled the tokens."""
     ratio: torch.Tensor
     """exp(d)"""
 
 
 class Correction(NamedTuple):
-    """Of the mismatch. All [t], without gradients."""
+    """Rollout correction of each token. All [t], without gradients."""
 
     weight: torch.Tensor
-    """Multiplies the policy loss."""
+    """Factor of the policy loss."""
     rejected: torch.Tensor
-    """1.0 where a token gives no loss at all."""
+    """1.0 where a token is excluded from the whole loss."""
 
 
 @torch.no_grad()
@@ -43,8 +42,8 @@ def correct(spec: RolloutCorrection, tokens: TokenColumns, sequences: Sequences)
     """Truncated importance sampling: min(exp(d), cap), d of a token or summed over its response (IMPALA, arXiv 1802.01561,
     equation 1; verl's trainer/ppo/rollout_corr_helper.py).
 
-    With `bypass` the weight is 1: the ratio of the loss is against the rollouts already. Rejection is by exp(d) of a token or by the
-    geometric mean, exp(mean d), of its response; bounds belong to what stays.
+    With `bypass` the weight is 1, since the policy loss already uses the ratio to the rollouts. Tokens are rejected by exp(d) of a token, or by the
+    geometric mean exp(mean d) of its response, if that is outside of [low, high].
     """
     d = tokens.old_log_probs - tokens.rollout_log_probs
     weight, rejected = torch.ones_like(d), torch.zeros_like(d)
@@ -62,23 +61,23 @@ def _ratio(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 class Terms(NamedTuple):
-    """All [t]; 0 outside the mask. Only `loss` carries gradients."""
+    """Loss and metrics of each token. All [t]; 0 outside the mask. Only `loss` carries gradients."""
 
     loss: torch.Tensor
-    """To be multiplied with the weights of losses.token_weights and summed. 0 where rejected."""
+    """To be multiplied by the weights of losses.token_weights and summed. 0 where rejected."""
     policy: torch.Tensor
-    """The part of `loss` that is the policy's."""
+    """The policy loss within `loss`."""
     kl: torch.Tensor
-    """k3 estimate of the divergence from the reference, whatever estimator the penalty uses; 0 without a reference."""
+    """k3 estimate of the KL from the reference, whichever estimator the penalty uses; 0 without a reference."""
     teacher_kl: torch.Tensor
-    """Divergence from the teacher: over its likeliest tokens with `distillation.topK`, else the k1 estimate; 0 without a teacher."""
+    """KL from the teacher: over its likeliest tokens with `distillation.topK`, otherwise the k1 estimate; 0 without a teacher."""
     approx_kl: torch.Tensor
-    """k3 estimate of the divergence from the old policy: KL(old || policy)."""
+    """k3 estimate of KL(old policy || policy)."""
     entropy: torch.Tensor
     ratio: torch.Tensor
     clipped: torch.Tensor
     weight: torch.Tensor
-    """Of the rollout correction."""
+    """Importance weight of the rollout correction."""
     rejected: torch.Tensor
     difference: torch.Tensor
     """|log old policy - log rollout|"""
@@ -95,10 +94,12 @@ def policy_terms(
     tokens: TokenColumns,
     sequences: Sequences,
 ) -> Terms:
-    """weight x `loss_function` - entropyCoefficient x H + kl_coefficient x KL (with `kl.where: loss`), + distillation.coefficient x k2 of the
-    teacher, or with `topK` the divergence over its likeliest tokens (with `distillation.where: loss`), per token of one micro-batch.
+    """The loss of each token of a micro-batch,
 
-    With `rolloutCorrection.bypass` the policy loss takes the rollouts' log-probabilities for the old ones.
+        correction weight x policy loss - entropyCoefficient x entropy + kl_coefficient x KL + distillation.coefficient x teacher KL
+
+    with the KL penalty if `kl.where` is loss, and the last term if `distillation.where` is loss: k2, or with `topK` the KL over the teacher's
+    likeliest tokens. With `rolloutCorrection.bypass` the rollouts' log-probabilities replace the old ones.
     """
     correction, differing = correct(algorithm.rollout_correction, tokens, sequences), mismatch(tokens)
     if algorithm.rollout_correction.bypass:
@@ -138,7 +139,7 @@ def _distillation(algorithm: AlgorithmSpec, tokens: TokenColumns) -> torch.Tenso
     if tokens.teacher_log_probs is None or distillation is None or distillation.where == "reward":
         return torch.zeros_like(tokens.log_probs)
     if tokens.candidates is not None and tokens.teacher_candidates is not None:
-        return distillation.coefficient * coarse_kl(tokens.candidates, tokens.teacher_candidates)
+        return distillation.coefficient * top_k_kl(tokens.candidates, tokens.teacher_candidates)
     return distillation.coefficient * k2(tokens.log_probs, tokens.teacher_log_probs)
 
 
@@ -146,7 +147,7 @@ def _teacher_divergence(tokens: TokenColumns) -> torch.Tensor:
     if tokens.teacher_log_probs is None:
         return torch.zeros_like(tokens.entropy)
     if tokens.candidates is not None and tokens.teacher_candidates is not None:
-        return coarse_kl(tokens.candidates.detach(), tokens.teacher_candidates)
+        return top_k_kl(tokens.candidates.detach(), tokens.teacher_candidates)
     return k1(tokens.log_probs.detach(), tokens.teacher_log_probs)
 
 

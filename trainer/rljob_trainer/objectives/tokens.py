@@ -1,4 +1,4 @@
-"""What is known of each token of a micro-batch, and which response it belongs to."""
+"""Per-token inputs of losses, and the assignment of tokens to responses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,36 +8,36 @@ import torch
 
 
 class Predictions(NamedTuple):
-    """What a language model said of the token after each: [t] but for the last, in float32. All but `correct` carry gradients."""
+    """A language model's prediction of the next token at each position. float32, [t] except `candidates`. All but `correct` carry gradients."""
 
     log_probs: torch.Tensor
-    """Of the token that came."""
+    """Of the actual next token."""
     entropy: torch.Tensor
     mean_log_probs: torch.Tensor
-    """Over the vocabulary."""
+    """Mean over the vocabulary."""
     correct: torch.Tensor
-    """1.0 where no token was likelier than the one that came."""
+    """1.0 where the actual next token was the most likely one."""
     candidates: torch.Tensor
-    """[t, K], log-probabilities of the K further tokens at each place that were asked about. With gradients."""
+    """[t, K], of the K further tokens at each position that were passed as candidates."""
 
 
 class TokenColumns(NamedTuple):
-    """In packed order, [t] but for candidates. Only `log_probs`, `entropy` and `candidates` carry gradients."""
+    """Inputs of a policy loss, [t] except candidates, in packed order. Only `log_probs`, `entropy` and `candidates` carry gradients."""
 
     log_probs: torch.Tensor
     """Under the policy that is being trained."""
     entropy: torch.Tensor
     old_log_probs: torch.Tensor
-    """Under the policy before the step's first update, in the trainer's arithmetic; with a single update the detached `log_probs`.
-    With `rolloutCorrection.bypass` nobody measures them: the detached `log_probs` then, too."""
+    """Under the policy before the step's first update, as the trainer computes them. They are the detached `log_probs` with a single update, and with
+    `rolloutCorrection.bypass`."""
     rollout_log_probs: torch.Tensor
-    """As the rollouts reported them."""
+    """As the rollouts computed them when they sampled the tokens."""
     reference_log_probs: torch.Tensor | None
     teacher_log_probs: torch.Tensor | None
-    """Of `algorithm.distillation`, at temperature 1."""
+    """Under the teacher of `algorithm.distillation`."""
     advantages: torch.Tensor
     mask: torch.Tensor
-    """1.0 for tokens of responses; 0.0 for prompts, filling and the responses that `overlong.filter` leaves out."""
+    """1.0 for tokens in the loss; 0.0 for prompts, environments, padding, and responses that are left out (`overlong.filter`)."""
     candidates: torch.Tensor | None = None
     """[t, K], log-probabilities under the policy of the teacher's K likeliest tokens; None without `distillation.topK`."""
     teacher_candidates: torch.Tensor | None = None
@@ -45,31 +45,32 @@ class TokenColumns(NamedTuple):
 
 
 def alone(values: torch.Tensor) -> torch.Tensor:
-    """Nobody else has parts of our sequences."""
+    """Without context parallelism there is nothing to add."""
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """The responses of a micro-batch."""
+    """The assignment of a micro-batch's tokens to its responses."""
 
     index: torch.Tensor
-    """[t], which of them a token belongs to, from 0; `count` for filling."""
+    """[t], index of the response that a token belongs to; `count` for padding."""
     count: int
+    """Number of responses."""
     over_ranks: Callable[[torch.Tensor], torch.Tensor] = alone
-    """Adds a tensor [count, k] over the ranks that hold parts of the same responses (context parallelism). Without gradients."""
+    """Sums a tensor [count, k] over the context-parallel ranks, which have parts of the same responses. Without gradients."""
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums [count, k] of `values` [t, k] over each response, in float64: they do not depend on the order or on the cut."""
+        """`values` [t, k] -> sums [count, k] over each response, in float64, in which neither order nor distribution over ranks matters."""
         sums = torch.zeros(self.count + 1, values.shape[1], dtype=torch.float64, device=values.device)
         return self.over_ranks(sums.index_add(0, self.index, values.double())[: self.count])
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[count] to [t]: a response's value for each of its tokens, 0 for filling."""
+        """[count] -> [t]: a response's value at each of its tokens, 0 for padding."""
         return torch.cat((values, values.new_zeros(1)))[self.index]
 
     @torch.no_grad()
     def sum_and_mean(self, values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[t], for each token: sum and mean of `values` [t] over the masked tokens of its response; 0 where there are none."""
+        """For each token [t] the sum and the mean of `values` [t] over the masked tokens of its response; 0 if there are none."""
         sums, lengths = self.total(torch.stack((values * mask, mask), dim=1)).unbind(1)
         return self.spread(sums).to(values.dtype), self.spread(sums / lengths.clamp(min=1)).to(values.dtype)

@@ -14,23 +14,23 @@ from rljob_trainer.objectives.tokens import Sequences
 
 
 def critic_columns(targets: Targets) -> dict[str, npt.NDArray[np.float32]]:
-    """Of what the policy's objective makes of a step, what the critic learns from: by name the values of all rows behind each other,
-    [response tokens of the step]."""
+    """The columns of the policy's targets that a critic on a gang of its own needs (returns, mask), each as one array [response tokens of the
+    step]."""
     chosen = {name: values for name, values in targets.columns.items() if name in ("returns", "mask")}
     return {name: torch.cat(list(values)).float().numpy() for name, values in chosen.items()}
 
 
 class ValueObjective(Objective):
-    """The returns of `gae`, from the columns `values` and `returns`."""
+    """Regression to the returns of `gae`, from the columns `values` (before the update) and `returns`."""
 
     prefix = "critic"
-    measured = ("clipped",)
+    token_metrics = ("clipped",)
 
     def __init__(self, critic: CriticSpec) -> None:
         self._clip = critic.clip
 
-    def weights(self, counts: Sequence[int]) -> list[float]:
-        """The mean over all tokens of the mini-batch, whatever the policy's aggregation."""
+    def loss_weights(self, counts: Sequence[int]) -> list[float]:
+        """The mean over all tokens of the mini-batch, whatever aggregation the policy uses."""
         return [1 / sum(counts)] * len(counts)
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
@@ -42,7 +42,8 @@ class ValueObjective(Objective):
         return {"critic/clip_fraction": sums.mean("clipped")}
 
     def explained(self, returns: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-        """1 - Var(returns - values) / Var(returns) over the tokens of the step, all [n, T]: 1 is a perfect critic, 0 one that knows nothing."""
+        """Explained variance, 1 - Var(returns - values) / Var(returns), over the masked tokens of [n, T]: 1 for a perfect critic, 0 for a constant
+        one."""
         returns, values = returns[mask > 0], values[mask > 0]
         spread = float(returns.var(correction=0))
         explained = 1.0 - float((returns - values).var(correction=0)) / spread if spread else 0.0

@@ -1,1 +1,1 @@
-"""Generation: a vLLM server behind our own front, its supervisor, and the client that spreads prompts over the servers."""
+"""Rollouts: vLLM servers behind an ASGI middleware, their supervisor, and the pool that distributes prompts over them."""

@@ -1,4 +1,4 @@
-"""The command lines and environments of rollout servers and of those of pools, from the spec. Pure."""
+"""Command lines and environments of rollout servers, and of servers of pools, from the spec. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would bind every server of a node to the same first cores
 }
 CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Without it vLLM on CPU overrules `uni` and spawns a worker of its own, which imports everything again and holds 1.2 GB."""
+"""Otherwise vLLM on CPU ignores the executor `uni`, and spawns a worker that imports everything again and takes 1.2 GB."""
 WHOLE_PROMPTS = {"enable-chunked-prefill": False}
-"""On CPU. vLLM 0.26 takes the token back that it sampled behind a part of a prompt, and the engine ends there when the request has a seed: "CPU
+"""On CPU. With chunked prefill vLLM 0.26 discards the token that it sampled after an incomplete prompt, and then fails for requests with a seed: "CPU
 Generator does not use offset" (v1/worker/gpu_model_runner.py, _bookkeeping_sync)."""
 WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
 WITHOUT_MULTICAST_ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-"""Of tensor parallelism on GPUs. vLLM 0.26 joins the all-reduce with the norm behind it in a kernel that wants NVLink multicast, and ends where a pod
-has none. Without it a server starts everywhere."""
+"""For tensor parallelism on GPUs. vLLM 0.26 fuses the all-reduce with the following norm in a kernel that needs NVLink multicast, and fails where a
+pod has none."""
 _IMAGES: dict[str, Any] = {"limit-mm-per-prompt": {"video": 0}, "mm-processor-cache-gb": 0}
-"""Images come ready for the tower, each once: there is nothing to keep."""
+"""Images arrive preprocessed, and each one only once, so the processor's cache is useless."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -37,7 +37,7 @@ ENVIRONMENT = {
 
 
 def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
-    """Arguments of vLLM's API server. `spec.rollout.vllmArgs` comes first and verbatim, so that what we own wins."""
+    """Arguments of vLLM's API server: defaults, which spec.rollout.vllmArgs overrides, and what the trainer depends on, which overrides both."""
     rollout = spec.rollout
     own: dict[str, Any] = {
         "model": spec.model.path,
@@ -72,12 +72,12 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
 
 
 def _adapted(targets: Sequence[str]) -> list[str]:
-    """Modules, whether the files of the model have each or several as one."""
+    """The modules of the targets, by their names in model files with and without fused matrices."""
     return [*modules_of(targets), *(module for target in targets for module in MODULES_OF_FUSED.get(target, ()))]
 
 
 def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
-    """As server_arguments. On GPUs vLLM's defaults bound the memory of a server that has its GPUs to itself."""
+    """Like server_arguments, for a server of a pool. On GPUs vLLM's own defaults for memory apply, since it does not share them."""
     own: dict[str, Any] = {
         "model": pool.model,
         "served-model-name": pool.name,
@@ -96,10 +96,10 @@ def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
 
 
 def server_environment(spec: RLJobSpec, tensor_parallel: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment and, where it says nothing, our defaults.
+    """The inherited environment, with our defaults for what it does not set.
 
-    Engine and workers of a server are in one pod and meet on its loopback. vLLM's default asks for a route to the
-    internet, takes the address that it finds, and 0.0.0.0 where there is none.
+    Engine and workers of a server are in one pod, and connect over its loopback. By default vLLM looks for the address of the route to the
+    internet, and takes 0.0.0.0 when there is none.
     """
     device: dict[str, str] = {}
     if spec.trainer.device == "cpu":
@@ -114,7 +114,7 @@ def _on_several_gpus(spec: RLJobSpec, tensor_parallel: int) -> bool:
 
 
 def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """`--key value`; true and false as `--key` and `--no-key`, null left out, lists as several values, objects as JSON."""
+    """`--key value`; booleans as `--key` and `--no-key`, null omitted, lists as several values, objects as JSON."""
     for key, value in arguments.items():
         if isinstance(value, bool):
             yield f"--{key}" if value else f"--no-{key}"

@@ -1,6 +1,6 @@
-"""Colocated rollout servers: children of the launcher on the GPUs of its ranks, begun and ended with the attempt.
+"""Colocated rollout servers: children of the launcher on the GPUs of its ranks, started and stopped with the attempt.
 
-They start before the ranks touch the GPUs, because vLLM measures what is free; rank 0 has them sleep before it loads the policy.
+They start before the ranks use the GPUs, because vLLM measures free memory. The ranks put them to sleep before they load the policy.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ POLL_SECONDS = 0.5
 
 
 def visible(ranks: int, tensor_parallel: int, present: list[str]) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of every server: its own GPUs, then those whose memory it only reads updates from."""
+    """CUDA_VISIBLE_DEVICES of each server: its own GPUs, then those from which it only reads weight updates (CUDA IPC)."""
     groups = [present[i : i + tensor_parallel] for i in range(0, ranks, tensor_parallel)]
     return [",".join([*group, *(g for g in present if g not in group)]) for group in groups]
 
 
 class ColocatedServers:
-    """Of one attempt on this pod; none unless the job's rollouts are colocated."""
+    """The colocated servers of one attempt on this pod; none when rollouts have pods of their own."""
 
     def __init__(self, control: Control, environment: Mapping[str, str]) -> None:
         spec = control.spec
@@ -38,11 +38,16 @@ class ColocatedServers:
         self.count = len(self._shares)
         self._running: list[ServerProcess] = []
         self.endpoints: list[RolloutEndpoint] = []
-        """All of them, once all answer."""
+        """Endpoints of all servers; empty until all of them answer."""
         self.answering = asyncio.Event()
 
+    @property
+    def pids(self) -> set[int]:
+        """Of the servers that were started. They are children of the launcher, and waited for here."""
+        return {server.pid for server in self._running}
+
     async def run(self) -> Failure:
-        """Until one ends, and why; `stop` then."""
+        """Run the servers until one ends. Returns why; call `stop` then."""
         ports = [free_port() for _ in self._shares]
         for share, port in zip(self._shares, ports, strict=True):
             arguments, environment = server_arguments(self._control.spec, port), self._environment(share)

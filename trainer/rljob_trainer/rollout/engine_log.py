@@ -1,7 +1,7 @@
-"""What a vLLM server wrote about its own end. Pure.
+"""Finds in the log of a vLLM server why it ended. Pure.
 
-Every process of vLLM 0.26 begins its lines with its name and pid (vllm/utils/system_utils.py, decorate_logs). When a worker fails, the engine fails
-because of it, and then the API server, and each writes a traceback that says to look further up. So the innermost process names the cause.
+Every process of vLLM 0.26 prefixes its lines with its name and pid (vllm/utils/system_utils.py, decorate_logs). When a worker fails, so does the
+engine, and then the API server, each with a traceback that refers to the one before. The cause is in the traceback of the innermost process.
 """
 
 import re
@@ -15,17 +15,17 @@ LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:
 FATAL = re.compile(
     rf"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$|{re.escape(APPLYING_FAILED)}"
 )
-"""Before the traceback of what ends a process, and not before one of an error that it handles."""
+"""Precedes the traceback of an error that ends a process, but not that of one that it handles."""
 CHAIN = re.compile(r"(During handling of|The above exception was)")
-"""Between the tracebacks of an exception and of the one that it led to."""
+"""Separates the tracebacks of chained exceptions."""
 EXCEPTION = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?")
 SYMPTOMS = ("EngineDeadError", "Engine core initialization failed")
-"""What the API server says of an engine that failed."""
+"""Errors of the API server that are consequences of a failed engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedError:
-    """The last line of a traceback, or of the last of several tracebacks that led to one another."""
+    """The exception at the end of a traceback, or of a chain of tracebacks."""
 
     exception: str
     """Name of the class, without its module."""
@@ -34,24 +34,24 @@ class LoggedError:
     line: int
     """Number of the line in the log."""
     fatal: bool
-    """The process said that this ends it."""
+    """The process logged that this error ends it."""
 
 
 def engine_error(log: str) -> LoggedError | None:
-    """What ended the engine, or had the API server end it; None when neither said so, because the engine was killed."""
+    """The error that ended the engine, or made the API server end it. None when neither logged one, because the engine was killed."""
     processes = _read(log)
     ended = _fatal(p for p in processes if not p.name.startswith("Worker"))
     return ended and (_fatal(p for p in processes if p.name.startswith("Worker")) or ended)
 
 
 def server_error(log: str) -> LoggedError | None:
-    """What ended the server: the error of its engine, or its own."""
+    """The error that ended the server: that of its engine, or its own."""
     own = [e for p in _read(log) if not p.name.startswith(("EngineCore", "Worker")) for e in p.errors]
     return engine_error(log) or next((e for e in reversed(own) if not _is_symptom(e)), None)
 
 
 def _fatal(processes: Iterable["_Process"]) -> LoggedError | None:
-    """Of several workers: of one that did not only lose the others."""
+    """The first fatal error; of several workers, preferably one that did not merely lose its peers."""
     found = [next((e for e in p.errors if e.fatal), None) for p in processes]
     return min(filter(None, found), key=lambda e: (is_lost_peer(e.exception, e.message), e.line), default=None)
 
@@ -62,12 +62,12 @@ def _is_symptom(error: LoggedError) -> bool:
 
 @dataclass(slots=True)
 class _Process:
-    """One process's lines, as they come."""
+    """Parses the lines of one process, in order."""
 
     name: str
     errors: list[LoggedError] = field(default_factory=list)
     traced: bool = False
-    """The last line belongs to a traceback."""
+    """The previous line belongs to a traceback."""
     fatal: bool = False
     chained: bool = False
 
@@ -99,7 +99,7 @@ def _read(log: str) -> list[_Process]:
 
 
 def _lines(log: str) -> Iterator[tuple[int, str, str]]:
-    """Number, process (empty where the line names none) and text. Lines of several processes may alternate."""
+    """Yields number, process (empty if the line names none) and text of each line. Lines of several processes may alternate."""
     for number, line in enumerate(log.splitlines()):
         if match := LINE.fullmatch(line):
             yield number, match["process"] or "", match["text"]

@@ -1,9 +1,9 @@
-"""The generate route: token ids in, token ids and log-probabilities out (answer.py), straight from vLLM's engine.
+"""The generate route: token ids in, token ids and log-probabilities out (wire.py), straight from vLLM's engine.
 
-vLLM's own routes make text of every token, an object of every log-probability, and OpenAI's models of the answer. Request: `prompt` (token
-ids), `n`, `seed` (of the first response, the others' follow it), `temperature`, `max_tokens`; and, if they are there, `stop` (texts that end a
-response, and stay in it), `top_p`, `top_k` and `min_p`, which change the distribution: evaluations have them; and `images`
-in the prompt (seen.py). Statuses: 400 the request is wrong, 500 the engine failed. A client that leaves ends its generation.
+vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (token
+ids), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and are part
+of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt (wire.py). Statuses: 400
+invalid request, 500 the engine failed. When a client disconnects, its generation is aborted.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.rollout.answer import Completion, encode
+from rljob_trainer.rollout.wire import Completion, encode
 from rljob_trainer.trajectory import Experts
 from rljob_trainer.weights.protocol import ADAPTERS, SERVED_MODEL
 
@@ -28,9 +28,9 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""What would change the distribution beyond temperature, switched off explicitly."""
+"""Parameters that would change the distribution in addition to temperature, disabled explicitly."""
 CLIENT_LEFT = 499
-"""For the access log: nobody reads it."""
+"""Status for the access log when the client has disconnected."""
 
 
 async def generate(scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,23 +42,23 @@ async def generate(scope: Scope, receive: Receive, send: Send) -> None:
 async def _answer(request: Request) -> Response:
     try:
         body = await request.json()
-        drawn = await _unless_gone(request, _draw(request.app.state.engine_client, body))
+        completions = await _unless_gone(request, _generate(request.app.state.engine_client, body))
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
-    except Exception as error:  # vLLM says why in its log; a dead engine ends the server
+    except Exception as error:  # vLLM logs the reason; a dead engine ends the server
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
-    return Response(status_code=CLIENT_LEFT) if drawn is None else JSONResponse(encode(drawn))
+    return Response(status_code=CLIENT_LEFT) if completions is None else JSONResponse(encode(completions))
 
 
-async def _draw(engine: Any, body: dict[str, Any]) -> list[Completion]:
-    """The `n` responses in order of their index. `engine` is vLLM's AsyncLLM."""
+async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:
+    """The `n` responses by index. `engine`: vLLM's AsyncLLM."""
     tokens, longest = body["prompt"], engine.model_config.max_model_len
-    if len(tokens) + body["max_tokens"] > longest:  # the engine would cut the response short and say nothing
+    if len(tokens) + body["max_tokens"] > longest:  # the engine would silently truncate the response
         raise ValueError(f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}")
     name = secrets.token_hex(8)
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
     if images := body.get("images"):
-        # with torch, which the front alone does not need
+        # imports torch, which the front otherwise does not need
         from rljob_trainer.rollout.multimodal import multimodal_input
 
         prompt = multimodal_input(tokens, images, name)
@@ -71,7 +71,7 @@ async def _draw(engine: Any, body: dict[str, Any]) -> list[Completion]:
 
 
 def adapters_of(engine: Any) -> Any:
-    """vLLM's name of the policy's adapters, where the server gets them without the model; else None."""
+    """vLLM's LoRARequest for the policy's adapters, on servers that get only these; else None."""
     if not engine.vllm_config.lora_config:
         return None
     from vllm.lora.request import LoRARequest  # seconds to import: see sampling_parameters
@@ -80,7 +80,8 @@ def adapters_of(engine: Any) -> Any:
 
 
 def routed_experts(output: Any, prompt_length: int) -> Experts | None:
-    """Of vLLM's output, if it is complete and the server returns them. Raises ValueError where kernels choose the experts and do not say which."""
+    """The routed experts in vLLM's output; None if the output is incomplete or the server does not return them. Raises ValueError when the kernels
+    choose experts without reporting them."""
     experts = output.routed_experts
     if experts is None or output.finish_reason == "abort":
         return None
@@ -91,19 +92,19 @@ def routed_experts(output: Any, prompt_length: int) -> Experts | None:
 
 
 def sampling_parameters(body: dict[str, Any]) -> Any:
-    """vLLM's. Raises KeyError, TypeError or ValueError."""
-    # seconds to import: not whoever only wants the front
+    """vLLM's SamplingParams for a request. Raises KeyError, TypeError or ValueError."""
+    # imported here, because it takes seconds and the front alone does not need it
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     own = {name: body[name] for name in ("n", "seed", "temperature", "max_tokens")}
     further = {name: body[name] for name in ("stop", "top_p", "top_k", "min_p") if name in body}
     form = {"logprobs": 0, "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY}
-    text = {"detokenize": bool(further.get("stop"))}  # only who looks for texts has to make some
+    text = {"detokenize": bool(further.get("stop"))}  # stop texts can be found in text only
     return SamplingParams(**NEUTRAL | own | further | form | text)
 
 
 async def _unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result; None when the client left first: the work is cancelled then."""
+    """The result of `work`, or None when the client disconnects first; `work` is cancelled then."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,6 +116,6 @@ async def _unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T |
 
 
 async def _gone(request: Request) -> None:
-    """The body has been read: the next message that says something is the end."""
+    """Returns when the client has disconnected. The body has been read already."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

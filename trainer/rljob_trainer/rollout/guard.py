@@ -1,6 +1,6 @@
-"""What the fronts of all our servers have in common: who gets in, and how the engine does.
+"""The common part of the middlewares of rollout and pool servers: authorization, and the health of the engine.
 
-Open routes are GET /health (kubelet) and GET /metrics (Prometheus). Everything else needs the job's token (401).
+GET /health (kubelet) and GET /metrics (Prometheus) are open. All other routes need the job's token (401).
 """
 
 import os
@@ -21,7 +21,7 @@ POLICY_VIOLATION = 1008
 
 
 class Guard(ABC):
-    """An ASGI middleware that is given to vLLM by name (`--middleware`); reads the token and the first attempt from the environment."""
+    """An ASGI middleware, which vLLM imports by name (`--middleware`). Token and current attempt come from the environment."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._clock = app, EngineClock()
@@ -39,10 +39,10 @@ class Guard(ABC):
 
     @abstractmethod
     async def _admitted(self, request: Request, send: Send) -> None:
-        """Answer a request that has the token."""
+        """Answer an authorized request."""
 
     async def _health(self, request: Request, updating: bool) -> JSONResponse:
-        """Asks the engine's own loop a question that costs it nothing."""
+        """The health of the engine, from a request to its main loop that costs it nothing."""
         try:
             silence = await self._clock.silence(request.app.state.engine_client.is_paused)
         except Exception as problem:
@@ -55,7 +55,7 @@ def error(status: int, text: str, **more: int) -> JSONResponse:
 
 
 class PoolFront(Guard):
-    """Token and health; every other route is vLLM's own."""
+    """The middleware of pool servers: authorization and health. Every other route is vLLM's own."""
 
     async def _admitted(self, request: Request, send: Send) -> None:
         route = request.method, request.url.path

@@ -1,12 +1,12 @@
-"""Whether a rollout server is dead, frozen or stuck, checked by the process that started it.
+"""Detects that a server is dead, stuck or frozen. Runs in the process that started it.
 
 vLLM's API server answers without its engine, and stays up when the engine has died or hangs. So three things are checked:
 
-    dead     an engine process has ended: looked up every POLL_SECONDS, also while the server starts
-    stuck    before its first answer it has neither written to its log nor read anything for STUCK_SECONDS. Loading may take any time
-    frozen   the API server has not answered for FROZEN_SECONDS, or its engine has not, which may take BUSY_SECONDS while it computes
+    dead     an engine process has ended; checked every POLL_SECONDS, also while the server starts
+    stuck    before its first answer, it has neither logged nor read anything for STUCK_SECONDS (loading itself may take any time)
+    frozen   the API server has not answered for FROZEN_SECONDS, or its engine has not; BUSY_SECONDS while the engine computes
 
-The engine answers between two of its steps, so an answer means that it moves. A long prefill, a compilation and a weight update delay it.
+The engine answers between two of its steps, so an answer proves that it makes progress. A long prefill, a compilation or a weight update delays it.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ import psutil
 from rljob_trainer.weights.protocol import HEALTH
 
 BUSY_SHARE = 0.1
-"""Of one core. An engine that uses more computes."""
+"""Fraction of one core. An engine that uses more is computing."""
 ENGINE = re.compile(r"::(EngineCore|Worker)")
-"""In the titles of vLLM's engine processes (0.26, vllm/utils/system_utils.py, set_process_title)."""
+"""Matches the titles of vLLM's engine processes (0.26, vllm/utils/system_utils.py, set_process_title)."""
 
 
 class EngineProcesses:
-    """Of one server. `look` is called about once a second."""
+    """The engine processes of one server. `look` must be called about once a second."""
 
     def __init__(self, server: int) -> None:
         """`server`: pid of the API server."""
@@ -38,17 +38,17 @@ class EngineProcesses:
         self._engines: set[psutil.Process] = set()
         self._used, self._looked, self._computed = 0.0, time.monotonic(), 0.0
         self.bytes_read = 0
-        """By the server and its descendants that live, from files, pipes and disks."""
+        """Bytes that the server and its living descendants have read, from files, pipes and disks."""
 
     def computed_within(self, seconds: float) -> bool:
-        """Whether they have used a processor in the last `seconds`."""
+        """Whether they have used CPU time in the last `seconds`."""
         return time.monotonic() - self._computed < seconds
 
     def look(self) -> str:
-        """Which process of the engine has ended; empty when none has."""
+        """Look up all processes. Returns which engine process has ended; empty: none."""
         used, now, self.bytes_read = 0.0, time.monotonic(), _bytes_read(self._server)
         for process in self._descendants():
-            with contextlib.suppress(psutil.Error):  # it has just ended
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
                 times = process.cpu_times()
                 used += times.user + times.system
                 self.bytes_read += _bytes_read(process)
@@ -66,7 +66,7 @@ class EngineProcesses:
 
 
 def _bytes_read(process: psutil.Process) -> int:
-    """`read` calls, and pages of mapped files that came from a disk."""
+    """Bytes of `read` calls, and of mapped pages that were read from disk."""
     try:
         counters = process.io_counters()
         return int(counters.read_chars + counters.read_bytes)
@@ -75,7 +75,7 @@ def _bytes_read(process: psutil.Process) -> int:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Not a zombie either."""
+    """Whether the process is alive, and not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -84,38 +84,38 @@ def _runs(process: psutil.Process) -> bool:
 
 POLL_SECONDS = 1.0
 ASK_SECONDS = 2.0
-"""Pause between two questions, and how long the API server waits for its engine before it answers that it is silent."""
+"""Interval of health requests, and how long the API server waits for its engine before it reports its silence."""
 ANSWER_SECONDS = 10.0
-"""Longest wait for an answer of the API server."""
+"""Time limit of a health request."""
 FROZEN_SECONDS = 30.0
 BUSY_SECONDS = 180.0
-"""No step, no compilation and no part of a weight update (protocol.py has their limits) takes as long."""
+"""Longer than any step, compilation or part of a weight update (protocol.py) takes."""
 STUCK_SECONDS = 600.0
-"""A compilation of a large model neither writes nor reads for minutes."""
+"""Compiling a large model may take minutes without any output or input."""
 STUCK_BYTES = 2**20
-"""Fewer are what idle processes read of their own pipes."""
+"""Reading less than this is not progress: idle processes read from their own pipes."""
 STUCK_TALK = re.compile(rb"No available shared memory broadcast block found")
-"""What an engine writes every minute while it waits for a worker that hangs (0.26, shm_broadcast.py)."""
+"""Output that is not progress: an engine logs it every minute while it waits for a worker that hangs (0.26, shm_broadcast.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Why a server is no longer of use."""
+    """Why a server must be replaced."""
 
     reason: str
     dead: bool = False
-    """Its engine has ended, and may have said why."""
+    """Its engine has ended, and may have logged why."""
 
 
 class EngineClock:
-    """In the API server: for how long the engine has not answered. One question is open at a time."""
+    """In the API server: measures for how long the engine has not answered. At most one request to the engine is pending."""
 
     def __init__(self) -> None:
         self._asked = 0.0
         self._question: asyncio.Future[Any] | None = None
 
     async def silence(self, ask: Callable[[], Awaitable[Any]]) -> float:
-        """Seconds since the open question was asked, when the engine does not answer it within ASK_SECONDS, else 0. Raises what `ask` raises."""
+        """0 if the engine answers within ASK_SECONDS, else the seconds since the pending request was sent. Raises what `ask` raises."""
         if self._question is None:
             self._asked, self._question = time.monotonic(), asyncio.ensure_future(ask())
         await asyncio.wait({self._question}, timeout=ASK_SECONDS)
@@ -127,15 +127,15 @@ class EngineClock:
 
 
 class HealthCheck:
-    """Of one server, by the process that started it, which passes its output to `heard`."""
+    """The health check of one server, in the process that started it, which passes its output to `heard`."""
 
     def __init__(self, pid: int, url: str, token: str) -> None:
-        """`pid` of the API server, `url` where it will answer."""
+        """`pid`: of the API server. `url`: where it will answer."""
         self._url, self._token = url, token
         self._engine = EngineProcesses(pid)
         self._moved, self._bytes_read = time.monotonic(), 0
         self._answered: float | None = None
-        """When it last did."""
+        """Time of its last answer."""
 
     def heard(self, output: bytes) -> None:
         if not STUCK_TALK.search(output):
@@ -160,13 +160,13 @@ class HealthCheck:
             await asyncio.sleep(POLL_SECONDS)
 
     def _idle_seconds(self) -> float:
-        """Since it last wrote to its log, or had read STUCK_BYTES more."""
+        """Seconds since it last logged anything, or read STUCK_BYTES more."""
         if abs(self._engine.bytes_read - self._bytes_read) > STUCK_BYTES:
             self._moved, self._bytes_read = time.monotonic(), self._engine.bytes_read
         return time.monotonic() - self._moved
 
     async def _frozen(self) -> Lost:
-        """Counts from the server's first answer."""
+        """Returns once the server is frozen. Only checked after its first answer."""
         timeout = aiohttp.ClientTimeout(ANSWER_SECONDS)
         headers = {"Authorization": f"Bearer {self._token}"}
         async with aiohttp.ClientSession(self._url, headers=headers, timeout=timeout) as session:
@@ -181,7 +181,7 @@ class HealthCheck:
                     return Lost(f"the API server has not answered for {now - self._answered:.0f} s")
 
     def _engine_lost(self, answer: dict[str, Any]) -> Lost | None:
-        """What is wrong with the engine, by the API server's answer."""
+        """What is wrong with the engine according to the API server's answer; None: nothing."""
         if "error" in answer:
             return Lost(f"the engine failed: {answer['error']}", dead=True)
         busy = answer["updating"] or self._engine.computed_within(FROZEN_SECONDS)
@@ -191,7 +191,7 @@ class HealthCheck:
 
 
 async def _ask(session: aiohttp.ClientSession) -> dict[str, Any] | None:
-    """The answer of the API server; None when there is none."""
+    """The API server's answer to a health request; None: it did not answer."""
     try:
         async with session.get(HEALTH) as response:
             answer: dict[str, Any] = await response.json()

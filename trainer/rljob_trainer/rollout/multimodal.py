@@ -1,4 +1,4 @@
-"""Images of a request (seen.py) to what vLLM's engine takes."""
+"""Converts the images of a request (wire.py) to the input of vLLM's engine."""
 
 import base64
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ import torch
 
 
 def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], request: str) -> Any:
-    """vLLM's input of models in the manner of Qwen2-VL, as its own processor would have made it (vllm/model_executor/models/qwen2_vl.py,
+    """vLLM's engine input for models like Qwen2-VL, as its own processor would make it (vllm/model_executor/models/qwen2_vl.py,
     `_create_qwen2vl_field_factory`).
 
-    An image is called by its `request`: what the tower made of it under former weights is found under no other name. Raises KeyError, ValueError.
+    Images get names unique to the `request`, so that vLLM never reuses embeddings that an earlier policy computed. Raises KeyError, ValueError.
     """
-    # seconds to import: not whoever only wants the front
+    # imported here, because it takes seconds and the front alone does not need it
     from vllm.inputs.engine import mm_input
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
@@ -32,6 +32,6 @@ def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], reques
 
 
 def _pixels(image: dict[str, Any]) -> Any:
-    """[patches, numbers of a patch]"""
+    """[patches, values of a patch]"""
     flat = np.frombuffer(base64.b64decode(image["pixels"], validate=True), "<f4")
     return torch.from_numpy(flat.reshape(image["grid"][0] * image["grid"][1], -1).copy())

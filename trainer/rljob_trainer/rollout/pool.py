@@ -1,8 +1,8 @@
-"""The rollout servers as one attempt uses them. Which there are is in replicas.py; those that serve the current policy generate here.
+"""The pool of rollout servers of one attempt: distributes requests over the servers that have the current policy. Membership is in replicas.py.
 
-    waiting requests --(least loaded server with room)--> server --> answer
-            ^                                                |
-            +---------------- ReplicaLost -------------------+   the server is out until it answers and has the weights again
+    waiting requests --(least loaded server with free slots)--> server --> answer
+            ^                                                     |
+            +------------------- ReplicaLost ---------------------+   it gets no requests until it answers and has the weights again
 
 Every request gets exactly one answer, whatever happens to the server that had it first.
 """
@@ -22,11 +22,11 @@ from rljob_trainer.weights.protocol import AttemptSuperseded
 
 PROBE_EVERY_SECONDS = 0.5
 WATCH_SECONDS = 5.0
-"""Pause between two questions to a server that is generating."""
+"""Interval of probes of a server that has requests."""
 MISSES = 3
-"""Questions in a row that a server may leave unanswered before its requests go elsewhere."""
+"""Probes in a row that a server may leave unanswered before its requests are sent elsewhere."""
 AGAIN_SECONDS = 0.5
-"""Pause between two interruptions: a request that was on its way to a server at the first is there at the second."""
+"""Interval of interruptions: a request that was still in transit during one is there for the next."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class _Serving:
 
     client: RolloutClient
     gone: asyncio.Future[str]
-    """Why it is out; pending while it is in."""
+    """Set to the reason when the server is taken out of the pool."""
     load: int = 0
     """Samples in flight."""
     watcher: asyncio.Task[None] | None = None
@@ -48,12 +48,13 @@ class _Serving:
 
 
 class RolloutPool:
-    """Used from one event loop. `run` has to run alongside; `changed` is called when a server became publishable, current, or was lost."""
+    """The pool. `run` must run concurrently. `changed` is called when a server became publishable, became current, or was lost."""
 
     def __init__(
         self, token: str, attempt: int, min_replicas: int, samples_in_flight: int, changed: Callable[[], None]
     ) -> None:
-        """`samples_in_flight`: what one server has at a time, which is its batch: a newcomer finds requests still waiting."""
+        """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
+        server finds work."""
         self._token, self._attempt, self._changed = token, attempt, changed
         self._min, self._limit = max(min_replicas, 1), samples_in_flight
         self._replicas = Replicas()
@@ -63,16 +64,16 @@ class RolloutPool:
         self._asked, self._idle = 0, asyncio.Event()
         self._interrupted = False
         self.redispatched = 0
-        """Requests that were sent again because their server was lost."""
+        """Number of requests that were sent again because their server was lost."""
 
     async def run(self) -> None:
-        """Find out which servers answer, until cancelled."""
+        """Probe servers that are out of the pool, until cancelled."""
         while True:
             await asyncio.gather(*(self._probe(e) for e in self._replicas.to_probe(time.monotonic())))
             await asyncio.sleep(PROBE_EVERY_SECONDS)
 
     async def follow(self, endpoints: Sequence[RolloutEndpoint]) -> None:
-        """The operator's list changed."""
+        """Apply a new list of servers."""
         self._replicas.follow(endpoints)
         for serving in list(self._serving.values()):
             if self._replicas.find(serving.endpoint) is None:
@@ -80,10 +81,11 @@ class RolloutPool:
         self._tell()
 
     def to_publish(self) -> list[RolloutEndpoint]:
+        """Servers that answer and need the policy."""
         return self._replicas.to_publish()
 
     async def published(self, step: int, targets: Sequence[RolloutEndpoint], failed: Mapping[str, str]) -> None:
-        """`targets` were published to; `failed` says by pod why some do not have the policy of `step`. Raises PolicyRejectedError."""
+        """The policy of `step` was published to `targets`. `failed`: pod -> why it does not have it. Raises PolicyRejectedError."""
         for endpoint in targets:
             if endpoint.pod in failed:
                 reason = f"it did not take the policy of step {step}: {failed[endpoint.pod]}"
@@ -94,7 +96,7 @@ class RolloutPool:
         self._tell()
 
     async def trained(self) -> None:
-        """There is a newer policy, which no server has."""
+        """There is a newer policy, which no server has yet."""
         self._replicas.trained()
         for serving in list(self._serving.values()):
             await self._disconnect(serving.endpoint, "there is a newer policy")
@@ -115,26 +117,26 @@ class RolloutPool:
 
     @property
     def count(self) -> int:
-        """How many have it."""
+        """Number of servers that have the current policy."""
         return len(self.current)
 
     @property
     def listed(self) -> list[RolloutEndpoint]:
-        """All servers that the control message lists."""
+        """All servers of the last list."""
         return self._replicas.listed()
 
     def report(self) -> list[RolloutState]:
         return self._replicas.report()
 
     def problem(self, endpoint: RolloutEndpoint) -> str:
-        """Why a server was lost; empty when it was not, or answers again."""
+        """Why a server was lost; empty if it was not, or answers again."""
         replica = self._replicas.find(endpoint)
         return replica.problem if replica else ""
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
-        """As RolloutClient.generate, on whichever server has room; waits while there is none. Raises RequestRefusedError, AttemptSuperseded.
+        """Like RolloutClient.generate, on the least loaded server. Waits until one has free slots. Raises RequestRefusedError, AttemptSuperseded.
 
-        After `interrupt`: what there is of the responses, or none of them when they had not been begun.
+        After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet.
         """
         with self._counted():
             while serving := await self._reserve(request.n):
@@ -149,7 +151,7 @@ class RolloutPool:
             return []
 
     async def interrupt(self) -> None:
-        """End all requests with what there is of their responses. Returns when every one has its answer."""
+        """End all requests with what has been generated so far. Returns when all of them have been answered."""
         self._interrupted = True
         await self._notify()
         try:
@@ -180,7 +182,7 @@ class RolloutPool:
             self._tell()
 
     async def _connect(self, endpoint: RolloutEndpoint) -> None:
-        """It has the current policy: waiting requests go to it at once."""
+        """Take a server that has the current policy into the pool; waiting requests go to it at once."""
         await self._disconnect(endpoint, "replaced")
         client = await RolloutClient(endpoint, self._token, self._attempt).__aenter__()
         serving = _Serving(client, asyncio.get_running_loop().create_future())
@@ -189,7 +191,7 @@ class RolloutPool:
         await self._notify()
 
     async def _disconnect(self, endpoint: RolloutEndpoint, reason: str) -> None:
-        """What it was generating is generated elsewhere."""
+        """Take a server out of the pool; its requests are sent elsewhere."""
         serving = self._serving.pop(endpoint.pod_uid, None)
         if serving is None:
             return
@@ -205,7 +207,7 @@ class RolloutPool:
         self._tell()
 
     async def _leave(self, serving: _Serving, lost: ReplicaLost) -> None:
-        """Lose it, unless it is out already."""
+        """Mark a server as lost, unless it is out of the pool already."""
         if self._serving.get(serving.endpoint.pod_uid) is serving:
             await self._lose(serving.endpoint, str(lost))
 
@@ -216,7 +218,8 @@ class RolloutPool:
             await self._leave(serving, lost)
 
     async def _watch(self, serving: _Serving) -> None:
-        """A frozen pod looks like a slow one. A frozen server in a pod that is not is restarted there (health.py)."""
+        """Probe a server that is in the pool, since a frozen pod otherwise looks like a slow one. (A frozen server in a working pod is restarted
+        there, by health.py.)"""
         misses = 0
         while misses < MISSES:
             await asyncio.sleep(WATCH_SECONDS)
@@ -224,13 +227,13 @@ class RolloutPool:
                 await serving.client.state()
                 misses = 0
             except AttemptSuperseded:
-                return  # the next request says so to its caller
+                return  # the next request raises it to its caller
             except ReplicaLost:
                 misses += 1
         await self._lose(serving.endpoint, f"left {MISSES} questions unanswered")
 
     async def _reserve(self, n: int) -> _Serving | None:
-        """The least loaded server with room for `n` samples; an idle one always has room. None once interrupted."""
+        """Reserve slots for `n` samples on the least loaded server that has them; an idle server always has. None once interrupted."""
         async with self._room:
             while not self._interrupted:
                 serving = min(self._serving.values(), key=lambda s: s.load, default=None)
@@ -241,14 +244,14 @@ class RolloutPool:
         return None
 
     def _accepted(self, found: list[Generation]) -> list[Generation]:
-        """Raises ReplicaLost for what was cut short, unless we asked for that."""
+        """The responses. Raises ReplicaLost for incomplete ones, unless they were interrupted on purpose."""
         if not self._interrupted and any(g.finish_reason == "abort" for g in found):
             raise ReplicaLost("it ended the request early")
         return found
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """A request is under way."""
+        """A context that counts requests, so that `interrupt` knows when all are answered."""
         self._asked += 1
         self._idle.clear()
         try:
@@ -271,7 +274,7 @@ class RolloutPool:
 
 
 async def _unless_gone(serving: _Serving, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
-    """The answer. Raises ReplicaLost when the server is out first."""
+    """The answer. Raises ReplicaLost when the server is taken out of the pool first."""
     call: asyncio.Future[Any] = asyncio.ensure_future(answer)
     try:
         await asyncio.wait({call, serving.gone}, return_when=asyncio.FIRST_COMPLETED)

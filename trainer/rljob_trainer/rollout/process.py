@@ -1,4 +1,4 @@
-"""A server process: started with its output passed on and the end of it kept, checked, ended with everything it started."""
+"""Runs a vLLM server as a child process: copies its output, keeps the end of it, checks its health, and ends it with all of its descendants."""
 
 import asyncio
 import contextlib
@@ -18,20 +18,22 @@ SERVER = "rljob_trainer.rollout.server"
 STOP_SECONDS = 20.0
 """Between SIGTERM and SIGKILL."""
 LAST_WORDS_SECONDS = 2.0
-"""For a server whose engine has ended to say why."""
+"""Time for a server whose engine has ended to log why."""
 KEPT_BYTES = 2**18
-"""Of the output: the tracebacks of all workers, then those of the engine and of the API server."""
+"""Bytes of output that are kept: enough for the tracebacks of all workers, the engine and the API server."""
 READ_BYTES = 2**16
+DRAIN_SECONDS = 5.0
+"""Longest wait for the end of a killed server's output, which a process that has left its session may hold open."""
 LINES_AFTER = 4
-"""The rest of an error's message."""
+"""Lines of output after an error that are reported with it: the rest of its message."""
 USAGE_ERROR = 2
 """argparse's exit code."""
 UNSUPPORTED_VERSION = 3
-"""server.py's exit code when our patches were not proven on this vLLM; the last line of its output says so."""
+"""server.py's exit code when our patches do not support this version of vLLM; the last line of its output says so."""
 
 
 class ServerProcess:
-    """Use `start`; then `end` or `stop`."""
+    """A running server. Use `start`, then `end` or `stop`."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, check: HealthCheck, section: str
@@ -43,8 +45,13 @@ class ServerProcess:
     async def start(
         arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str
     ) -> "ServerProcess":
-        """`arguments`: of vLLM's server; `url`: where it will answer; `section`: of the spec, which describes it. In a session of its own, so that
-        all of it can be killed at once."""
+        """Start a server in a session of its own, so that all of it can be killed at once.
+
+        Args:
+            arguments: of vLLM's server
+            url: where it will answer
+            section: section of the spec that describes it, for messages
+        """
         command = (sys.executable, "-m", SERVER, *arguments)
         output, end = await _pipe()
         try:
@@ -56,14 +63,18 @@ class ServerProcess:
         check = HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
         return ServerProcess(process, output, check, section)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def end(self) -> Failure:
-        """Why it ended, once it has; one that is dead, frozen or stuck is killed. Nothing that it started lives on."""
+        """Wait until the server ends, or kill it when it is dead, frozen or stuck. Returns why. Its session is killed in either case."""
         exited, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(self._check.lost())
         try:
             await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
             exited_first = exited.done()
             await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
-            signalled = exited.done() and exited.result() < 0  # which ended its engine, too
+            signalled = exited.done() and exited.result() < 0  # the signal ended its engine, too
             await self._kill()
             return self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
         finally:
@@ -79,14 +90,15 @@ class ServerProcess:
         await self._kill()
 
     async def _kill(self) -> None:
-        """With everything that it started, whether it has ended or not."""
+        """Kill the server's process group, even if the server itself has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await self._output
+        await asyncio.wait({self._output}, timeout=DRAIN_SECONDS)
+        self._output.cancel()
 
     def _exited(self, code: int) -> Failure:
-        """`code`: negative for a signal. vLLM also exits with 0 when its engine died."""
+        """The failure of a server that has exited. `code`: negative for a signal. vLLM may exit with 0 when its engine has died."""
         if code == USAGE_ERROR:
             field = f"{self._section}.vllmArgs"
             return self._failure("configuration", "", f"vLLM refused its arguments: correct {field}", field=field)
@@ -100,13 +112,13 @@ class ServerProcess:
         return self._failure("application", f"exit code {code}", "the server ended")
 
     def _lost(self, lost: Lost) -> Failure:
-        """A dead engine says why in the log, unless it was killed."""
+        """The failure of a server that the health check has given up. A dead engine has logged why, unless it was killed."""
         if lost.dead and (error := engine_error(self._log)):
             return self._raised(error)
         return self._failure("killed", "ServerLost", f"the server was killed: {lost.reason}")
 
     def _raised(self, error: LoggedError) -> Failure:
-        """With the end of the traceback."""
+        """The failure for a logged error, with the end of its traceback."""
         until = "\n".join(self._log.splitlines()[: error.line + 1 + LINES_AFTER])
         return self._failure("application", error.exception, error.message[:LONGEST_TEXT], log=until)
 
@@ -128,7 +140,7 @@ class ServerProcess:
 
 
 async def _pipe() -> tuple[asyncio.StreamReader, int]:
-    """A pipe of our own. With asyncio's, waiting for a process also waits for every child that has inherited the pipe."""
+    """A pipe for the output. It is not asyncio's own, with which waiting for a process also waits for all children that have inherited the pipe."""
     ours, theirs = os.pipe()
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(

@@ -1,6 +1,6 @@
 """Run vLLM's own API server: `python -m rljob_trainer.rollout.server <arguments of vllm serve>`.
 
-None of its processes outlives the one that started it, however that ends: an engine would keep its GPU.
+None of its processes outlives the one that started it, however that ends: a surviving engine would keep its GPU.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""PID 1 of a rollout pod, or of one of a pool: keeps one server running, passes it the current attempt, reports.
+"""PID 1 of a rollout pod, or of a pod of a pool: keeps one server running, tells it the current attempt, and reports.
 
-The control object says with which spec and which attempt is current. A server that ends, or is dead or frozen
-(health.py), is started again after a back-off, whatever its exit code. SIGTERM ends the server and then this process, with 0.
+Spec and current attempt come from the control object. A server that ends, or that health.py gives up, is restarted after a back-off, whatever its
+exit code. On SIGTERM the server is stopped, and this process exits with 0.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
 STABLE_SECONDS = 120.0
-"""A server that ran for so long starts the back-off anew."""
+"""After a server has run for this long, the back-off starts anew."""
 READY_POLL_SECONDS = 0.5
 REPORT_SECONDS = 15.0
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 async def main(channel: "Channel", environment: Mapping[str, str], port: int, role: str) -> int:
-    """Runs until SIGTERM. `environment` names the pod and carries the token (names.ENV_*); the server inherits it. `role`: of the pod."""
+    """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*); the server inherits it. `role`: of the pod."""
     supervisor = Supervisor(channel, environment, port, role)
     running = asyncio.create_task(supervisor.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
@@ -53,7 +53,7 @@ async def main(channel: "Channel", environment: Mapping[str, str], port: int, ro
 
 
 class Supervisor:
-    """One server and what is known about it. `run` until cancelled."""
+    """Supervises one server; `run` runs until cancelled."""
 
     def __init__(
         self, channel: "Channel", environment: Mapping[str, str], port: int, role: str = names.ROLE_ROLLOUT
@@ -76,10 +76,10 @@ class Supervisor:
             await self._keep_running()
 
     async def _follow(self) -> None:
-        """Follow the operator's control message."""
+        """Follow the operator's control messages."""
         async for control in self._channel.controls():
             if control is None or self._role not in control.spec.pods:
-                continue  # the job was deleted, or the operator makes it again; or the pool is no part of it any more
+                continue  # the control object was deleted or is being recreated, or the pool was removed from the job
             before, self._control = self._control, control
             if before and self._arguments(before) != self._arguments(control):
                 self._restart.set()
@@ -100,7 +100,7 @@ class Supervisor:
                 backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
 
     async def _one_life(self) -> None:
-        """From start to end of one server. Ended by us, it leaves no failure."""
+        """Run one server from start to end. Its failure is recorded, unless it was ended on purpose."""
         assert self._control is not None
         await until_fetched(self._sources)
         self._restart.clear()
@@ -134,13 +134,13 @@ class Supervisor:
         self._news.set()
 
     async def _announce(self) -> bool:
-        """Pass the server the current attempt. False when it does not answer."""
+        """Tell the server the current attempt. Returns False when it does not answer."""
         assert self._control is not None
         here = RolloutEndpoint(pod="", pod_uid="", url=self._url)
         return await answers(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt)
 
     async def _report(self) -> None:
-        """On news, and at least every REPORT_SECONDS."""
+        """Report on every change, and at least every REPORT_SECONDS."""
         while True:
             self._news.clear()
             await self._channel.report(self._state())
@@ -169,13 +169,13 @@ class Supervisor:
 
 
 def with_targets_of_its_model(spec: RLJobSpec) -> RLJobSpec:
-    """With the targets that adapters have in its model. Without the model the server says what is wrong."""
+    """The spec with the LoRA targets that its model has. Unchanged if the model is missing, which the server will report."""
     file = Path(spec.model.path) / "config.json"
     return with_targets(spec, json.loads(file.read_text())) if spec.model.lora and file.is_file() else spec
 
 
 def _reap() -> None:
-    """As PID 1: what a killed server's children left in the process table. No child of ours is running now."""
+    """As PID 1: reap orphans of a killed server. No child of our own is running now, so this takes no exit code from anybody."""
     with contextlib.suppress(ChildProcessError):
         while os.getpid() == 1 and os.waitpid(-1, os.WNOHANG)[0]:
             pass

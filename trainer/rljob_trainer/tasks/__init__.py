@@ -1,5 +1,6 @@
-"""What a job does: where its batches come from, what follows a trained step, and which objective learns. Each kind of task is a module here; the
-loop and the engine know none of them."""
+"""Tasks: where batches come from, who gets the policy after a step, and how it is evaluated. Each kind of task is a module here; the loop and the
+engine know none of them.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, Protocol
@@ -10,32 +11,32 @@ Outcome = Literal["succeeded", "drained"]
 
 
 class Source(Protocol):
-    """Where the batches of a job come from. Every method is collective."""
+    """Where the batches of a job come from. Every method but `restored` is collective."""
 
     outcome: Outcome
-    """Why there are no more batches, once `next` has returned None: all are trained, or the operator wants the pods back."""
+    """Valid once `next` has returned None. succeeded: all steps are trained; drained: the operator wants the pods back."""
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """What the source measured of the last batch."""
+        """Metrics of the last batch, such as how long the ranks waited for it."""
         ...
 
     def next(self, step: int) -> Batch | None:
-        """This rank's part of the batch after `step`. Waits for it; None: there are no more."""
+        """Wait for the batch that trains step `step` + 1. Returns this rank's part of it, or None when there are no more batches."""
         ...
 
     def publish(self, step: int) -> None:
-        """The policy of `step` was trained: whoever generates with it gets it."""
+        """Send the policy of `step`, which was just trained, to the rollouts, if the task has some."""
         ...
 
     def evaluate(self, step: int) -> None:
-        """Evaluate the policy of `step`, or begin to, when that is due."""
+        """Evaluate the policy of `step`, or start to, if that is due."""
         ...
 
     def restored(self, step: int, digest: str) -> None:
-        """The policy of `step` was restored, and its checkpoint says that this is its digest."""
+        """Called on rank 0 only. The policy of `step` was restored from a checkpoint, whose manifest gives this digest of its weights."""
         ...
 
     def digest(self, step: int) -> str:
-        """Of the policy of `step`, the last one that was trained, as rollouts verify it; empty where there are none."""
+        """Digest of the weights of the policy of `step`, the last one that was trained; empty for tasks without rollouts."""
         ...

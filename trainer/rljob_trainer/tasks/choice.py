@@ -1,4 +1,4 @@
-"""Which task has which objective and which source."""
+"""Which objective and which source each task has."""
 
 from collections.abc import Callable
 
@@ -29,12 +29,12 @@ OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
 
 
 def objective_of(spec: RLJobSpec) -> Objective:
-    """What the trained network learns."""
+    """The objective of the trained network. Raises ConfigurationError for a user's function that cannot be loaded."""
     return OBJECTIVES[spec.task](spec)
 
 
 def require_same_files(objective: Objective, ranks: Ranks) -> None:
-    """The user's files that the objective is made of are the same on every rank. Collective. Raises ConfigurationError when they are not."""
+    """Raise ConfigurationError when ranks have loaded different versions of a user's file. Collective."""
     digests = ranks.gather([file.digest for file in objective.files])
     for i, file in enumerate(objective.files):
         others = [rank for rank, found in enumerate(digests) if found[i] != digests[0][i]]
@@ -53,7 +53,13 @@ def source_of(
     senders: Senders | None,
     while_waiting: Callable[[], None],
 ) -> Source:
-    """`driver`: on rank 0 only; `senders`: to the rollouts, where the task has some. `while_waiting` is called about every second of waiting."""
+    """The source of the job's batches.
+
+    Args:
+        driver: on rank 0 only
+        senders: to the rollouts; None for supervised tasks
+        while_waiting: called about once a second while a batch is awaited
+    """
     if senders is None:
         return ExampleSource(ranks, driver, engine, while_waiting)
     publication = Publication(spec, ranks, engine, senders, driver)

@@ -1,4 +1,4 @@
-"""Reinforcement learning: batches of what the policy itself generated, scored, from rank 0's driver."""
+"""Reinforcement learning: batches of scored responses of the policy, from the driver."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from rljob_trainer.tasks import Outcome
 
 
 class RolloutSource:
-    """While a batch is awaited, newcomers among the rollouts get the policy, and `while_waiting` is called about every second."""
+    """See tasks.Source. While a batch is awaited, rollouts that are new get the policy, and `while_waiting` is called about once a second."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class RolloutSource:
         return {**self._publication.metrics, "time/starved": self._starved}
 
     def next(self, step: int) -> Batch | None:
-        """The batch after `step`, once it is there. Colocated rollouts sleep when this returns."""
+        """See tasks.Source. Colocated rollouts sleep when this returns a batch."""
         began = time.monotonic()
         while True:
             self._while_waiting()
@@ -50,11 +50,11 @@ class RolloutSource:
                     return None
 
     def publish(self, step: int) -> None:
-        """Send the policy of `step` to the rollouts, once nothing is generated under the one before."""
+        """See tasks.Source. Waits until nothing is generated under the previous policy any more."""
         self._publication.publish(step, self._publication.replicas())
 
     def evaluate(self, step: int) -> None:
-        """Begin to evaluate the policy of `step`, when that is due; the rollouts generate behind it. Waits for neither."""
+        """Have the driver evaluate the policy of `step`, if that is due, then generate the next batches. Waits for neither."""
         if self._driver:
             self._driver.evaluate(step)
 
@@ -65,5 +65,5 @@ class RolloutSource:
         return self._publication.digest(step)
 
     def _ask(self) -> dict[str, Any]:
-        """The driver's answer, on every rank."""
+        """The driver's answer (DriverClient.next), on every rank."""
         return self._ranks.broadcast(self._driver.next() if self._driver else None)

@@ -1,4 +1,4 @@
-"""Supervised tasks: batches of given examples, from rank 0's driver. Nobody generates, so that nothing is published."""
+"""Supervised tasks: batches of given examples, from the driver. There are no rollouts, so nothing is published."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ EVALUATED = {
 
 
 class ExampleSource:
-    """While a batch is awaited, `while_waiting` is called about every second."""
+    """See tasks.Source. While a batch is awaited, `while_waiting` is called about once a second."""
 
     def __init__(self, ranks: Ranks, driver: DriverClient | None, engine: Engine, while_waiting: Callable[[], None]):
         """`driver`: on rank 0 only."""
@@ -32,7 +32,7 @@ class ExampleSource:
         self.metrics: Mapping[str, float] = {}
 
     def next(self, step: int) -> Batch | None:
-        """The batch after `step`, once it is there."""
+        """See tasks.Source."""
         began = time.monotonic()
         while True:
             self._while_waiting()
@@ -47,10 +47,10 @@ class ExampleSource:
                     return None
 
     def publish(self, step: int) -> None:
-        """To nobody."""
+        """There are no rollouts."""
 
     def evaluate(self, step: int) -> None:
-        """The loss on the held-out data, when that is due: forward passes on all ranks."""
+        """Measure the objective on the held-out data, if that is due: forward passes on all ranks."""
         described = self._due(step)
         if not described:
             return
@@ -60,7 +60,7 @@ class ExampleSource:
             self._driver.evaluated(step, found)
 
     def restored(self, step: int, digest: str) -> None:
-        """No rollout will have it."""
+        """There are no rollouts whose weights would be compared."""
 
     def digest(self, step: int) -> str:
         return ""

@@ -1,1 +1,1 @@
-"""Weights from the trainer to the rollout servers: verified, staged, applied whole or not at all. Importing this imports no torch."""
+"""Transfers weights from the trainer to the rollout servers: verified, staged, and applied completely or not at all. Imports no torch."""

@@ -1,7 +1,7 @@
-"""Adapters alone as an update: what it must look like, and how it comes into vLLM's LoRA (0.26, vllm/lora).
+"""An update that consists of adapters only: its validation, and how it is put into vLLM's LoRA (0.26, vllm/lora).
 
 The tensors have the peft library's names and shapes: `....q_proj.lora_A.weight` [rank, in] and `....q_proj.lora_B.weight` [out, rank]; B is
-multiplied by alpha / rank. The matrices that they belong to are those that the server has loaded from its model directory.
+already multiplied by alpha / rank. Their base model is the one that the server has loaded from its model directory.
 """
 
 from collections.abc import Iterable
@@ -20,14 +20,14 @@ from rljob_trainer.weights.protocol import ADAPTERS
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAdapters:
-    """Of a server with `--enable-lora`."""
+    """The adapters that a server with `--enable-lora` accepts."""
 
     model: ExpectedTensors
     rank: int
-    """The largest that the server has room for."""
+    """The largest rank that the server can hold."""
 
     def check(self, entries: Iterable[Entry]) -> None:
-        """Every entry is a part of an adapter to a matrix of the model. Raises RefusedUpdateError for the first that is not."""
+        """Raise RefusedUpdateError for an entry that is not A or B of an adapter to a matrix of the model."""
         for entry in entries:
             side = LORA_A if entry.name.endswith(LORA_A) else LORA_B
             shape, _ = self.model.tensors.get(entry.name.removesuffix(side) + ".weight", ((), frozenset()))
@@ -39,7 +39,7 @@ class ExpectedAdapters:
                 raise RefusedUpdateError(f"{entry.name} has shape {list(entry.shape)}, which is not {rule}")
 
     def check_complete(self, names: Iterable[str]) -> None:
-        """Every matrix A has its B. Raises RefusedUpdateError."""
+        """Raise RefusedUpdateError when an A lacks its B, or a B its A, or there are no adapters."""
         sent = set(names)
         first, second = ({n.removesuffix(side) for n in sent if n.endswith(side)} for side in (LORA_A, LORA_B))
         if first != second or not sent:
@@ -47,7 +47,7 @@ class ExpectedAdapters:
 
 
 def apply_adapters(model: Any, tensors: dict[str, Tensor]) -> None:
-    """Put them in the place of those before. `model`: vLLM's, with a LoRA manager."""
+    """Replace the current adapters. `model`: vLLM's model, with a LoRA manager."""
     manager, mapper = model.lora_manager, getattr(model, "hf_to_vllm_mapper", None)
     rank = max(tensor.shape[0] for name, tensor in tensors.items() if name.endswith(LORA_A))
     settings = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])

@@ -1,4 +1,4 @@
-"""Tensors as buckets of bytes: packing, verification, and the digest of a whole policy."""
+"""Packs tensors into buckets of bytes, verifies them, and computes the digest of a whole policy."""
 
 import hashlib
 import math
@@ -13,7 +13,7 @@ from rljob_trainer.weights.fingerprint import fingerprints, padded
 
 
 class CorruptBucketError(ValueError):
-    """Bytes that are not what their sender described."""
+    """A bucket's bytes do not match the sender's description."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Entry:
     """As torch spells it without the prefix: `float32`, `bfloat16`."""
     shape: tuple[int, ...]
     fingerprint: str
-    """Of the tensor's bytes in row-major order (fingerprint.py)."""
+    """Fingerprint of the tensor's bytes in row-major order (fingerprint.py)."""
 
     @property
     def size(self) -> int:
@@ -33,7 +33,7 @@ class Entry:
         return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
 
     def as_json(self) -> dict[str, Any]:
-        """By hand: every replica gets an entry for every tensor, and dataclasses.asdict takes ten times as long."""
+        """Written by hand: dataclasses.asdict takes ten times as long, and every replica gets an entry for every tensor."""
         return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "fingerprint": self.fingerprint}
 
     @staticmethod
@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Tensors behind each other, each filled up with zeros to `padded(size)`."""
+    """Concatenated tensors, each padded with zeros to `padded(size)`."""
 
     entries: tuple[Entry, ...]
     payload: Tensor
@@ -51,24 +51,24 @@ class Bucket:
 
 
 def pack(tensors: Iterable[tuple[str, Tensor]], limit: int, device: torch.device) -> Iterator[Bucket]:
-    """Buckets on `device` of at most `limit` bytes; a larger tensor has one for itself. The iterable is consumed once, in order; a tensor may live
-    anywhere, and only until the next one is asked for: it is copied before.
+    """Yields buckets on `device` of at most `limit` bytes; a larger tensor gets a bucket of its own.
 
-    A payload is complete when it is yielded, also for other streams.
+    The iterable is consumed once, in order. Its tensors may be on any device, and need to be valid only until the next one is requested. A yielded
+    payload is complete on all CUDA streams.
     """
-    filling: _Filling | None = None
+    builder: _BucketBuilder | None = None
     for name, tensor in tensors:
-        if filling and not filling.has_room(tensor.nbytes):
-            yield filling.bucket()
-            filling = None
-        filling = filling or _Filling(max(limit, padded(tensor.nbytes)), device)
-        filling.add(name, tensor.detach())
-    if filling:
-        yield filling.bucket()
+        if builder and not builder.has_room(tensor.nbytes):
+            yield builder.bucket()
+            builder = None
+        builder = builder or _BucketBuilder(max(limit, padded(tensor.nbytes)), device)
+        builder.add(name, tensor.detach())
+    if builder:
+        yield builder.bucket()
 
 
-class _Filling:
-    """A bucket in the making."""
+class _BucketBuilder:
+    """A bucket that is being packed."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self._used = 0
@@ -85,7 +85,7 @@ class _Filling:
 
     def bucket(self) -> Bucket:
         payload = self._payload[: self._used]
-        marks = fingerprints(payload, [room.nbytes for _, room in self._parts])  # waits for the device
+        marks = fingerprints(payload, [room.nbytes for _, room in self._parts])  # synchronizes with the device
         entries = (
             Entry(name, str(room.dtype).removeprefix("torch."), tuple(room.shape), mark)
             for (name, room), mark in zip(self._parts, marks, strict=True)
@@ -94,12 +94,12 @@ class _Filling:
 
 
 def payload_size(sizes: Iterable[int]) -> int:
-    """Bytes of the payload that holds tensors of `sizes` bytes."""
+    """Bytes of a payload with tensors of `sizes` bytes."""
     return sum(map(padded, sizes))
 
 
 def unpack(entries: Sequence[Entry], payload: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a payload, as views of it. Raises CorruptBucketError for the first that fails its checksum."""
+    """Yields the tensors of a payload, as views of it. Raises CorruptBucketError for the first whose fingerprint differs."""
     sizes = [entry.size for entry in entries]
     if payload.numel() != payload_size(sizes):
         raise CorruptBucketError(f"{payload.numel()} of {payload_size(sizes)} bytes")
@@ -110,7 +110,7 @@ def unpack(entries: Sequence[Entry], payload: Tensor) -> Iterator[tuple[str, Ten
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """sha256 over name, type, shape and checksum of every tensor, in order of names: it does not depend on how they were packed."""
+    """sha256 over name, type, shape and fingerprint of all tensors, sorted by name, so that it does not depend on packing."""
     total = hashlib.sha256()
     for e in sorted(entries, key=lambda e: e.name):
         total.update(f"{e.name} {e.dtype} {list(e.shape)} {e.fingerprint}\n".encode())
@@ -126,6 +126,6 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _parts(payload: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """Where the bytes of each tensor lie, without what fills them up."""
+    """The bytes of each tensor in the payload, without padding."""
     rooms = payload.split([padded(size) for size in sizes])
     return (room[:size] for room, size in zip(rooms, sizes, strict=True))

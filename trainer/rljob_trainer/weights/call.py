@@ -1,4 +1,4 @@
-"""A request to a rollout server whose answer may be waited for later."""
+"""An HTTP request to a rollout server whose answer is read later."""
 
 import http.client
 import json
@@ -13,22 +13,22 @@ from rljob_trainer.weights.protocol import AttemptSuperseded
 
 
 class ReplicaError(RuntimeError):
-    """A replica refused, broke or did not answer in time. It does not have the new weights."""
+    """A replica refused a request, failed, or did not answer in time. It does not have the new weights."""
 
 
 class ReplicaGoneError(ReplicaError):
-    """It did not answer, or not to the end."""
+    """The replica did not answer, or not completely."""
 
 
 class ReplicaRefusedError(ReplicaError):
-    """It answered, and not with yes."""
+    """The replica answered with an error."""
 
 
 class Call:
-    """Sent when made. Not for two threads."""
+    """A request, which is sent by the constructor. Not thread-safe."""
 
     def __init__(self, url: str, token: str, attempt: int, path: str, seconds: float, body: dict[str, Any]) -> None:
-        """`seconds`: longest wait for the answer, from now. Raises ReplicaGoneError."""
+        """`seconds`: time limit of the answer, from now. Raises ReplicaGoneError."""
         where = urlsplit(url)
         headers = {
             "Authorization": f"Bearer {token}",
@@ -47,11 +47,14 @@ class Call:
         self._poll.register(self._connection.sock, select.POLLIN)
 
     def answered(self, seconds: float = 0.0) -> bool:
-        """Whether there is an answer, or never will be."""
+        """Wait for at most `seconds`. Whether `result` would return, or raise, at once."""
         return self._poll is None or bool(self._poll.poll(1000 * seconds)) or time.monotonic() > self._deadline
 
     def result(self, deadline: float = math.inf) -> Any:
-        """The answer's body, once; `deadline`: an earlier one. Raises AttemptSuperseded, ReplicaRefusedError, ReplicaGoneError."""
+        """Wait for the answer and return its body; may be called once. `deadline`: an earlier one than that of the request.
+
+        Raises AttemptSuperseded, ReplicaRefusedError, ReplicaGoneError.
+        """
         if self._poll is None:
             raise ReplicaGoneError(f"{self._path}: its answer was read, or is not asked for any more")
         self._connection.sock.settimeout(max(0.001, min(deadline, self._deadline) - time.monotonic()))
@@ -69,8 +72,8 @@ class Call:
         return json.loads(text)
 
     def close(self) -> None:
-        """Its answer is not asked for any more."""
-        self._poll = None  # the descriptor may soon be another's
+        """Give up the answer."""
+        self._poll = None  # the file descriptor may be reused soon
         self._connection.close()
 
     def _gone(self, error: Exception) -> ReplicaGoneError:

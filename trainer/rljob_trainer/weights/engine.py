@@ -1,8 +1,8 @@
-"""vLLM's side: an engine that stages a whole update, verifies it, and only then applies it.
+"""The server's side in vLLM's workers: a weight-transfer engine that stages a whole update, verifies it, and only then applies it.
 
-vLLM's own order begins to overwrite the model with the first bucket and leaves layers without memory when the trainer dies. Here nothing
-is touched before `finish_weight_update`, and that only after `verify` has compared the digest of everything.
-Registered with vLLM's weight-transfer API (0.26, vllm/distributed/weight_transfer) under the name of its transport.
+vLLM's own engines overwrite the model as buckets arrive, and leave layers without memory when the trainer dies. Here the model is not touched before
+`finish_weight_update`, which needs a successful `verify` of the digest of the whole update. The engines are registered with vLLM's weight-transfer
+API (0.26, vllm/distributed/weight_transfer) under the names of their transports.
 """
 
 from dataclasses import dataclass
@@ -26,23 +26,23 @@ from rljob_trainer.weights.reload import computes_with_what_it_loads, load
 WorkerEnd = gloo.WorkerEnd | nccl.WorkerEnd | ipc.WorkerEnd
 
 ROOM_BYTES = 2**30
-"""What staging leaves free on a GPU; an update that does not fit into the rest is staged in host memory."""
+"""Bytes that staging leaves free on a GPU. What does not fit into the rest is staged in host memory."""
 
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Whose update it is and where its trainer listens."""
+    """The attempt that updates, and the address at which its trainer listens."""
 
     attempt: int
     address: str
     port: int
     known: bool
-    """The workers are to have joined it for their last update."""
+    """The workers have joined the trainer's group for an earlier update, and reuse it."""
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Buckets of an update, of which messages.py says more."""
+    """A request to receive buckets, which are announced by messages (messages.py)."""
 
     attempt: int
     messages: str
@@ -50,14 +50,14 @@ class UpdateInfo(WeightTransferUpdateInfo):
 
 @dataclass(slots=True)
 class Arrived:
-    """A bucket that is not verified yet."""
+    """A received bucket that is not verified yet."""
 
     entries: list[Entry]
     payload: Tensor
 
 
 class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """All but the transport."""
+    """The engine, without its transport."""
 
     end_cls: type[WorkerEnd]
     init_info_cls = InitInfo
@@ -79,7 +79,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Join the trainer's group, if we are not in it. Raises AttemptSuperseded, RefusedUpdateError."""
+        """Join the trainer's group, unless this worker is in it already. Raises AttemptSuperseded, RefusedUpdateError."""
         self._fence.admit(init_info.attempt)
         where = (init_info.address, init_info.port)
         if init_info.known:
@@ -94,7 +94,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._entries, self._staged, self._verified = [], {}, False
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Without the base's synchronize, which a machine without an accelerator does not have; nothing has touched the model yet."""
+        """Without the base class's synchronization of the device, which fails on CPU: the model has not been touched yet."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
@@ -106,13 +106,13 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._receive(self._end, inbox)
 
     def _receive(self, end: WorkerEnd, inbox: Inbox) -> None:
-        """A bucket is verified while the next is on its way, where there is room for both."""
+        """Verify each bucket while the next one is being transferred, if there is memory for both."""
         arrived = None
         for message in inbox:
             if arrived and not self._has_room():
                 self._stage(arrived, torch.device("cpu"))
                 inbox.acknowledge()
-                arrived = None  # its memory is the next one's
+                arrived = None  # free its memory for the next one
             before, arrived = arrived, self._begin(end, message)
             if before:
                 self._stage(before, self.device)
@@ -134,11 +134,12 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._entries += arrived.entries
 
     def _has_room(self) -> bool:
-        """For what was received to stay where it is until the update is applied. Asked once per bucket: the driver's answer takes its time."""
+        """Whether a received bucket may stay on the device until the update is applied. Called once per bucket, because the CUDA driver is slow to
+        answer."""
         return self.device.type != "cuda" or torch.cuda.mem_get_info(self.device)[0] >= ROOM_BYTES
 
     def verify(self, attempt: int, expected: str) -> None:
-        """Everything came and it is what the trainer sent. Raises AttemptSuperseded, RefusedUpdateError."""
+        """Check that the update is complete, and that it is what the trainer sent. Raises AttemptSuperseded, RefusedUpdateError."""
         self._fence.admit(attempt)
         self.expected.check_complete(self._staged)
         received = digest(self._entries)
@@ -147,7 +148,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._verified = True
 
     def finish_weight_update(self) -> None:
-        """Apply a verified update. What fails in here leaves a model that cannot serve."""
+        """Apply a verified update. A failure in here leaves a model that must not serve."""
         if not self._verified:
             raise RefusedUpdateError("the update was not verified")
         with torch.no_grad():
@@ -164,7 +165,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return computes_with_what_it_loads(self.model)
 
     def discard(self) -> None:
-        """Forget what is staged and leave the group, which may be broken."""
+        """Drop what is staged, and leave the trainer's group, which may be broken."""
         self.start_weight_update()
         self._leave()
 
@@ -178,7 +179,7 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Abstract in the base class; the trainer's side is publisher.py."""
+        """Abstract in the base class, and not used: the trainer's side is publisher.py."""
         raise NotImplementedError
 
 
@@ -195,7 +196,7 @@ class NcclEngine(StagedEngine):
 
 
 class IpcEngine(StagedEngine):
-    """Buckets in the memory of a GPU that the trainer shares with us."""
+    """Buckets in the memory of a GPU that trainer and server share."""
 
     end_cls = ipc.WorkerEnd
 
@@ -206,7 +207,7 @@ for _name, _engine in ((GLOO, GlooEngine), (NCCL, NcclEngine), (IPC, IpcEngine))
 
 
 class WorkerExtension:
-    """What vLLM's weight-transfer API lacks, mixed into its worker (`--worker-extension-cls`) and called through the engine's collective_rpc.
+    """Methods that vLLM's weight-transfer API lacks. They are mixed into its worker (`--worker-extension-cls`) and called by collective_rpc.
 
     `self` is the vLLM worker. Importing this module registers our engines.
     """
@@ -219,6 +220,6 @@ class WorkerExtension:
         self.weight_transfer_engine.verify(attempt, digest)
 
     def rljob_discard(self) -> None:
-        """Forget an update at any point before it was applied. vLLM 0.26 has no way to leave one."""
+        """Abandon an update at any point before it is applied, which vLLM 0.26 does not offer."""
         self.weight_transfer_engine.discard()
         self._weight_update_active = False

@@ -1,4 +1,4 @@
-"""What the tensors of a model must look like, read from its own checkpoint."""
+"""The tensors that an update of a model must have, read from the model's own checkpoint."""
 
 import json
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from safetensors import safe_open
 from rljob_trainer.weights.bucket import Entry
 
 TIED = "lm_head.weight"
-WIDE = ".e_score_correction_bias"
-"""By which a router chooses: trainer and vLLM have it in float32, whatever the checkpoint has."""
+EXPERT_BIAS = ".e_score_correction_bias"
+"""Suffix of the routers' expert biases. Trainer and vLLM have them in float32, whatever type the checkpoint has."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class RefusedUpdateError(ValueError):
-    """An update that does not fit the model. The served weights have not been touched."""
+    """The update does not fit the model. The served weights have not been touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +25,29 @@ class ExpectedTensors:
 
     tensors: dict[str, tuple[tuple[int, ...], frozenset[str]]]
     tied: bool
-    """The output layer is the embedding: an `lm_head.weight` may be sent or left out."""
+    """The output layer shares the embedding's weight, so `lm_head.weight` is optional in an update."""
 
     @staticmethod
     def of(model: Path, dtype: str) -> "ExpectedTensors":
-        """Of a Hugging Face directory served as `dtype`. A tensor comes in that type or in the one it has in the checkpoint. Layers behind the last,
-        which guess further tokens, are not trained and not served."""
+        """The tensors of a Hugging Face directory that is served in `dtype`. A tensor may be sent in that type or in its type in the checkpoint.
+        Layers for multi-token prediction, behind the last layer, are neither trained nor served."""
         files, tensors = sorted(model.glob("*.safetensors")), {}
         if not files:
             raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
         config = json.loads((model / "config.json").read_text())
         layers = config.get("num_hidden_layers", 0)
-        further = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+        mtp_layers = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
         for file in files:
             with safe_open(file, "pt") as handle:
-                for name in (n for n in handle.keys() if not n.startswith(further)):  # noqa: SIM118 not a dictionary
+                for name in (n for n in handle.keys() if not n.startswith(mtp_layers)):  # noqa: SIM118 not a dictionary
                     part = handle.get_slice(name)
                     own = _DTYPES.get(part.get_dtype(), dtype)
-                    wide = {"float32"} if name.endswith(WIDE) else set()
+                    wide = {"float32"} if name.endswith(EXPERT_BIAS) else set()
                     tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own} | wide))
         return ExpectedTensors(tensors, bool(config.get("tie_word_embeddings", False)))
 
     def check(self, entries: Iterable[Entry]) -> None:
-        """Every entry is a tensor of the model. Raises RefusedUpdateError for the first that is not."""
+        """Raise RefusedUpdateError for an entry that is not a tensor of the model, or has another shape or type."""
         for entry in entries:
             shape, dtypes = self.tensors.get(entry.name, ((), frozenset()))
             if not dtypes:
@@ -62,7 +62,7 @@ class ExpectedTensors:
                 )
 
     def check_complete(self, names: Iterable[str]) -> None:
-        """Nothing is missing. Raises RefusedUpdateError."""
+        """Raise RefusedUpdateError when a tensor of the model is missing."""
         missing = self.tensors.keys() - set(names) - ({TIED} if self.tied else set())
         if missing:
             raise RefusedUpdateError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:3]}")

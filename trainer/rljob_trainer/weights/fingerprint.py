@@ -1,12 +1,12 @@
-"""A checksum that a GPU computes at the speed of its memory, and a CPU computes alike.
+"""A checksum that a GPU computes at memory bandwidth, and for which a CPU gets the same result.
 
-A tensor's bytes, filled up with zeros, are rows of ROW_WORDS signed 32-bit words w. Its fingerprint is
+A tensor's bytes, padded with zeros, are rows of ROW_WORDS signed 32-bit words w. Its fingerprint is
 
     sum over rows i of  b_i * (sum over words j of  a_j * w_ij)   modulo 2^64
 
-with odd pseudo-random 64-bit coefficients a and b: multilinear hashing (Lemire and Kaser 2014, arXiv 1202.4961, section 3). A change of one word
-always shows, any other change not made on purpose but with a probability of about 2^-32. Integer sums do not depend on their order,
-so every device gives the same number. It guards against mistakes and faults, not against an adversary, whom the job's token keeps out.
+with odd pseudo-random 64-bit coefficients a and b: multilinear hashing (Lemire and Kaser 2014, arXiv 1202.4961, section 3). It always detects a
+change of one word, and misses any other accidental change with a probability of about 2^-32. Integer sums do not depend on their order, so every
+device computes the same number. It protects against mistakes and faults, not against an adversary, whom the job's token keeps out.
 """
 
 from functools import lru_cache
@@ -21,17 +21,17 @@ KERNEL = "rljob_trainer.weights.fingerprint_kernel"
 ROW_WORDS = 4096
 ROW_BYTES = 4 * ROW_WORDS
 PIECE_ROWS = {"cpu": 64, "cuda": 2048}
-"""Rows that torch widens to 64 bits at a time: few enough for a CPU's caches, and on a GPU enough to be worth a kernel; 32 MiB take 64 MiB more."""
+"""Rows that torch converts to 64 bits at a time: few enough for a CPU's caches, and enough for a GPU to be busy (32 MiB, which take 64 MiB more)."""
 _WORDS_SEED, _ROWS_SEED = 1, 2
 
 
 def padded(size: int) -> int:
-    """Bytes of a whole number of rows, at least `size`."""
+    """`size` rounded up to a whole number of rows, in bytes."""
     return -(-size // ROW_BYTES) * ROW_BYTES
 
 
 def fingerprints(payload: Tensor, sizes: list[int]) -> list[str]:
-    """Of tensors of `sizes` bytes that lie in `payload` [bytes, uint8], each filled up with zeros to `padded(size)`: 16 hexadecimal digits each."""
+    """The fingerprint, 16 hexadecimal digits, of each tensor in `payload` [bytes, uint8]. `sizes`: their bytes; each is padded to `padded(size)`."""
     counts = [padded(size) // ROW_BYTES for size in sizes]
     rows = payload.view(torch.int32).view(-1, ROW_WORDS)
     sums = _row_sums(rows, _coefficients(_WORDS_SEED, ROW_WORDS, rows.device))
@@ -42,7 +42,7 @@ def fingerprints(payload: Tensor, sizes: list[int]) -> list[str]:
 
 
 def _places(counts: list[int]) -> np.ndarray:
-    """[2, rows]: which tensor each row belongs to, and its place in it. In one array: what goes to a GPU goes at once."""
+    """[2, rows]: index of the tensor that each row belongs to, and of the row within it. One array, so that one copy brings it to the GPU."""
     rows = np.array(counts, dtype=np.int64)
     owners = np.repeat(np.arange(len(rows)), rows)
     starts = rows.cumsum() - rows
@@ -58,7 +58,7 @@ def _row_sums(rows: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def _coefficients(seed: int, count: int, device: torch.device) -> Tensor:
-    """At least `count` of them."""
+    """At least `count` coefficients."""
     return _table(seed, max(ROW_WORDS, 1 << (count - 1).bit_length()), device)
 
 

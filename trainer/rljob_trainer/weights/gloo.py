@@ -1,6 +1,6 @@
-"""A gloo group of one trainer and the workers of one replica. A replica that dies breaks its own group only.
+"""Transport over gloo: a group of the trainer and the workers of one replica. A replica that dies breaks only its own group.
 
-`ProcessGroupGloo` waits in its destructor, with the GIL, for what is still pending, so a group is closed only after that has ended.
+The destructor of `ProcessGroupGloo` waits for pending work while it holds the GIL, so a group is closed only after that has ended.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
 _BEGINNING = threading.Lock()
-"""Replicas are served by a thread each. Beginning a collective touches state that torch shares between groups; the transfer itself does not."""
+"""Held while a collective is started, which uses state that torch shares between groups; the transfer itself does not. Each replica has a thread."""
 
 
 class TrainerEnd:
@@ -29,18 +29,18 @@ class TrainerEnd:
         self._pending: dist.Work | None = None
 
     def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers, or return without a group when nobody will come any more."""
+        """Wait for the workers to join; returns without a group when `given_up`."""
         if size := self.rendezvous.size(given_up):
             self._group = _group(self.rendezvous.store, 0, size, self.address)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """Begin to send; `wait` returns when all is sent. The message to the workers needs nothing of it."""
+        """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
         with _BEGINNING:
             self._pending = self._group.broadcast([payload], _from_trainer())
         return {}
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait for what is being sent, or until `given_up`. Raises RuntimeError when the other end is gone or TRANSFER_SECONDS have passed."""
+        """Wait until the bucket is sent, or `given_up`. Raises RuntimeError when the other end is gone, or after TRANSFER_SECONDS."""
         if self._pending is not None and wait_until(self._pending.is_completed, given_up):
             self._finish()
 
@@ -65,11 +65,11 @@ class WorkerEnd:
         self._pending: dist.Work | None = None
 
     def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
-        """Begin to fill `payload`; `wait` returns when it is full."""
+        """Start to receive into `payload`; `wait` waits for it."""
         self._pending = self._group.broadcast([payload], _from_trainer())
 
     def wait(self) -> None:
-        """Wait for what is being received. Raises RuntimeError when the trainer is gone or TRANSFER_SECONDS have passed."""
+        """Wait until the payload is received. Raises RuntimeError when the trainer is gone, or after TRANSFER_SECONDS."""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None

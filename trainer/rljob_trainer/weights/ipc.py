@@ -1,7 +1,7 @@
-"""Buckets between processes that share a GPU or a host's GPUs: the trainer says where a bucket lies, the workers copy it (CUDA IPC).
+"""Transport over CUDA IPC, between processes on one host that see the same GPUs: the trainer sends a handle of a bucket, the workers copy it.
 
-torch counts the readers of what is shared down to 0, from 1 for each time that it was shared (torch 2.11, torch/csrc/CudaIPCTypes.cpp), and keeps
-memory whose count is anything else: a payload that two workers read has to be shared twice.
+torch counts each sharing of memory as one reader, and frees it only when exactly as many have read it (torch 2.11, torch/csrc/CudaIPCTypes.cpp). So a
+payload that two workers read has to be shared twice.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ COPIES_KEY = "copies"
 
 
 class TrainerEnd:
-    """Only the store connects the two: every message carries what the workers need."""
+    """The trainer's end. There is no group: every message carries the handles that the workers need."""
 
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine."""
@@ -27,17 +27,17 @@ class TrainerEnd:
         self._copies = 0
 
     def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers, or until nobody will come any more."""
+        """Wait for the workers to join, or until `given_up`."""
         self.rendezvous.size(given_up)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """What a worker needs to find the payload, which lives until `wait`."""
+        """Share the payload, which is kept until `wait` has returned. Returns the GPU and a handle for each worker, for the message."""
         workers = self.rendezvous.workers
         self._sent, self._copies = payload, self._copies + workers
         return {"gpu": _uuid(payload.get_device()), "handles": [_shared(payload) for _ in range(workers)]}
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Until every worker has copied the payload, or `given_up`, which sets the time limit."""
+        """Wait until every worker has copied the payload, or `given_up`, which is the time limit."""
         if wait_until(self._copied, given_up):
             self._sent = None
 
@@ -59,10 +59,10 @@ class WorkerEnd:
     def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
         """Fill `payload`. Raises RuntimeError when the trainer's memory cannot be opened."""
         self._copy(payload, message)
-        self.store.add(COPIES_KEY, 1)  # the trainer's memory is closed here
+        self.store.add(COPIES_KEY, 1)  # the trainer's memory is closed by now
 
     def wait(self) -> None:
-        """`receive` has waited."""
+        """Nothing to do: `receive` has waited."""
 
     def _copy(self, payload: Tensor, message: dict[str, Any]) -> None:
         where = [i for i in range(torch.cuda.device_count()) if _uuid(i) == message["gpu"]]
@@ -78,7 +78,7 @@ class WorkerEnd:
 
 
 def _shared(payload: Tensor) -> list[int | bool | str]:
-    """What one worker needs to open it, as torch.multiprocessing does it; without pickle."""
+    """The handle with which one worker opens the payload, as in torch.multiprocessing, but as JSON instead of pickle."""
     _, *handle = payload.untyped_storage()._share_cuda_()
     return [h.hex() if isinstance(h, bytes) else h for h in handle]
 

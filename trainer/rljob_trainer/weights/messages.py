@@ -1,7 +1,7 @@
-"""What the two ends of an update say to each other while its buckets travel: a message per bucket, which every worker acknowledges or refuses.
+"""Messages about the buckets of an update: the trainer announces each, and every worker acknowledges or refuses it.
 
-They go through the trainer's store (rendezvous.py), which takes a tenth of a millisecond. A request to the server and its call into vLLM's engine
-take a few; there is one for all buckets. Both ends have the same `name` for what one such call reads.
+They go through the trainer's store (rendezvous.py), which takes a tenth of a millisecond. A request to the server with a call into vLLM's engine
+takes a few milliseconds, so one such call receives many buckets. `name` identifies the call.
 """
 
 import json
@@ -24,7 +24,7 @@ class AbandonedError(RuntimeError):
 
 
 class BucketRefusedError(RuntimeError):
-    """A worker refuses a bucket, and says why."""
+    """A worker has refused a bucket; the message says why."""
 
 
 class Outbox:
@@ -35,12 +35,12 @@ class Outbox:
         self._posted = self._verified = 0
 
     def post(self, bucket: dict[str, Any]) -> None:
-        """Say what the next bucket holds."""
+        """Announce the next bucket."""
         self._store.set(_message(self._name, self._posted), json.dumps(bucket))
         self._posted += 1
 
     def end(self, how: str) -> None:
-        """COMPLETE or ABANDONED: there are no more buckets."""
+        """Say that there are no more buckets, COMPLETE or ABANDONED."""
         self._store.set(_message(self._name, self._posted), json.dumps(how))
 
     def confirm(self, unverified: int, given_up: Callable[[], bool]) -> None:
@@ -55,12 +55,12 @@ class Outbox:
             self._verified += 1
 
     def refusal(self) -> str:
-        """Why a worker refuses a bucket, if one does."""
+        """Why a worker has refused a bucket; empty when none has."""
         keys = (key for number in range(self._verified, self._posted) for key in self._answers(number))
         return next((why for key in keys if self._store.check([key]) and (why := self._store.get(key).decode())), "")
 
     def clear(self) -> None:
-        """When all is verified: the store lives as long as the connection."""
+        """Delete all messages. Called when all buckets are verified, since the store lives as long as the connection."""
         for number in range(self._posted + 1):
             for key in (_message(self._name, number), *self._answers(number)):
                 self._store.delete_key(key)
@@ -77,7 +77,7 @@ class Inbox:
         self._answered = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """A message per bucket. Raises AbandonedError, RuntimeError when the trainer is gone or nothing comes for NEXT_SECONDS."""
+        """Yields the message of each bucket. Raises AbandonedError, or RuntimeError when the trainer is gone or silent for NEXT_SECONDS."""
         number = 0
         while (message := self._get(_message(self._name, number))) != COMPLETE:
             if message == ABANDONED:
@@ -86,16 +86,16 @@ class Inbox:
             number += 1
 
     def acknowledge(self) -> None:
-        """Say of the next bucket that it is verified."""
+        """Report that the next bucket is verified."""
         self._answer("")
 
     def refuse(self, problem: str) -> None:
-        """Say of the next bucket why it is not."""
+        """Report why the next bucket is refused."""
         self._answer(problem)
 
     @contextmanager
     def report_failure(self) -> Iterator[None]:
-        """What fails in here is why the next bucket is refused."""
+        """A context that reports an exception as the reason why the next bucket is refused."""
         try:
             yield
         except AbandonedError:

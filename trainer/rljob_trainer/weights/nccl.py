@@ -1,4 +1,4 @@
-"""An NCCL communicator of one trainer and the workers of one replica, for buckets on GPUs. A replica that dies breaks its own only."""
+"""Transport over NCCL, for buckets on GPUs: a communicator of the trainer and the workers of one replica. A replica that dies breaks only its own."""
 
 import time
 from collections.abc import Callable
@@ -26,13 +26,13 @@ class _Transfer:
         self._deadline = 0.0
 
     def begin(self, payload: Tensor) -> None:
-        """The payload has to be complete, and to live until `finish` returned."""
+        """Start a broadcast. The payload must be complete, and must live until `finish` has returned."""
         with torch.cuda.device(self._device):
             self._deadline = _deadline()
             self._communicator.broadcast(payload.data_ptr(), payload.numel(), TRAINER, self._stream.cuda_stream)
 
     def finish(self, given_up: Callable[[], bool] = lambda: False) -> bool:
-        """Whether it is done, which it is unless `given_up`. Raises NcclError, a RuntimeError."""
+        """Wait until the broadcast is done, or `given_up`. Returns whether it is done. Raises NcclError, a RuntimeError."""
         self._communicator.wait_for_calls(self._deadline, given_up)
         self._done.record(self._stream)
         self._communicator.wait(lambda: self._done.query() or given_up(), self._deadline)
@@ -53,21 +53,21 @@ class TrainerEnd:
         self._sent: Tensor | None = None
 
     def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers, or return without a group when nobody will come any more. Raises NcclError."""
+        """Wait for the workers to join; returns without a group when `given_up`. Raises NcclError."""
         if size := self.rendezvous.size(given_up):
             unique = unique_id()
             self.rendezvous.store.set(ID_KEY, unique.hex())
             self._transfer = _Transfer(unique, TRAINER, size)
 
     def send(self, payload: Tensor) -> dict[str, Any]:
-        """Begin to send; `wait` returns when all is sent. The message to the workers needs nothing of it."""
+        """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
         assert self._transfer
         self._sent = payload
         self._transfer.begin(payload)
         return {}
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait for what is being sent, or until `given_up`. Raises NcclError when the other end is gone or TRANSFER_SECONDS have passed."""
+        """Wait until the bucket is sent, or `given_up`. Raises NcclError when the other end is gone, or after TRANSFER_SECONDS."""
         if self._transfer and self._sent is not None and self._transfer.finish(given_up):
             self._sent = None
 
@@ -88,13 +88,13 @@ class WorkerEnd:
         """Kept as long as NCCL may write to it."""
 
     def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
-        """Begin to fill `payload`, which is on the GPU; `wait` returns when it is full, for every stream."""
-        torch.cuda.current_stream().synchronize()  # what had this memory before may still be at work in it
+        """Start to receive into `payload`, on the GPU; `wait` waits for it."""
+        torch.cuda.current_stream().synchronize()  # earlier work may still use this memory
         self._received = payload
         self._transfer.begin(payload)
 
     def wait(self) -> None:
-        """Wait for what is being received. Raises NcclError when the trainer is gone or TRANSFER_SECONDS have passed."""
+        """Wait until the payload is received. Raises NcclError when the trainer is gone, or after TRANSFER_SECONDS."""
         self._transfer.finish()
         self._received = None
 

@@ -1,7 +1,7 @@
-"""The few functions of NCCL that a broadcast with a time limit needs, bound with ctypes to the library that torch has loaded.
+"""A broadcast with a time limit over NCCL, bound with ctypes to the library that torch has loaded.
 
-torch's ProcessGroupNCCL ends the whole process when a peer is lost, and blocks for ever in a call when one is lost while a group is made.
-Here a communicator is non-blocking (nccl.h of 2.28, `ncclConfig_t`): every call returns at once and is asked for its end.
+torch's ProcessGroupNCCL ends the whole process when a peer is lost, and blocks for ever when one is lost while a group is being made. The
+communicator here is non-blocking (nccl.h of 2.28, `ncclConfig_t`): every call returns at once, and its completion is polled.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ from rljob_trainer.weights.polling import wait_until
 UNIQUE_ID_BYTES = 128
 _SUCCESS, _IN_PROGRESS, _UINT8 = 0, 7, 1
 _CONFIG_VERSION = 21400
-"""The first that knows `blocking`; NCCL takes its defaults for what later ones added."""
+"""The first version of ncclConfig_t with `blocking`. NCCL uses defaults for fields that later versions added."""
 
 
 class NcclError(RuntimeError):
-    """NCCL failed, or took too long."""
+    """NCCL failed, or exceeded a time limit."""
 
 
 class _UniqueId(ctypes.Structure):
@@ -42,17 +42,17 @@ def _library() -> ctypes.CDLL:
 
 
 def unique_id() -> bytes:
-    """Names a communicator; all its ranks need the same."""
+    """A new identifier of a communicator, which all of its ranks must use."""
     made = _UniqueId()
     _check(_library().ncclGetUniqueId(ctypes.byref(made)))
     return bytes(made.internal)
 
 
 class Communicator:
-    """One rank of a group, on the current device. Not thread-safe."""
+    """One rank of a communicator, on the current device. Not thread-safe."""
 
     def __init__(self, unique: bytes, rank: int, size: int, deadline: float) -> None:
-        """Joins the others. `deadline`: of time.monotonic(). Raises NcclError."""
+        """Join the other ranks. `deadline`: of time.monotonic(). Raises NcclError."""
         self._handle = ctypes.c_void_p()
         config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, _CONFIG_VERSION, 0)
         name = _UniqueId.from_buffer_copy(unique)
@@ -62,7 +62,7 @@ class Communicator:
         self.wait_for_calls(deadline)
 
     def broadcast(self, address: int, size: int, root: int, stream: int) -> None:
-        """Begin to put a broadcast of `size` bytes at a device address onto a CUDA stream; `wait_for_calls` says when it is there."""
+        """Start to enqueue a broadcast of `size` bytes at a device address on a CUDA stream; `wait_for_calls` waits until it is enqueued."""
         pointer = ctypes.c_void_p(address)
         self._code = _library().ncclBroadcast(
             pointer,
@@ -75,28 +75,29 @@ class Communicator:
         )
 
     def wait_for_calls(self, deadline: float, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Until what was begun is done: the first broadcast connects, which takes the others. Raises NcclError, and is over then."""
+        """Wait until the last call has completed, or `given_up`. The first broadcast connects the ranks, and so waits for the others. Raises
+        NcclError; the communicator is unusable then."""
         wait_until(self._called, lambda: time.monotonic() >= deadline or given_up())
         if self._code != _SUCCESS:
             self.abort()
         _check(self._code)
 
     def wait(self, done: Callable[[], bool], deadline: float) -> None:
-        """Until `done`, which asks the stream. Raises NcclError when a peer is gone or the deadline has passed; then only `abort` is left."""
+        """Wait until `done`, which queries the stream. Raises NcclError when a peer is gone or the deadline has passed; then call `abort`."""
 
         def over() -> bool:
             if done():
                 return True
             if (code := self._state()) not in (_SUCCESS, _IN_PROGRESS):
                 raise NcclError(f"broadcast: {_text(code)}")
-            if time.monotonic() > deadline:  # the state is success then: NCCL has started its kernel
+            if time.monotonic() > deadline:  # NCCL reports success as soon as its kernel is started
                 raise NcclError(f"broadcast: {_text(_IN_PROGRESS)}")
             return False
 
         wait_until(over)
 
     def abort(self) -> None:
-        """End it with what is still running in it."""
+        """Destroy the communicator, aborting what is still running."""
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
             _library().ncclCommAbort(handle)

@@ -1,4 +1,5 @@
-"""What trainer and rollout server agree on: routes, headers, time limits, transports, policy versions, attempts, who may ask. No torch here."""
+"""The protocol between trainer and rollout servers: routes, headers, time limits, transports, policy versions, attempts, authorization. No torch
+here."""
 
 import hmac
 from dataclasses import dataclass
@@ -6,13 +7,13 @@ from dataclasses import dataclass
 from rljob_api.spec import RLJobSpec
 
 ATTEMPT_HEADER = "X-RLJob-Attempt"
-"""On every request of an attempt. A server that has seen a higher one answers 409."""
+"""Number of the attempt, in every request. A server that has seen a higher one answers 409."""
 STEP_HEADER = "X-RLJob-Policy-Step"
-"""On an answer of a generate route: the step of the policy that generated it. Missing when another has come since the request did."""
+"""Step of the policy that generated an answer. Missing when the policy changed while the request was served."""
 
 STATE = "/rljob/state"
 HEALTH = "/rljob/health"
-"""Answers whether the engine does: {"silence": seconds, "updating": whether it takes part in an update of its weights}; 500 when it failed."""
+"""Health of the engine: {"silence": seconds since it answered, "updating": whether it takes part in a weight update}; 500 when it failed."""
 GENERATE = "/rljob/generate"
 OPEN = "/rljob/weights/open"
 RECEIVE = "/rljob/weights/receive"
@@ -26,38 +27,38 @@ SERVED_MODEL = "policy"
 """Name of the model in requests to vLLM's routes."""
 
 ADAPTERS = 1
-"""vLLM's number of the policy's adapters, on servers that get them without the model (`model.lora.sync: adapters`)."""
+"""vLLM's id of the policy's adapters, on servers that get only the adapters (`model.lora.sync: adapters`)."""
 
 CONNECT_SECONDS = 10.0
-"""Longest wait for a server to take a request."""
+"""Time limit for connecting to a server and sending a request."""
 TRANSFER_SECONDS = 45.0
-"""Longest wait for one bucket to be sent and the one before to be verified, or the last one. A replica that takes longer is out."""
+"""Time limit for sending one bucket and verifying the previous one, or for verifying the last. A replica that takes longer is dropped."""
 RECEIVE_SECONDS = 10.0
-"""How long a server is asked to receive at once."""
+"""Duration of one receive request; longer updates use several."""
 NEXT_SECONDS = 70.0
-"""Longest wait of a server for the trainer's next bucket, which is being exported, or waits until another replica is out."""
+"""Longest wait of a server for the next bucket, while the trainer exports it, or waits for another replica that will be dropped."""
 SILENT_SECONDS = RECEIVE_SECONDS + TRANSFER_SECONDS + NEXT_SECONDS + TRANSFER_SECONDS
-"""Longest that an engine works on one request to receive, and answers nothing else: after RECEIVE_SECONDS one more bucket may be on its way, it waits
-for what comes next, and verifies that bucket. health.py's BUSY_SECONDS are more."""
+"""Longest duration of a receive request, during which the engine answers nothing else: after RECEIVE_SECONDS one more bucket may be in transfer, then
+it waits for the next message, and verifies that bucket. health.py's BUSY_SECONDS is longer."""
 OPEN_SECONDS = 190.0
-"""Longest wait for an update to begin. A server whose trainer's machine was lost without a packet may wait for a bucket beyond NEXT_SECONDS, because
-torch's store then waits for an answer without a limit; what ends it is health.py, which kills such a server after BUSY_SECONDS."""
+"""Time limit for opening an update. A server whose previous trainer's machine vanished may still wait for a bucket, even beyond NEXT_SECONDS, because
+torch's store then waits without a limit. Such a server is killed by health.py after BUSY_SECONDS."""
 PROBE_SECONDS = 60.0
-"""Longest wait for the log-probabilities of a few tokens."""
+"""Time limit for the log-probabilities of a probe."""
 ABORT_SECONDS = 10.0
-"""Longest wait for an update to be abandoned. What is not abandoned by then is when the next one begins."""
+"""Time limit for abandoning an update. If it fails, the next update abandons it."""
 COMMIT_SECONDS = 120.0
-"""Longest wait for verification, application and the reset of the caches."""
+"""Time limit for verifying and applying an update, and resetting the caches."""
 
 
 GLOO = "gloo"
 NCCL = "rljob-nccl"
-"""vLLM has an engine of its own named nccl, which overwrites the model as the weights come."""
+"""vLLM's own engine `nccl` overwrites the model while weights arrive."""
 IPC = "rljob-ipc"
-"""Between processes of one host whose GPUs are the same, which NCCL cannot connect."""
+"""Between processes on the same GPU, which NCCL cannot connect."""
 
 APPLYING_FAILED = "applying an update failed; the server ends, because its model cannot be trusted"
-"""What a server writes to its log before the traceback of what ended it."""
+"""Logged by a server before the traceback of the failure that ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +68,19 @@ class PolicyVersion:
     attempt: int
     step: int
     digest: str
-    """Of all tensors (bucket.digest): equal weights have equal digests, in any layout and order."""
+    """Digest of all tensors (bucket.digest). Equal weights have equal digests, in any layout and order."""
 
 
 def backend(spec: RLJobSpec) -> str:
-    """The transport of a job, which is also the backend of vLLM's `--weight-transfer-config`. Each has a trainer's end (transport.py) and an
-    engine in vLLM's worker (registered in engine.py)."""
+    """The transport of a job, by its name as a backend in vLLM's `--weight-transfer-config`. Each has a trainer's end (transport.py) and an engine in
+    vLLM's workers (engine.py)."""
     if spec.trainer.device == "cpu":
         return GLOO
     return IPC if spec.rollout.placement == "colocated" else NCCL
 
 
 class AttemptSuperseded(RuntimeError):
-    """A server has seen a higher attempt: this one is over and must stop."""
+    """A server has seen a higher attempt, so this one is over and must stop."""
 
     def __init__(self, attempt: int, highest: int) -> None:
         super().__init__(f"attempt {attempt} is over: attempt {highest} holds the rollout servers")
@@ -87,7 +88,7 @@ class AttemptSuperseded(RuntimeError):
 
 
 class AttemptFence:
-    """Remembers the highest attempt and lets no lower one in."""
+    """Remembers the highest attempt, and admits no lower one."""
 
     def __init__(self, highest: int = 0) -> None:
         self.highest = highest
@@ -100,10 +101,10 @@ class AttemptFence:
 
 
 class Gate:
-    """The job's token, the highest attempt seen, and the policy that is served."""
+    """A server's state for admission: the job's token, the highest attempt seen, and the policy that is served."""
 
     def __init__(self, token: str, attempt: int = 0) -> None:
-        """`attempt`: the one that is current when the server starts; 0 when none is."""
+        """`attempt`: the current one when the server starts; 0: none."""
         self._bearer = f"Bearer {token}".encode()
         self.fence = AttemptFence(attempt)
         self.serving: PolicyVersion | None = None
@@ -114,7 +115,7 @@ class Gate:
         return hmac.compare_digest(authorization.encode(), self._bearer)
 
     def served(self) -> PolicyVersion | None:
-        """The policy that may generate now: none while weights change, and none of an attempt that a higher one has replaced."""
+        """The policy that may generate now. None during a weight update, and when the policy is of an attempt that was superseded."""
         current = self.serving is not None and self.serving.attempt == self.fence.highest
         return self.serving if current and not self.updating else None
 

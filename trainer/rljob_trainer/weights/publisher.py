@@ -1,7 +1,7 @@
-"""Rank 0 brings rollout servers to the current policy.
+"""Sends the current policy to rollout servers.
 
-The tensors are exported once and cut into buckets; every bucket goes to all replicas at the same time, while the next one is being
-exported. A replica that fails keeps its old weights; the others continue.
+Tensors are exported once and packed into buckets. Every bucket is sent to all replicas concurrently, while the next one is exported. A replica that
+fails keeps its old weights; the others continue.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,15 +26,15 @@ from rljob_trainer.weights.transport import End, Transport
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What came of it."""
+    """The result of a publication."""
 
     version: PolicyVersion
     ok: list[str]
     """Pods that serve the version."""
     failed: dict[str, str]
-    """Pod -> reason. They serve what they served before, or nothing; they stay out until published to again."""
+    """Pod -> reason. These serve their previous policy, or nothing, and get no requests until a later publication succeeds."""
     difference: tuple[float, float] | None = None
-    """What a probe found: mean and largest difference of a token's log-probability, of the replica where it is largest."""
+    """Mean and largest difference per token of the log-probabilities of a probe, for the replica with the largest mean. None without a probe."""
 
 
 class Publisher:
@@ -44,7 +44,7 @@ class Publisher:
         self._attempt, self._token, self._transport = attempt, token, transport
         self._step = 0
         self._ends: dict[str, End] = {}
-        """By pod uid: connections of the last update, which the next one uses again."""
+        """By pod uid: connections of the last update, which the next one reuses."""
 
     def publish(
         self,
@@ -54,11 +54,12 @@ class Publisher:
         heartbeat: Callable[[], None],
         probe: Probe | None = None,
     ) -> Published:
-        """Send the policy after `step` steps to `replicas` (none: only its digest is computed).
+        """Send the policy after `step` steps to `replicas`; without replicas only its digest is computed.
 
-        `tensors` is consumed to its end, however many replicas fail, because exporting is collective. `heartbeat` is called per bucket.
-        Raises AttemptSuperseded when a replica knows a higher attempt: this one is over. What the iterator raises passes through; all replicas
-        keep their old weights then. MismatchError when a replica has the weights and does not agree with `probe`.
+        `tensors` is consumed to its end even if all replicas fail, because exporting is collective. `heartbeat` is called per bucket.
+
+        Raises AttemptSuperseded when a replica knows a higher attempt, MismatchError when a replica that has the weights disagrees with `probe`, and
+        whatever the iterator raises; all replicas keep their old weights then.
         """
         self._forget_others(step, replicas)
         ends = {r.pod: self._ends.pop(r.pod_uid, None) for r in replicas}
@@ -85,7 +86,7 @@ class Publisher:
         return Published(version, list(round_.live), round_.failed, difference)
 
     def _forget_others(self, step: int, replicas: list[RolloutEndpoint]) -> None:
-        """Close connections to replicas that the policy of another step does not go to: they are gone, or begin anew when they come back."""
+        """At a new step, close connections to replicas that do not get it: they are gone, or will connect anew."""
         if step != self._step:
             for uid in self._ends.keys() - {r.pod_uid for r in replicas}:
                 self._ends.pop(uid).close()
@@ -98,7 +99,7 @@ class Publisher:
         return max(found, default=None)
 
     def sleep(self, replicas: list[RolloutEndpoint]) -> None:
-        """Have replicas give up their memory. Raises ReplicaError for the first that does not, RolloutLost when it is gone."""
+        """Have replicas release their memory. Raises ReplicaError for one that refuses, RolloutLost for one that is gone."""
         try:
             with ThreadPoolExecutor(max(1, len(replicas))) as pool:
                 list(
@@ -108,15 +109,15 @@ class Publisher:
                     )
                 )
         except ReplicaGoneError as error:
-            raise RolloutLost(str(error)) from None  # of which this rank only learns; see failure.py
+            raise RolloutLost(str(error)) from None  # a symptom: the launcher reports the cause, see failure.py
 
     def _memory(self) -> torch.device:
-        """Where buckets are."""
+        """The device of buckets."""
         return torch.device("cuda", torch.cuda.current_device()) if self._transport.on_gpu else torch.device("cpu")
 
 
 class _Round(AbstractContextManager["_Round"]):
-    """The replicas of one publish: those still taking part, and why the others do not. Leaving it early aborts all."""
+    """The replicas of one publication: those still taking part, and why others do not. An exception inside aborts all of them."""
 
     def __init__(self, sessions: dict[str, UpdateSession]) -> None:
         self.live = dict(sessions)
@@ -128,7 +129,7 @@ class _Round(AbstractContextManager["_Round"]):
         self._running = {pod: self._pool.submit(work, session) for pod, session in self.live.items()}
 
     def wait(self) -> None:
-        """Wait for all; drop those that failed."""
+        """Wait for all replicas, and drop those that failed."""
         for pod, future in self._running.items():
             try:
                 future.result()
@@ -148,8 +149,8 @@ class _Round(AbstractContextManager["_Round"]):
 
 
 class Senders:
-    """Which ranks send the policy to which servers: the first one to all, or, where servers are colocated, each pod's first rank to its pod's
-    own, because only there can they read its GPU. Every method is collective."""
+    """Distributes publication over ranks. Rank 0 sends to all servers in pods of their own. Colocated servers are sent to by the first rank of their
+    own pod, whose GPUs only they can read. Every method is collective."""
 
     def __init__(
         self,
@@ -158,7 +159,8 @@ class Senders:
         heartbeat: Callable[[], None],
         own: Iterable[RolloutEndpoint] | None = None,
     ) -> None:
-        """`publisher`: of a rank that sends. `own`: the colocated servers of this rank's pod; None, on all ranks: they are in pods of their own."""
+        """`publisher`: on ranks that send. `own`: the colocated servers of this rank's pod; None on all ranks when servers are in pods of their
+        own."""
         self._ranks, self._publisher, self._heartbeat = ranks, publisher, heartbeat
         self.colocated = own is not None
         self._own = {server.pod_uid: server for server in own or ()}
@@ -171,25 +173,25 @@ class Senders:
         replicas: list[RolloutEndpoint],
         probe: Probe | None,
     ) -> Published | None:
-        """What came of it, where it is known: on the first rank at least. Raises as Publisher.publish does."""
+        """Publish the policy of `step`. Returns the result on rank 0 at least. Raises as Publisher.publish."""
         mine = None
         if self._publisher:
             targets = [r for r in replicas if not self.colocated or r.pod_uid in self._own]
             mine = self._publisher.publish(step, tensors, targets, self._heartbeat, probe)
             self._awake |= {r.pod_uid: r for r in targets if r.pod in mine.ok}
         for _ in tensors:
-            pass  # exporting is collective, also for those who send nothing
+            pass  # exporting is collective: ranks that send nothing must take part
         return self._merged(mine) if self.colocated else mine
 
     def sleep(self) -> None:
-        """Colocated servers give their memory up: the GPUs are ours when this returns."""
+        """Have colocated servers release their memory. The trainer can use the GPUs when this returns."""
         if self._publisher:
             self._publisher.sleep(list(self._awake.values()))
         self._awake = {}
         self._ranks.barrier()
 
     def _merged(self, mine: Published | None) -> Published:
-        """Of all pods. Each exported the policy for itself, so their digests have to agree."""
+        """The result over all pods, on all ranks. Each pod exported the policy for itself, so their digests must agree."""
         found = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
         assert len({p["version"]["digest"] for p in found}) == 1, f"the pods exported different policies: {found}"
         return Published(

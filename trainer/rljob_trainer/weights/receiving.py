@@ -1,4 +1,4 @@
-"""One request to receive: the trainer sends buckets to one replica while the request is under way, and learns how it ends."""
+"""One receive request to a replica: while it is under way, the trainer sends buckets and watches for its failure."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,20 +11,21 @@ from rljob_trainer.weights.messages import ABANDONED, COMPLETE, BucketRefusedErr
 from rljob_trainer.weights.transport import End
 
 REFUSAL_POLL_SECONDS = 0.05
-"""How often all workers are asked whether they refused, in a wait for one thing only."""
+"""Interval at which refusals of all workers are checked, while waiting for something else."""
 
 
 class Receiving:
-    """The trainer's end. `deadline`s are of time.monotonic(); what takes longer raises ReplicaError, as does a refusal. Or AttemptSuperseded."""
+    """The trainer's end of the request. `deadline`s are of time.monotonic(). Methods raise ReplicaError after a deadline or a refusal, or
+    AttemptSuperseded."""
 
     def __init__(self, end: End, outbox: Outbox, call: Call) -> None:
-        """`call`: the request, whose workers read what `outbox` writes."""
+        """`call`: the request; the replica's workers read the messages of `outbox`."""
         self._end, self._outbox, self._call = end, outbox, call
         self._since = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Since it was asked for."""
+        """Seconds since the request was sent."""
         return time.monotonic() - self._since
 
     def send(self, bucket: Bucket, deadline: float) -> None:
@@ -48,16 +49,16 @@ class Receiving:
         self._outbox.clear()
 
     def abandon(self) -> None:
-        """Have the workers receive no more. The request is answered then."""
+        """Tell the workers to stop receiving, which ends the request."""
         with suppress(RuntimeError):
             self._outbox.end(ABANDONED)
 
     def close(self) -> None:
-        """The answer is not asked for any more."""
+        """Give up the answer."""
         self._call.close()
 
     def _given_up(self, deadline: float) -> Callable[[], bool]:
-        """Whether the request has been answered. Raises when a worker has refused a bucket, whatever the others do, and after the deadline."""
+        """A function that returns whether the request has been answered, and raises when any worker has refused a bucket, or after the deadline."""
         asked = time.monotonic()
 
         def given_up() -> bool:
@@ -74,7 +75,7 @@ class Receiving:
 
     @contextmanager
     def _with_its_cause(self) -> Iterator[None]:
-        """What a worker says of a failure goes before what this end saw of it."""
+        """A context that raises a worker's reason for a failure, if there is one, instead of what this end observed."""
         try:
             yield
         except RuntimeError as error:

@@ -1,9 +1,9 @@
-"""Puts the tensors of an update into vLLM's model: over those that it computes with, or through its layer-wise reload.
+"""Loads the tensors of an update into vLLM's model: in place, or through vLLM's layer-wise reload.
 
-The first works unless something makes others of them after loading (vLLM 0.26, model_executor/model_loader/utils.py,
-`process_weights_after_loading`): quantization methods, attention and a few more modules. For those its layer-wise reload is the way, which takes
-five times as long (H200, 338 tensors of 3.1 GB: 73 ms, 13 ms in place). It collects what the loaders of parameters get: a model that writes into its
-parameters directly (gpt-oss) can be updated in place only.
+In place works unless weights are transformed after loading (vLLM 0.26, model_executor/model_loader/utils.py, `process_weights_after_loading`), as
+quantization methods, attention and a few other modules do. Those need the layer-wise reload, which takes five times as long (H200, 338 tensors of
+3.1 GB: 73 ms, in place 13 ms). It intercepts the weight loaders of parameters, so a model that writes into its parameters directly (gpt-oss) can only
+be updated in place.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImplBase
 
 KEEPING = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""They pack weights for CPUs and leave them alone elsewhere."""
+"""These transform weights on CPUs only."""
 UNQUANTIZED = (*KEEPING, UnquantizedFusedMoEMethod)
-"""All parameters of their layers are in the files."""
+"""All parameters of layers with these are in the model files."""
 KEEPING_EXPERTS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
-"""Kernels that take the weights of experts in the order of the files. Others have them swapped or shuffled."""
+"""Kernels that use experts' weights in the order of the model files. Others need them swapped or shuffled."""
 
 FIX = "remove rollout.vllmArgs.quantization if the job sets it, or take a family that docs/models.md says servers update on this device"
 
@@ -38,9 +38,9 @@ class LostUpdateError(RuntimeError):
 
 
 def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_place: bool) -> None:
-    """`in_place`: what `computes_with_what_it_loads` says of the model. `config`: vLLM's ModelConfig.
+    """Load the tensors. `in_place`: the result of `computes_with_what_it_loads` for the model. `config`: vLLM's ModelConfig.
 
-    Raises LostUpdateError, with the model unfit to serve.
+    Raises LostUpdateError; the model must not serve then.
     """
     loaded: Any = model
     if in_place:
@@ -57,9 +57,10 @@ def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_p
 
 
 def _lost(model: Module) -> list[str]:
-    """Parameters that nothing was loaded into, of which vLLM at most warns. Those that share the memory of a loaded one are loaded.
+    """Parameters into which nothing was loaded, for which vLLM warns at most. Parameters that share memory with a loaded one count as loaded.
 
-    A layer waits for the end although its tensors came when they are fewer than its elements: an embedding with padded rows.
+    Layers whose reload is still under way at the end are checked. They may be complete all the same: an embedding with padded rows gets fewer
+    elements than it has.
     """
     waiting = [(name, layer) for name, layer in model.named_modules() if get_layerwise_info(layer).kernel_tensors]
     reached = {p.data_ptr() for p in model.parameters() if p.numel() and not p.is_meta}
@@ -74,8 +75,8 @@ def _lost(model: Module) -> list[str]:
 
 
 def _own(layer: Module) -> dict[str, Tensor]:
-    """What a layer with a reload under way computes with and loads. Parameters that vLLM makes of others afterwards are not loaded. Those that it
-    has packed elsewhere are empty."""
+    """Parameters that a layer, whose reload is under way, computes with and loads: not those that vLLM derives from others. Ones that it has packed
+    elsewhere are empty."""
     info = get_layerwise_info(layer)
     assert info.kernel_tensors
     loads = {name for name, tensor in info.restore_metadata[0].items() if tensor.numel()}
@@ -87,7 +88,7 @@ def _came(layer: Module) -> set[str]:
 
 
 def _awaited(layer: Module) -> dict[str, Tensor]:
-    """What a layer needs and did not get. A quantization method may have scales that no file has: a layer with one needs some tensor."""
+    """Parameters that a layer still lacks. A quantized layer is complete with any tensor, because its scales may be in no file."""
     came, method = _came(layer), getattr(layer, "quant_method", None)
     if came and isinstance(method, QuantizeMethodBase) and type(method) not in UNQUANTIZED:
         return {}
@@ -95,19 +96,19 @@ def _awaited(layer: Module) -> dict[str, Tensor]:
 
 
 def computes_with_what_it_loads(model: Module) -> bool:
-    """Of vLLM's model, on the platform that it runs on."""
+    """Whether vLLM's model uses its weights as loaded on this platform, so that they can be updated in place."""
     return not current_platform.is_cpu() and all(map(_keeps_its_weights, model.modules()))
 
 
 def _keeps_its_weights(module: Module) -> bool:
     if isinstance(module, QuantizeMethodBase):
-        return True  # that of experts is a module, too: it is judged with the layer that has it
+        return True  # that of experts is a module as well, and is checked with its layer
     method: Any = getattr(module, "quant_method", None)
     if type(method) is UnquantizedFusedMoEMethod:
         return method.unquantized_backend in KEEPING_EXPERTS
     if isinstance(method, QuantizeMethodBase) and type(method) not in KEEPING:
         return False
-    if type(module) is Attention:  # has scales of its own, no weights; its implementation may
+    if type(module) is Attention:  # it has scales but no weights; its implementation may transform some
         implementation: Any = type(module.impl)
         own = implementation.process_weights_after_loading
         return bool(own is AttentionImplBase.process_weights_after_loading)
@@ -115,8 +116,8 @@ def _keeps_its_weights(module: Module) -> bool:
 
 
 def _repack_embeddings(model: Module) -> None:
-    """vLLM on CPU keeps a packed copy of an output layer's weights. One that only shares its weight with the embedding (Llama's) gets no
-    tensor of its own on reload, and vLLM 0.26 then leaves the packed copy of the old weights: log-probabilities of no policy at all."""
+    """Pack the output layer's weights again, of which vLLM keeps a packed copy on CPU. An output layer that shares the embedding's weight (Llama)
+    gets no tensor of its own on reload, and vLLM 0.26 would keep the packed copy of the old weights: a mixture of two policies."""
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)

@@ -1,4 +1,4 @@
-"""How the workers of one replica find the trainer: the trainer holds a TCPStore, the first worker writes the size of the group there."""
+"""Rendezvous of the trainer with the workers of one replica: the trainer hosts a TCPStore, into which the first worker writes the group's size."""
 
 import socket
 from collections.abc import Callable
@@ -19,14 +19,14 @@ class TrainerStore:
         """`address`: an IP of this machine that the workers can reach."""
         self.store = dist.TCPStore(address, 0, None, True, timeout(), wait_for_workers=False)
         self.workers = 0
-        """Those that have come."""
+        """Workers that have joined."""
 
     @property
     def port(self) -> int:
         return int(self.store.port)
 
     def size(self, given_up: Callable[[], bool]) -> int:
-        """Ranks of the group once its workers have come; 0 when nobody will come any more."""
+        """Wait for the workers; the number of ranks in the group, or 0 when `given_up`."""
         if not wait_until(lambda: self.store.check([SIZE_KEY]), given_up):
             return 0
         self.workers = int(self.store.get(SIZE_KEY)) - 1
@@ -34,8 +34,11 @@ class TrainerStore:
 
 
 def join(address: str, port: int, worker: int, workers: int) -> tuple[dist.TCPStore, str]:
-    """The trainer's store and this machine's address that faces it. Raises OSError or RuntimeError when the trainer does not answer."""
-    own_address = _own_address(address, port)  # fails at once when the trainer has gone; the store would try on
+    """Connect to the trainer. Returns its store, and this machine's address on the route to it. Raises OSError or RuntimeError when it does not
+    answer."""
+    own_address = _own_address(
+        address, port
+    )  # fails at once when the trainer is gone, where the store would keep trying
     store = dist.TCPStore(address, port, None, False, timeout(), wait_for_workers=False)
     if worker == 0:
         store.set(SIZE_KEY, str(workers + 1))

@@ -1,4 +1,4 @@
-"""The trainer's side of one update of one replica. Blocking: each session has a thread of its own."""
+"""The trainer's side of updating one replica. Calls block, so each session runs in a thread of its own."""
 
 import secrets
 import time
@@ -17,27 +17,27 @@ from rljob_trainer.weights.transport import End
 
 
 class UpdateSession:
-    """open, send per bucket, complete, commit; or abort. Every call ends within its time limit (protocol.py) and raises ReplicaError or
+    """One update: open, send for each bucket, complete, commit; or abort. Every call has a time limit (protocol.py), and raises ReplicaError or
     AttemptSuperseded.
 
-    An update is a request to open, one to receive and one to commit. The second goes out with the first bucket, when all replicas are open, because
-    workers wait for a bucket NEXT_SECONDS only; its answer comes when all buckets are staged, or one was not. While an engine receives it answers
-    nothing else, so an update that takes long completes that request every RECEIVE_SECONDS and sends another.
+    An update consists of requests to open, to receive and to commit. The receive request is sent with the first bucket, when all replicas are open,
+    because workers wait only NEXT_SECONDS for a bucket. It is answered when all buckets are staged, or one has failed. An engine that receives
+    answers nothing else, so a long update completes the request after RECEIVE_SECONDS and sends another one.
     """
 
     def __init__(
         self, endpoint: RolloutEndpoint, token: str, attempt: int, connect: Callable[[], End], end: End | None = None
     ) -> None:
-        """`end`: of the replica's last update, whose connection may still stand; `connect` makes a new one."""
+        """`end`: the connection of the replica's last update, if it may still be usable. `connect` makes a new one."""
         self._url, self._token, self._attempt = endpoint.url, token, attempt
         self._id = secrets.token_hex(8)
         self._connect = connect
         self.end = end
         self._receiving: Receiving | None = None
-        """While there are buckets that the replica has not said to have staged."""
+        """The receive request under way, if there is one."""
 
     def open(self) -> None:
-        """Pause the replica and connect its workers, unless they still are."""
+        """Pause the replica, and connect its workers unless they still are."""
         self.end = self._joined()
 
     def send(self, bucket: Bucket) -> None:
@@ -49,7 +49,7 @@ class UpdateSession:
         self._receiving.send(bucket, deadline)
 
     def complete(self) -> None:
-        """Returns when the replica has verified all buckets. Without any it was not asked to receive, and will refuse to commit."""
+        """Returns when the replica has verified all buckets. A replica without any buckets will refuse to commit."""
         if self._receiving:
             self._complete(self._receiving, time.monotonic() + protocol.TRANSFER_SECONDS)
 
@@ -58,7 +58,7 @@ class UpdateSession:
         self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest).result()
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Of all tokens but the first of each, at temperature 1, under the policy that the replica serves."""
+        """Log-probabilities of all tokens but the first of each sequence, at temperature 1, under the policy that the replica serves."""
         body = {"model": protocol.SERVED_MODEL, "prompt": sequences, "prompt_logprobs": 0, "max_tokens": 1}
         answer = Call(
             self._url, self._token, self._attempt, protocol.COMPLETIONS, protocol.PROBE_SECONDS, body
@@ -70,8 +70,10 @@ class UpdateSession:
         ]
 
     def abort(self) -> None:
-        """The replica continues with its old weights, if it is still there."""
-        with suppress(RuntimeError):  # it is dead or another's: either way it keeps nothing of ours
+        """Abandon the update. The replica continues with its old weights, if it still exists."""
+        with suppress(
+            RuntimeError
+        ):  # it is gone, or serves another attempt: in both cases it has nothing of this update
             if self._receiving:
                 self._receiving.abandon()
             self._call(protocol.ABORT, protocol.ABORT_SECONDS).result()
@@ -81,7 +83,7 @@ class UpdateSession:
             self.end.close()
 
     def sleep(self) -> None:
-        """The replica gives up its memory, and serves nothing until the next update. Raises as the others."""
+        """Have the replica release its memory. It serves nothing until the next update."""
         self._call(protocol.SLEEP, protocol.COMMIT_SECONDS).result()
 
     def _receive(self) -> Receiving:
@@ -95,15 +97,15 @@ class UpdateSession:
         self._receiving = None
 
     def _joined(self) -> End:
-        """The trainer's end of a connection that all workers are in."""
+        """Open the replica; returns the trainer's end of a connection that all of its workers have joined."""
         if self.end is not None:
             try:
                 self._open(self.end, known=True).result()
                 return self.end
-            except ReplicaRefusedError:  # another server has taken the replica's place
+            except ReplicaRefusedError:  # the server was restarted
                 self.end.close()
         self.end = end = self._connect()
-        opened = self._open(end, known=False)  # answered after they have joined
+        opened = self._open(end, known=False)  # answered once the workers have joined
         try:
             end.accept(opened.answered)
         except RuntimeError as error:

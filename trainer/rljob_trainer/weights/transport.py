@@ -1,4 +1,4 @@
-"""How buckets travel from a trainer to the workers of a server: one of three ways, by where the two are."""
+"""The three transports of buckets from the trainer to the workers of a server, chosen by device and placement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ End = gloo.TrainerEnd | nccl.TrainerEnd | ipc.TrainerEnd
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """Of all servers of a job."""
+    """The transport to all servers of a job."""
 
     connect: Callable[[], End]
-    """The trainer's end of a connection to one server."""
+    """Makes the trainer's end of a connection to one server."""
     bucket_bytes: int
-    """Most that a bucket holds; a larger tensor has one for itself. On a GPU a bucket takes less time than the message about it."""
+    """Largest size of a bucket; a larger tensor gets a bucket of its own. On GPUs buckets are large, because messages take longer than transfers."""
     on_gpu: bool
-    """Whether buckets lie on the trainer's GPU, or in host memory."""
+    """Whether buckets are on the trainer's GPU, or in host memory."""
 
 
 def over_gloo(address: str) -> Transport:
@@ -39,7 +39,7 @@ def over_ipc(address: str) -> Transport:
 
 
 def transport_of(spec: RLJobSpec, address: str) -> Transport:
-    """Of a job whose trainer has this IP."""
+    """The transport of a job. `address`: IP of the trainer."""
     match backend(spec):
         case protocol.GLOO:
             return over_gloo(address)

@@ -1,7 +1,7 @@
-"""The server's side of a weight update: one at a time, applied whole or not at all, caches emptied.
+"""The server's side of weight updates: open, receive, commit. One at a time, applied completely or not at all.
 
-open -> receive -> commit. What fails before the weights are touched leaves the old ones being served; what fails after ends the server,
-because vLLM would keep answering with a broken model, and the supervisor starts a fresh one.
+After a failure before the weights are touched, the server continues with the old ones. A failure while they are applied ends the server, because vLLM
+would keep answering with a broken model; the supervisor starts a new one.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class UpdateError(RuntimeError):
-    """A step of an update failed; the update is abandoned."""
+    """A request of an update failed, and the update was abandoned."""
 
 
 class WeightUpdates:
-    """Drives vLLM's engine through an update. `engine` is vLLM's AsyncLLM; what its workers do is in weights/engine.py."""
+    """Drives vLLM's engine through updates. `engine` is vLLM's AsyncLLM; the part in its workers is weights/engine.py."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -32,11 +32,11 @@ class WeightUpdates:
 
     @property
     def running(self) -> bool:
-        """Whether the engine is at work for one of these, which may take as long as protocol.py allows."""
+        """Whether a request is being served, which may take as long as protocol.py allows."""
         return self._lock.locked()
 
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Pause generation (what is in flight ends as aborted) and connect to the trainer. An update that was left open is discarded."""
+        """Pause generation, which aborts requests in flight, and connect to the trainer. An update that was left open is abandoned."""
         session = body["session"]
         where = {"attempt": attempt} | {key: body[key] for key in ("address", "port", "known")}
         async with self._lock:
@@ -50,7 +50,7 @@ class WeightUpdates:
                 await engine.collective_rpc("start_weight_update")
 
     async def receive(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Receive, verify and stage buckets: one call into the engine, which learns of each from the trainer (messages.py)."""
+        """Receive, verify and stage buckets, in one call into the engine; the trainer announces each bucket by a message (messages.py)."""
         info = {"attempt": attempt, "messages": body["messages"]}
         async with self._lock:
             self._check(body)
@@ -58,7 +58,7 @@ class WeightUpdates:
                 await engine.collective_rpc("update_weights", kwargs={"update_info": info})
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Compare the digest of everything, apply, empty the caches, serve."""
+        """Verify the digest of the whole update, apply it, reset the caches, and serve the new policy."""
         version = PolicyVersion(attempt, body["step"], body["digest"])
         async with self._lock:
             self._check(body)
@@ -69,25 +69,25 @@ class WeightUpdates:
             self._gate.updating, self._session = False, ""
 
     async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Go on with the old weights."""
+        """Abandon the update, and continue with the old weights."""
         async with self._lock:
             self._check(body)
             await self._discard(engine)
 
     async def sleep(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Give all memory back but what the process itself needs, or, without a GPU, only stop. Serves nothing until the next update."""
+        """Stop serving until the next update, and, on a GPU, release weights and KV cache."""
         async with self._lock:
             self._gate.fence.admit(attempt)
             self._gate.serving = None
             await _pause(engine)
             if engine.vllm_config.model_config.enable_sleep_mode and not self._asleep:
-                await engine.sleep(level=2)  # discards the weights too: the next ones come anyway
+                await engine.sleep(level=2)  # level 2 also discards the weights, since new ones will arrive
                 self._asleep = True
 
     async def interrupt(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Have what is in flight answered as it is, `abort` its reason to end. The policy stays, and with it the caches.
+        """Have all requests in flight answered with what has been generated, with finish reason `abort`. Policy and caches are kept.
 
-        While nothing is served there is nothing in flight, and an update or sleep has paused the engine for itself.
+        Does nothing while no policy is served: an update or sleep has then paused the engine already.
         """
         async with self._lock:
             self._gate.fence.admit(attempt)
@@ -134,5 +134,5 @@ class WeightUpdates:
 
 
 async def _pause(engine: Any, clear_cache: bool = True) -> None:
-    """What is in flight ends as aborted. As AsyncLLM.pause_generation, without its 20 ms of sleep for the order in which a caller sees answers."""
+    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers."""
     await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)

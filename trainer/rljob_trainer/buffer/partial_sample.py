@@ -1,4 +1,4 @@
-"""A sample while it is generated: whole, or in pieces that updates of the weights interrupt."""
+"""A sample while it is generated: in one request, or in several when weight updates interrupt it (partial rollouts)."""
 
 from dataclasses import dataclass, field
 
@@ -11,15 +11,16 @@ from rljob_trainer.trajectory import Experts, Segment, appended, sampled
 
 
 @dataclass(slots=True)
-class Draft:
-    """One response, as far as it has come."""
+class PartialSample:
+    """One response as far as it has been generated."""
 
     response: tuple[Segment, ...] = ()
     finish_reason: FinishReason = "abort"
+    """`abort`: there is more to generate."""
     outcome: Outcome | None = None
-    """Once it is scored."""
+    """Set once the response is complete and scored."""
     routed_experts: Experts | None = field(default=None, compare=False)
-    """Of prompt and response, once it is complete: its last piece was generated behind all of them."""
+    """See Trajectory.routed_experts. Those of the last piece: it was generated with prompt and earlier pieces as its prompt."""
 
     @property
     def begun(self) -> bool:
@@ -27,7 +28,7 @@ class Draft:
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Tokens generated so far."""
         return sum(len(s.tokens) for s in self.response)
 
     def add(self, piece: Generation) -> None:
@@ -35,8 +36,8 @@ class Draft:
         self.response = appended(self.response, segment)
         self.finish_reason, self.routed_experts = piece.finish_reason, piece.routed_experts
 
-    def rest(self, begun: GenerationRequest, index: int) -> GenerationRequest:
-        """What is asked for next: the rest of response `index` of `begun`, behind the tokens that it has."""
+    def continuation(self, begun: GenerationRequest, index: int) -> GenerationRequest:
+        """The request for the rest of response `index` of `begun`: its prompt is extended by the tokens generated so far."""
         sampling = begun.sampling.model_copy(update={"max_tokens": begun.sampling.max_tokens - self.length})
         tokens = np.concatenate((begun.tokens, *(s.tokens for s in self.response)))
         return GenerationRequest(tokens, 1, sampling, continuation_seed(begun.seed, index, self.length), begun.images)

@@ -83,11 +83,11 @@ def _write(spec: RLJobSpec, model: Path, scratch: Path) -> None:
         require_all_weights(
             policy.bridge, policy.modules, "--model", str(model)
         )  # an export has the tensors that it has
-        write_hugging_face(_Whole(policy), model, scratch)
+        write_hugging_face(_ExportableModel(policy), model, scratch)
         dist.destroy_process_group()
 
 
-class _Whole:
+class _ExportableModel:
     """A model in one process, for the writer of directories."""
 
     def __init__(self, model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions of a job's own for advantages and losses: a Python file that every rank reads, calls, and holds to what a formula must return."""
+"""Advantages and losses from a user's Python file, which every rank loads. What they return is checked."""
 
 import hashlib
 import inspect
@@ -24,7 +24,7 @@ from rljob_trainer.user_code import explain
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A function that `field` of the spec names, ready to be called."""
+    """A user's function, which `field` of the spec names."""
 
     field: str
     spec: AlgorithmFunction
@@ -34,11 +34,11 @@ class UserFunction:
 
     @staticmethod
     def load(field: str, spec: AlgorithmFunction, takes: int) -> "UserFunction":
-        """Import the file alone: what lies next to it is not importable, since only this file is compared between ranks.
+        """Import the file. Modules next to it cannot be imported, because only this file is compared between ranks.
 
-        `takes`: values that the function is called with, before the spec's arguments.
+        `takes`: number of positional arguments that the function is called with, before those of the spec.
 
-        Raises ConfigurationError when the file is missing, cannot be imported, or has no function that takes these.
+        Raises ConfigurationError when the file is missing, cannot be imported, or has no function that takes these arguments.
         """
         try:
             content = Path(spec.path).read_bytes()
@@ -51,7 +51,7 @@ class UserFunction:
         return UserFunction(field, spec, function, hashlib.sha256(content).hexdigest())
 
     def __call__(self, *given: Any) -> tuple[Any, Any]:
-        """What it returns; one value alone is the first. Raises ConfigurationError for what the function raises."""
+        """Call the function. Returns its two values; if it returns only one, the second is None. Raises ConfigurationError for whatever it raises."""
         with blamed(self.field, self.spec):
             found = self.call(*given, **self.spec.arguments)
         return found if isinstance(found, tuple) and len(found) == 2 else (found, None)
@@ -61,7 +61,8 @@ class UserFunction:
         return UserFile(f"{self.field}.path", self.spec.path, self.digest)
 
     def tensor(self, name: str, found: Any, like: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """What was returned as `name`, in the type of `like` and 0 outside the mask. Raises ConfigurationError for what is not of its shape."""
+        """A returned value as a tensor of the type of `like`, 0 outside the mask. Raises ConfigurationError, with `name`, for another shape or
+        type."""
         shape = list(like.shape)
         if not isinstance(found, torch.Tensor) or list(found.shape) != shape:
             what = f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
@@ -74,7 +75,8 @@ class UserFunction:
 
 
 def advantages_of(function: UserFunction, episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
-    """What `algorithm.advantageFunction` makes of a step, in float64. Raises ConfigurationError for what cannot be learnt from."""
+    """The result of `algorithm.advantageFunction` for a step, in float64. Raises ConfigurationError for a wrong shape, or a value that is not
+    finite."""
     found, returns = function(episodes)
     advantages = function.tensor("advantages", found, episodes.mask, episodes.mask)
     if not advantages.isfinite().all():
@@ -87,7 +89,7 @@ def advantages_of(function: UserFunction, episodes: Episodes, algorithm: Algorit
 
 
 def loss_of(function: UserFunction, tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
-    """What `algorithm.lossFunction` makes of the tokens of a micro-batch. Raises ConfigurationError for what cannot be learnt from."""
+    """The result of `algorithm.lossFunction` for a micro-batch. Raises ConfigurationError for a wrong shape, or a loss without gradients."""
     found, clipped = function(tokens, sequences)
     loss = function.tensor("loss", found, tokens.log_probs, tokens.mask)
     if tokens.log_probs.requires_grad and not loss.requires_grad:
@@ -101,12 +103,12 @@ def loss_of(function: UserFunction, tokens: TokenColumns, sequences: Sequences, 
 
 @dataclass(frozen=True)
 class Formulas:
-    """What spec.algorithm computes with: formulas of ours, or functions of the job's own."""
+    """The advantage estimator and the policy loss of spec.algorithm: built-in ones, or the user's functions."""
 
     advantages: Estimator
     loss: LossFunction
     files: tuple[UserFile, ...]
-    """What was loaded."""
+    """The user's files that were loaded."""
 
     @staticmethod
     def of(algorithm: AlgorithmSpec) -> "Formulas":
@@ -126,8 +128,8 @@ def _loaded(field: str, given: AlgorithmFunction | None, takes: int) -> UserFunc
 
 @contextmanager
 def blamed(field: str, spec: AlgorithmFunction) -> Iterator[None]:
-    """Raises ConfigurationError, with file and line, for whatever the user's code raises; not for peers that are gone, nor for memory
-    that ran out."""
+    """A context that turns what the user's code raises into a ConfigurationError with file and line; except for a lost peer and for exhausted device
+    memory, which are not the code's fault."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,6 +1,7 @@
-"""The body of an answer of the generate route: numbers as they lie in memory, in base64. Log-probabilities arrive as the float32 that they are.
+"""The bodies of the generate route: images in a request, responses in its answer. Arrays travel as base64 of their little-endian bytes.
 
-Measured with 8 responses of 1,024 tokens: 0.3 ms to write and 0.5 ms to read, as JSON lists 4.0 and 2.1.
+This keeps log-probabilities exact (float32) and is faster than JSON lists. Measured with 8 responses of 1,024 tokens: 0.3 ms to write and 0.5 ms
+to read, with JSON lists 4.0 and 2.1.
 """
 
 import base64
@@ -9,27 +10,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rljob_trainer.images import Placed
 from rljob_trainer.trajectory import Experts, Floats, Ints
 
 
 class Completion(NamedTuple):
-    """One response as the engine has it."""
+    """One response of the engine."""
 
     tokens: Sequence[int] | Ints
     log_probs: Sequence[float] | Floats
-    """Of each token; what float32 can hold."""
+    """One for each token, float32."""
     finish_reason: str
     routed_experts: Experts | None = None
     """See Trajectory.routed_experts."""
 
 
+def encode_images(images: Sequence[Placed]) -> list[dict[str, Any]]:
+    """The `images` of a request: `place`, `grid` and `merge` as in images.py, and the pixels as the trainer's own image processor made them.
+
+    So trainer and server feed their vision towers the same pixels, and there is no second image processor.
+    """
+    return [
+        {
+            "place": place,
+            "grid": list(image.grid),
+            "merge": image.merge,
+            "pixels": _pack(image.pixels, "<f4"),
+        }
+        for place, image in images
+    ]
+
+
 def encode(responses: Iterable[Completion]) -> dict[str, Any]:
-    """In their order."""
+    """The body of an answer."""
     return {"responses": [[*_numbers(r), *_routing(r)] for r in responses]}
 
 
 def decode(body: dict[str, Any]) -> list[Completion]:
-    """What `encode` made a body of, with arrays of int32 and float32."""
+    """The responses in a body that `encode` made, with arrays of int32 and float32."""
     return [
         Completion(_unpack(tokens, "<i4"), _unpack(log_probs, "<f4"), reason, *_routed(routing))
         for tokens, log_probs, reason, *routing in body["responses"]
