@@ -12,7 +12,7 @@ from rljob_api.spec.common import Source
 from rljob_api.spec.job import MODEL_FILES
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.sources import fetch as fetching
-from rljob_trainer.sources.fetch import fetch
+from rljob_trainer.sources.fetch import bytes_in, fetch
 from rljob_trainer.sources.record import is_fetched, read_record
 from trainer.sources.servers import S3, Handler, Hub, serving
 
@@ -253,3 +253,12 @@ def test_a_connection_that_breaks_is_made_again(tmp_path: Path) -> None:
         said = fetched(Source(source=f"{url}/model.safetensors", path=str(tmp_path / "m")))
     assert len(files.requests) == 3
     assert content(tmp_path / "m") == {"model.safetensors": WEIGHTS} and said[-1] == (105_000, 105_000)
+
+
+def test_who_waits_for_a_file_does_not_fail_when_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Complete files are moved out of the directory while another process adds up what lies there."""
+    (tmp_path / "there").write_bytes(b"abc")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "moved", self / "there"]))
+    assert bytes_in(tmp_path) == 3

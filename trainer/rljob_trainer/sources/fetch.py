@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -182,6 +182,15 @@ def _require_room(field: str, source: Source, directory: Path, needed: int) -> N
         )
 
 
+def bytes_in(directory: Path) -> int:
+    """Of its files. Another process may move one away at any time."""
+    size = 0
+    for file in directory.glob("*"):
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size
+    return size
+
+
 @contextmanager
 def _alone(directory: Path, advanced: Advanced) -> Iterator[None]:
     """One writer at a time, also of several jobs. Where the file system has no locks, two that fetch the same write the same bytes."""
@@ -190,7 +199,7 @@ def _alone(directory: Path, advanced: Advanced) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                advanced(sum(f.stat().st_size for f in (directory / OURS / "partial").glob("*")), 0)
+                advanced(bytes_in(directory / OURS / "partial"), 0)
                 time.sleep(LOCK_POLL_SECONDS)
                 continue
             except OSError as error:
