@@ -1,11 +1,11 @@
-"""Trajectories as flat arrays, for files and for the socket: as they lie in memory, little-endian, without an object per token. No torch here.
+"""Trajectories as flat little-endian arrays, for files and sockets, without an object per token. No torch here.
 
 per trajectory [n]        segments       how many it has
                           expert_shapes  tokens, layers and experts per token of its routed experts: three numbers, 0 without
 per segment [m]           lengths        tokens of it
-                          sources        its author's number in trajectory.SOURCES
-                          policy_steps   of the policy that wrote it, or NO_POLICY
-                          rewards        what its last token earned
+                          sources        index of its source in trajectory.SOURCES
+                          policy_steps   Segment.policy_step
+                          rewards        Segment.reward
                           image_counts   images in it
 per place of an image     image_places   in its segment
                           image_numbers  which of the images below; trajectories of one prompt share theirs
@@ -14,7 +14,7 @@ per image                 image_grids    rows and columns of patches, and how ma
 per token [T]             tokens
 per token of a policy [P] log_probs
 per expert of a token  [E] routed_experts, where these are replayed
-per response token    [R] what roles on ranks of their own measured, each under its name (Batch.measured)
+per response token    [R] measurements of models on other gangs, each under its name (Batch.measured)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ from rljob_trainer.trajectory import SOURCES, Experts, Segment, Trajectory
 
 Array = npt.NDArray[Any]
 CHUNK_BYTES = 2**20
-"""What is joined and written at a time."""
+"""Size of the chunks in which arrays are written."""
 KINDS: dict[str, type[np.generic]] = {
     "segments": np.int32,
     "expert_shapes": np.int32,
@@ -48,11 +48,11 @@ KINDS: dict[str, type[np.generic]] = {
     "sources": np.int8,
     "routed_experts": np.uint8,
 }
-"""The arrays in the order in which they travel: those of four bytes first, so that all are aligned."""
+"""The arrays and their types, in the order in which they are sent: 4-byte types first, so that all are aligned."""
 
 
 def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
-    """Each array in pieces, in their order."""
+    """[name] -> the array in pieces."""
     segments = [s for t in trajectories for s in t.segments]
     images = _distinct(segments)
     numbers = {identity: number for number, identity in enumerate(images)}
@@ -76,7 +76,7 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
 
 
 def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
-    """How many numbers each array has, in the order of KINDS."""
+    """[name] -> length of the array, in the order of KINDS."""
     segments = [s for t in trajectories for s in t.segments]
     images, places = _distinct(segments), sum(len(s.images) for s in segments)
     found = {
@@ -98,43 +98,43 @@ def _expert_shape(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 def _distinct(segments: Iterable[Segment]) -> dict[int, Image]:
-    """The images by their identity, each once: samples of one prompt have the same in memory."""
+    """[id] -> each distinct image object: samples of one prompt share theirs."""
     return {id(image): image for segment in segments for _, image in segment.images}
 
 
 def nbytes(counts: Mapping[str, int]) -> int:
-    """Of all arrays, which have so many numbers each."""
+    """Bytes of all arrays. `counts`: [name] -> length."""
     return sum(kind_of(name).itemsize * count for name, count in counts.items())
 
 
 def cut(block: Array, counts: Mapping[str, int]) -> dict[str, Array]:
-    """The arrays, which have so many numbers each, in a block of bytes in which they lie behind each other in the order of `counts`. No copies."""
+    """The arrays in a block of bytes, in which they are concatenated in the order of `counts` ([name] -> length). Views, no copies."""
     ends = accumulate((kind_of(name).itemsize * count for name, count in counts.items()), initial=0)
     return {name: block[a:b].view(kind_of(name)) for name, (a, b) in zip(counts, pairwise(ends), strict=True)}
 
 
 def kind_of(name: str) -> np.dtype[Any]:
-    """Type of the numbers in the array of this name, which is one of KINDS or was measured."""
+    """Type of the array of this name: one of KINDS, or float32 for a measurement."""
     return np.dtype(KINDS.get(name, np.float32))
 
 
 def split(values: Array, counts: Sequence[int]) -> list[Array]:
-    """Values of trajectories behind each other, so many of each. No copies."""
+    """Split concatenated values, `counts` for each trajectory. Views, no copies."""
     return [values[a:b] for a, b in pairwise(accumulate(counts, initial=0))]
 
 
 def described(arrays: Mapping[str, Array]) -> list[list[Any]]:
-    """Name, type and length of each, in JSON."""
+    """[name, type, length] of each array, as JSON."""
     return [[name, array.dtype.str, len(array)] for name, array in arrays.items()]
 
 
 def allocated(description: Iterable[list[Any]]) -> dict[str, Array]:
-    """Arrays to be filled, from what `described` says."""
+    """Uninitialized arrays for a description that `described` returned."""
     return {name: np.empty(length, kind) for name, kind, length in description}
 
 
 def raw(array: Array) -> memoryview:
-    """Its bytes, to be read or, where it may be, written."""
+    """The bytes of an array, as a memoryview."""
     return memoryview(array.view(np.uint8)).cast("B")
 
 
@@ -153,7 +153,7 @@ def chunks(pieces: Iterable[Array]) -> Iterator[bytes]:
 
 
 def trajectories_of(arrays: Mapping[str, Array], columns: Columns, indices: Sequence[int]) -> dict[int, Trajectory]:
-    """The way back: views of the arrays, no copies. `indices`: the rows of `columns` that the trajectories are."""
+    """The inverse of `rows`, with views of the arrays. `indices`: the rows of `columns` to which the trajectories belong."""
     segments = list(_segments(arrays))
     ends = accumulate(arrays["segments"].tolist(), initial=0)
     return {

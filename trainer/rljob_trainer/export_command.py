@@ -16,15 +16,17 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.quiet import quiet_libraries
 
 SECONDS = 3600.0
-"""More than any collective of one process takes."""
+"""Timeout of collectives, which with a single process are immediate."""
 
 
 def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> int:
-    """`model`: the directory that the job started from; `dtype`: the job's `model.dtype`. Holds the whole model in memory.
+    """Export the policy of a checkpoint. Needs memory for the whole model.
 
-    The exit code: 0 when `out` is complete; 1 with the cause in one message, and no `out`.
+    `model`: the directory that the job started from. `dtype`: the job's `model.dtype`.
+
+    Returns the exit code: 0 when `out` is complete; otherwise 1, after printing the cause, and without `out`.
     """
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: the GPUs of this machine may be somebody's
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: GPUs of this machine may be in use
     try:
         _require(checkpoint, model, out)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
@@ -51,7 +53,7 @@ def _require(checkpoint: Path, model: Path, out: Path) -> None:
 
 
 def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:
-    """As much of a job as reading a model needs."""
+    """A minimal spec, with which the model can be loaded."""
     return RLJobSpec.model_validate(
         {
             "task": "pretrain",
@@ -88,7 +90,7 @@ def _write(spec: RLJobSpec, model: Path, scratch: Path) -> None:
 
 
 class _ExportableModel:
-    """A model in one process, for the writer of directories."""
+    """Adapts a model in one process to megatron.huggingface.Exporting."""
 
     def __init__(self, model: Any) -> None:
         self._model, self.heartbeat = model, lambda: None

@@ -1,4 +1,4 @@
-"""The policy as Hugging Face directories of the run, on every rank: some while it trains, and one at its end. Every method is collective."""
+"""Exports the policy as Hugging Face directories: periodically while it trains, and at the end of the job. Every method is collective."""
 
 import shutil
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_fac
 
 
 class Exports:
-    """Of one attempt. `driver`, `store`: on rank 0 only."""
+    """The exports of one attempt. `driver`, `store`: on rank 0 only."""
 
     def __init__(self, spec: RLJobSpec, engine: Engine, driver: DriverClient | None, store: Store | None):
         self._spec, self._engine, self._driver, self._store = spec, engine, driver, store
@@ -28,7 +28,7 @@ class Exports:
         return every > 0 and step % every == 0 and step < self._spec.train.total_steps
 
     def periodic(self, step: int) -> None:
-        """To `exports/step_N`; then older ones go."""
+        """Export to `exports/step_N`, then delete superseded exports."""
         if self._store:
             make_directory(names.exports_dir(self._root))
             sweep(names.exports_dir(self._root))
@@ -37,7 +37,8 @@ class Exports:
             prune(self._root, self._spec.checkpoint.export_every_steps, self._spec.checkpoint.keep_exports)
 
     def final(self, step: int) -> str:
-        """Next to the checkpoint of `step`, with its adapters, where it has some. The path of the model, empty when the spec wants none."""
+        """Export the model, and its adapters if it has some, next to the checkpoint of `step`. Returns the path of the model; empty if
+        checkpoint.exportHuggingFace is false."""
         if not self._spec.checkpoint.export_hugging_face:
             return ""
         target = names.huggingface_dir(self._root, step)
@@ -51,7 +52,7 @@ class Exports:
         write_hugging_face(self._engine, Path(self._spec.model.path), target)
 
     def _write(self, target: Path, write: Callable[[Path], None]) -> None:
-        """A directory that is complete and on the disk when it has its name."""
+        """Write a directory under a temporary name, and rename it once it is complete and durable."""
         scratch = target.with_name(target.name + ".tmp")
         if self._store:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -59,7 +60,7 @@ class Exports:
         if self._store and self._driver:
             self._store.check()
             if template := self._spec.data.chat_template.path:
-                shutil.copy(template, scratch / "chat_template.jinja")  # before the tokenizer's own, for who loads it
+                shutil.copy(template, scratch / "chat_template.jinja")  # takes precedence over the tokenizer's own
             sync(scratch, self._engine.heartbeat)
             replace(scratch, target)
             self._driver.exported(target)

@@ -1,4 +1,4 @@
-"""Why a process ended an attempt, and where it says so: `error-<who>.json` in the attempt's directory, one file per process."""
+"""Failures of processes: classification, and the files `error-<who>.json` in the attempt's directory, one per process."""
 
 import errno
 import signal
@@ -17,13 +17,13 @@ Kind = Literal["application", "configuration", "collective", "killed"]
 KEPT_LINES = 20
 LONGEST_TEXT = 4096
 COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "PeerLost", "RolloutLost"})
-"""Class names, so that processes without torch can tell."""
+"""Class names of errors that only say that a peer was lost. Names, so that processes without torch can use them."""
 SEEN_OF_SERVERS = frozenset({"RolloutLost", "ReplicaRefusedError"})
-"""Class names: what a rank sees when its colocated server has ended, or lives on without its engine. The launcher, which started it, says why."""
+"""Class names of errors that a rank sees when its colocated server has ended, or is alive without its engine. The launcher reports the cause."""
 SERVER = "server"
-"""As who the launcher says so."""
+"""The name under which the launcher records the failure of a colocated server."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
-"""Gloo raises plain RuntimeErrors (torch 2.11); what its messages have in common."""
+"""Texts in the messages of lost peers: Gloo raises plain RuntimeErrors (torch 2.11)."""
 OUTAGES = frozenset(
     {
         errno.EIO,
@@ -36,49 +36,49 @@ OUTAGES = frozenset(
         errno.EBUSY,
     }
 )
-"""What network volumes and FUSE say while their server does not answer."""
+"""Errors of network volumes and FUSE while their server does not answer."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
-"""Before why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp): mostly a peer that is gone or does not come."""
+"""Logged before the reason why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
 
 
 class ConfigurationError(ValueError):
-    """The user has to fix it; a restart cannot help."""
+    """A mistake that the user has to fix; a restart cannot help."""
 
     def __init__(self, field: str, value: object, rule: str, fix: str) -> None:
         super().__init__(f"{field} = {value}: {rule}; {fix}")
         self.field, self.value, self.rule, self.fix = field, str(value), rule, fix
 
     def __reduce__(self) -> tuple[type["ConfigurationError"], tuple[str, str, str, str]]:
-        """So that it comes back from a worker process."""
+        """Makes it picklable, to be raised from a worker process."""
         return ConfigurationError, (self.field, self.value, self.rule, self.fix)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether a volume is away for now: nobody's mistake, a restart may find it again."""
+    """Whether a volume is temporarily unavailable, so that a restart may help."""
     return isinstance(error, OSError) and error.errno in OUTAGES
 
 
 class PeerLost(ConnectionError):
-    """Another process of the attempt ended. It, or whoever watches it, says why; the one who raises this only follows."""
+    """Another process of the attempt ended. This is a symptom: the cause is reported by that process, or by the one that watches it."""
 
 
 class RolloutLost(PeerLost):
-    """A colocated server ended. The launcher, which started it, says why."""
+    """A colocated server ended. The launcher reports the cause."""
 
 
 def is_lost_peer(exception: str, message: str) -> bool:
-    """Whether an error, by the name of its class, only says that a collective broke."""
+    """Whether an error, given by class name and message, only says that a peer was lost."""
     plain = exception == "RuntimeError" and any(text in message for text in COLLECTIVE_TEXTS)
     return plain or exception in COLLECTIVE_ERRORS
 
 
 def write(directory: Path, who: int | str, error: BaseException) -> None:
-    """Say why the process `who` (a global rank, or a name such as `driver`) fails."""
+    """Record why the process `who` (a global rank, or a name such as `driver`) fails."""
     record(directory, who, classify(error, who if isinstance(who, int) else None))
 
 
 def record(directory: Path, who: int | str, failure: Failure) -> None:
-    """Atomically."""
+    """Write a failure, atomically."""
     replace(error_file(directory, who), failure.dump_json())
 
 
@@ -87,9 +87,10 @@ def error_file(directory: Path, who: int | str) -> Path:
 
 
 def classify(error: BaseException, rank: int | None = None) -> Failure:
-    """What an exception says. A broken collective at its origin makes it a symptom; one that is raised while another error is handled does not.
+    """The failure that an exception reports. It counts as collective, a symptom, if the exception at the start of its chain is a lost peer; not if
+    a peer was lost while another error was handled.
 
-    A user's mistake is reported as its message, which has field, value, rule and fix: the traceback, which is in the log, is about our code.
+    A user's mistake is reported without traceback: the message has field, value, rule and fix, and the traceback would be about our code.
     """
     chain = list(_chain(error))
     named = next((e for e in chain if isinstance(e, ConfigurationError)), None)
@@ -107,7 +108,7 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
 
 
 def misconfigured(violations: Sequence[Violation]) -> Failure:
-    """Rules that a job breaks, at least one."""
+    """The failure of a job that breaks at least one rule."""
     return Failure(
         kind="configuration",
         exception=ConfigurationError.__name__,
@@ -118,7 +119,7 @@ def misconfigured(violations: Sequence[Violation]) -> Failure:
 
 
 def ended(code: int, rank: int | None, log: str) -> Failure:
-    """A process that ended with `code` (negative: of that signal) and without a word; `log` is the end of its output."""
+    """The failure of a process that ended with `code` (negative: a signal) without recording one. `log`: the end of its output."""
     lines, now = last_lines(log), time.time()
     if code == -signal.SIGABRT and (reason := _lost_by_watchdog(log)):
         return Failure(kind="collective", rank=rank, exception="NCCL watchdog", message=reason, lines=lines, time=now)
@@ -131,7 +132,7 @@ def ended(code: int, rank: int | None, log: str) -> Failure:
 
 
 def _lost_by_watchdog(log: str) -> str:
-    """What the watchdog said of the peers; empty when it did not end the process, or for what the process's own GPU did."""
+    """The watchdog's message about a lost peer; empty when it did not end the process, or the error is the process's own (CUDA)."""
     said = log.rpartition(WATCHDOG)[2].partition("\n")[0] if WATCHDOG in log else ""
     return "" if "CUDA error" in said else said[:LONGEST_TEXT]
 
@@ -141,14 +142,14 @@ def last_lines(text: str) -> list[str]:
 
 
 def read(directory: Path) -> list[Failure]:
-    """What the processes of an attempt said. What ranks saw of a server is left out where the launcher says why that ended."""
+    """All recorded failures of an attempt, without what ranks saw of a colocated server if the launcher has recorded why that ended."""
     found = [Failure.model_validate_json(file.read_text()) for file in sorted(directory.glob("error-*.json"))]
     explained = SEEN_OF_SERVERS if error_file(directory, SERVER).exists() else frozenset()
     return [failure for failure in found if failure.exception not in explained]
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:
-    """The root cause: the earliest, but for those who only lost a peer; among those, the earliest when nobody names another cause."""
+    """The root cause: the earliest failure that is not collective, or else the earliest one."""
     return min(failures, key=lambda f: (f.kind == "collective", f.time), default=None)
 
 
@@ -157,7 +158,7 @@ def read_first(directory: Path) -> Failure | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception, and those it came of."""
+    """Yields the exception, then the causes that led to it."""
     following: BaseException | None = error
     while following is not None:
         yield following

@@ -1,4 +1,4 @@
-"""Images as a vision tower reads them, and the positions of tokens in sequences that hold some. No torch here."""
+"""Preprocessed images, and position ids of sequences with images. No torch here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ Pixels = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Image:
-    """One image, as the model's image processor cuts it into patches."""
+    """One image, cut into patches by the model's image processor."""
 
     pixels: Pixels
-    """[rows * columns, numbers of a patch], in the processor's order."""
+    """[rows * columns, values of a patch], in the processor's order."""
     grid: tuple[int, int]
     """Rows and columns of patches."""
     merge: int
-    """A square of so many rows and columns of patches becomes one token."""
+    """A square of merge x merge patches becomes one token."""
 
     def __post_init__(self) -> None:
         assert len(self.pixels) == self.grid[0] * self.grid[1], "every patch has its numbers"
@@ -39,20 +39,20 @@ class Image:
 
     @property
     def tokens(self) -> int:
-        """That it takes in a sequence."""
+        """Number of tokens that the image takes in a sequence."""
         rows, columns = self.token_grid
         return rows * columns
 
 
 Placed = tuple[int, Image]
-"""The place of an image's first token in a sequence, and the image. Its other tokens follow."""
+"""Index of an image's first token in a sequence, and the image."""
 
 
 def positions(length: int, images: Sequence[Placed]) -> npt.NDArray[np.int64]:
     """[3, length]: time, row and column of every token, for multimodal rotary embedding (Qwen2-VL, arXiv 2409.12191, section 2.1).
 
-    The three of a text's token are one number, which counts on from the largest before it. All tokens of an image are at one time; its rows and
-    columns count from there. `images`: in the order of their places.
+    All three are equal for a token of text, and continue from the largest number before it. All tokens of an image have the same time, from which
+    rows and columns are counted. `images`: in the order of their places.
     """
     parts, at, count = [], 0, 0
     for start, image in images:

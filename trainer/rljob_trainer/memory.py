@@ -1,4 +1,4 @@
-"""What each phase of a step needs of this rank's device: planned before a model is loaded, refused when it does not fit, and measured for comparison.
+"""Memory of this rank's device by phase of a step: planned before a model is loaded, refused when it cannot fit, and measured for comparison.
 
 The device is the rank's GPU or, on CPU, the machine.
 """
@@ -27,14 +27,14 @@ RESET_PEAK = "5"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The phases of a job on a device of so many bytes. Empty when config.json does not say what the model is like."""
+    """The memory plan of a job on a device of `device` bytes. `phases` is empty when the sizes of the model are unknown."""
 
     phases: list[Phase]
     device: float
 
     @staticmethod
     def of(spec: RLJobSpec, device: float) -> "Plan":
-        """Raises ConfigurationError when a phase cannot fit, estimates apart."""
+        """Raises ConfigurationError when what a phase certainly needs, without estimates, does not fit."""
         shape = Shape.of(json.loads((Path(spec.model.path) / "config.json").read_text()))
         planned = phases(spec, shape, device) if shape else []
         most = max(planned, key=lambda p: p.certain, default=None)
@@ -43,7 +43,7 @@ class Plan:
         return Plan(planned, device)
 
     def table(self, measured: Mapping[PhaseName, float]) -> str:
-        """GiB by phase, next to the peaks that were measured so far."""
+        """A table of GiB by phase: planned, and as measured so far."""
         rows: list[tuple[str, ...]] = [("phase", "state", "estimate", "server", "planned", "measured")]
         for p in self.phases:
             sizes = (p.state, p.estimate, p.server, p.total, measured.get(p.name))
@@ -55,9 +55,9 @@ class Plan:
 
 
 class Meter:
-    """The most of the device that was in use in each phase, in bytes.
+    """Measures the peak use of the device in each phase, in bytes.
 
-    On a GPU: the peak of what this process had allocated, and what all else held when the phase ended. On CPU: the process's largest resident set.
+    On a GPU: the peak of this process's allocations, plus what others use when the phase ends. On CPU: the process's largest resident set.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
         self.peaks: dict[PhaseName, float] = {}
 
     def enter(self, phase: PhaseName) -> None:
-        """The phase before has ended."""
+        """Start a phase, which ends the previous one."""
         if self._phase:
             self.peaks[self._phase] = max(self.peaks.get(self._phase, 0.0), _peak())
         self._phase = phase

@@ -162,7 +162,7 @@ async def test_an_argument_that_the_function_does_not_take_is_refused_at_the_sta
 
 
 async def test_a_function_for_verl_without_its_interface_is_told_of_it(tmp_path):
-    with pytest.raises(ConfigurationError, match="'solution_str'.*needs interface: verl beside its path"):
+    with pytest.raises(ConfigurationError, match="'solution_str'.*needs interface: verl next to its path"):
         await ask(tmp_path, VERL, function="compute_score")
 
 

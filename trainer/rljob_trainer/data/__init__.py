@@ -1,1 +1,1 @@
-"""Prompts: read from files, tokenized, filtered, and drawn in an order that only seed and epoch decide."""
+"""Prompts: read from files, tokenized, filtered, and taken in an order that only seed and epoch decide."""

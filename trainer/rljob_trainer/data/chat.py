@@ -30,7 +30,7 @@ def encode_prompt(row: Row, spec: DataSpec, tokenizer: Tokenizer) -> tuple[str, 
         text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False, **template.arguments)
     except Exception as error:  # templates are programs, and raise what they like
         rule = f"the model's chat template refuses the messages: {type(error).__name__}: {error}"
-        raise row.place.error(rule, "mend the messages (many templates know no system role and want turns)") from error
+        raise row.place.error(rule, "fix the messages (many templates know no system role and want turns)") from error
     return text, _tokens(text, row, tokenizer, add_special_tokens=False)
 
 
@@ -55,7 +55,7 @@ def _require_no_tools(tokenizer: Tokenizer, row: Row) -> None:
 
 def _no_template(row: Row) -> ConfigurationError:
     rule = "the tokenizer in spec.model.path has no chat template"
-    fix = "put one (chat_template.jinja) beside the tokenizer's files, name one in spec.data.chatTemplate.path, or write the prompts as plain texts"
+    fix = "put one (chat_template.jinja) next to the tokenizer's files, name one in spec.data.chatTemplate.path, or write the prompts as plain texts"
     if isinstance(row.prompt, str):
         return ConfigurationError("spec.data.chatTemplate.texts", "true", rule, fix)
     return row.place.error(f"holds chat messages, and {rule}", fix)

@@ -91,7 +91,7 @@ def _message(value: Any, key: str, place: Place) -> Message:
 
 
 def _content(value: Any, key: str, place: Place) -> str:
-    """A text; parts {type: text} are joined to one; null, as beside tool calls, is empty."""
+    """A text; parts {type: text} are joined to one; null, as next to tool calls, is empty."""
     if value is None or isinstance(value, str):
         return value or ""
     if isinstance(value, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):

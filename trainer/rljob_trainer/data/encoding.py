@@ -68,7 +68,7 @@ class Encoder:
         return replace(whole, messages=with_parts(whole.messages, len(images), row.place)), images
 
     def _pair(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
-        """An answer that is cut is not the one that was judged: pairs are left out."""
+        """Pairs are left out instead of cut: an answer that is cut is not the one that was compared."""
         found = [self._fitting(v, row.place) for v in pair(row.record, row.place, self._data, row.format)]
         if all(found):
             return tuple(found), False
@@ -157,7 +157,7 @@ def require(tokenizer: OffsetTokenizer, chats: bool) -> None:
     rule, fix = "", "use a tokenizer that has one, or put it into tokenizer_config.json"
     if chats and not tokenizer.chat_template:
         rule = "the tokenizer has no chat template, which conversations need"
-        fix = "put one (chat_template.jinja) beside the tokenizer's files, or write the data as texts in a prompt and a response column"
+        fix = "put one (chat_template.jinja) next to the tokenizer's files, or write the data as texts in a prompt and a response column"
     elif chats and not tokenizer.is_fast:
         rule = (
             "the tokenizer does not say where in a text its tokens lie, so that nobody knows which are the assistant's"

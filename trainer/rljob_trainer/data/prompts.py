@@ -23,12 +23,12 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.images import Placed
 
 RowValidator = Callable[[str, str], tuple[str, str] | None]
-"""Of data source and answer: why no reward can judge such a row (rule and fix), or None."""
+"""Of data source and answer: why no reward can score such a row (rule and fix), or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, ready to be generated from and judged."""
+    """One prompt, ready to be generated from and scored."""
 
     index: int
     """Row in the data set, counted over all its files and before the length filter."""
@@ -114,7 +114,7 @@ def load_prompts(
 ) -> PromptSet:
     """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts. `images`: None where spec.imageKey is unset.
 
-    Raises ConfigurationError for rows that cannot be used or judged, and when none is short enough.
+    Raises ConfigurationError for rows that cannot be used or scored, and when none is short enough.
     """
     counts = PromptCounts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)

@@ -22,7 +22,7 @@ class Row:
     answer: str
     """Empty when the file has none."""
     data_source: str
-    """Empty when the file has none: entries of spec.rewards for `*` judge the row."""
+    """Empty when the file has none: entries of spec.rewards for `*` apply to the row."""
     place: Place
     images: tuple[Any, ...] = ()
     """As the file gives them. Messages say `<image>` where one stands."""

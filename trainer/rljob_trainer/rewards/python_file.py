@@ -124,7 +124,7 @@ class PythonFile:
 
     def _fix(self, error: BaseException) -> str:
         if self._spec.interface != "verl" and "'solution_str'" in str(error):
-            return "a function that was written for verl needs interface: verl beside its path"
+            return "a function that was written for verl needs interface: verl next to its path"
         return "fix the file; it is imported by itself, with the image's packages"
 
     def _require_file(self) -> None:

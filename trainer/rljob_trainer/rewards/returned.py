@@ -38,7 +38,9 @@ def split(returned: Any) -> Returned:
             f"a metric called {_short(repr(strange[0]))}: names are 1 to 64 letters, digits and _ . - @ / (the pattern {OWN_NAME.pattern})"
         )
     if len(found) > MOST_REWARD_METRICS:
-        raise NotAReward(f"{len(found)} numbers beside {SCORE!r}, and at most {MOST_REWARD_METRICS} become metrics")
+        raise NotAReward(
+            f"{len(found)} numbers in addition to {SCORE!r}, and at most {MOST_REWARD_METRICS} become metrics"
+        )
     return Returned(_score(returned[SCORE], f"{SCORE} "), found, _prediction(returned.get(PREDICTION)))
 
 
