@@ -45,7 +45,10 @@ def test_a_dicts_pred_is_the_answer_that_the_response_gives_and_no_metric(pred, 
         ({"score": 1, "a\x1b[2J": 1}, r"a metric called 'a\x1b[2J': names are 1 to 64 letters, digits"),
         ({"score": 1, "a" * 65: 1}, "a metric called 'aaaaaaaa"),
         ({"score": 1, 3: 1}, "a metric called 3: names"),
-        ({"score": 1} | {f"m{i}": i for i in range(17)}, "17 numbers in addition to 'score', and at most 16 become metrics"),
+        (
+            {"score": 1} | {f"m{i}": i for i in range(17)},
+            "17 numbers in addition to 'score', and at most 16 become metrics",
+        ),
     ],
 )
 def test_what_is_no_reward_is_said_in_one_sentence(returned, said):
