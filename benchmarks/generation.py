@@ -1,4 +1,4 @@
-"""What vLLM's engine generates by itself, on one GPU: the work of other benchmarks without the product, and with speculation from n-grams.
+"""What vLLM's engine generates alone, on one GPU: the work of other benchmarks without the product, and with speculation from n-grams.
 
     python -m benchmarks.generation [--speculate TOKENS] [--share 0.9] [--device gpu|cpu] [--size NAME] [--out FILE]
 

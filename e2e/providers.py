@@ -135,14 +135,13 @@ def run(*command: str) -> str:
 
 
 def main() -> int:
-    """`python -m e2e.providers up|down`."""
+    """`python -m e2e.providers up|down`: the cluster with its images, for tests. `python -m e2e.stack` also installs the operator."""
     try:
         provider = choose()
         provider.up() if sys.argv[1:] == ["up"] else provider.down()
     except (Unavailable, steps.StepFailed) as failure:
         print(failure, file=sys.stderr)
         return 1
-    print(shell_lines(provider))
     return 0
 
 
