@@ -8,9 +8,9 @@ PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
 # Two targets at once; what each says comes in one piece, when it has ended
 BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
-# Directories whose tests take about as long as the rest: with torch, as lint and all other fast ones; and as all other slow ones
+# What takes about as long as the rest: with torch, as lint and all other fast ones; and as all other slow ones
 FAST_HALF := tests/trainer tests/examples
-SLOW_HALF := tests/trainer/megatron tests/apiserver
+SLOW_HALF := tests/trainer/megatron $(filter-out %/test_faults.py %/test_outages.py,$(wildcard tests/apiserver/test_*.py))
 export OMP_NUM_THREADS ?= 1
 # Containers often set it. Without bytecode every process of a test compiles torch, transformers and vLLM again
 unexport PYTHONDONTWRITEBYTECODE
