@@ -42,6 +42,11 @@ def read(session: Session, place: Place, command: Sequence[str], path: Path) -> 
         raise UserError(f"pod {place.pod} in namespace {place.namespace}: {problem}")
 
 
+def read_text(session: Session, place: Place, command: Sequence[str], path: Path) -> str:
+    """All of what `read` gives. Raises as it does."""
+    return b"".join(read(session, place, command, path)).decode(errors="replace")
+
+
 @contextmanager
 def serving(session: Session, place: Place, command: Sequence[str], ready: str) -> Iterator[None]:
     """Run the command in the pod until the context ends, which begins when a line of it holds `ready`. Raises UserError when it ends before."""

@@ -20,7 +20,7 @@ UNPLACEABLE = (
     "Unplaceable"  # there is no room for the whole gang; the message says what is missing where; also the event
 )
 NOT_BOUND = (
-    "NotBound"  # nodes refused pods lately, and the gang is not on its nodes; the message says why; also the event
+    "NotBound"  # nodes recently refused pods, and the gang is not on its nodes; the message says why; also the event
 )
 UNSCHEDULABLE = "Unschedulable"  # no node takes a pod, for example because its claim does not exist; also the event
 

@@ -113,7 +113,7 @@ def test_a_file_of_another_form_is_an_error_and_no_traceback(
 def test_a_directory_that_only_root_may_read_is_passed_over(
     rljob: Rljob, kubectl: Kubectl, job: dict, tmp_path: Path
 ) -> None:
-    """The root of a volume has a lost+found, and `find` fails at what it cannot read."""
+    """The root of a volume has a lost+found: a command that goes through all directories fails at it."""
     (tmp_path / "run" / "lost+found").mkdir(mode=0)
     assert rljob("samples", "demo").out.startswith("STEP 10\n")
 

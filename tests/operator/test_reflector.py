@@ -144,7 +144,7 @@ async def test_what_may_not_be_watched_is_listed_again_when_it_may() -> None:
 
 
 async def test_an_answer_that_is_no_json_is_an_error_of_the_api() -> None:
-    """As a proxy's page of maintenance: who lists or renews the lease tries again, and the process goes on."""
+    """As a proxy's page of maintenance: lists and lease renewals are tried again, and the process continues."""
 
     async def page(_: web.Request) -> web.Response:
         return web.Response(text="<html>back soon</html>", content_type="text/html")

@@ -62,7 +62,7 @@ def lines_of(session: Session, place: Place, job: Job) -> str:
     assert job.spec, "the pod has its volumes"
     file = names.metrics_file(Path(job.spec.checkpoint.path))
     try:
-        return b"".join(kubectl.read(session, place, ("cat",), file)).decode(errors="replace")
+        return kubectl.read_text(session, place, ("cat",), file)
     except kubectl.NotThere:
         problem = f"{job.title} has not finished a step yet, or its volume was emptied: {file} is not there"
         raise UserError(problem, job.command("status")) from None

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -39,7 +38,7 @@ def samples(session: Session, name: str, step: int | None, count: int) -> None:
     with reading_pod(session, cluster, job) as place:
         chosen = existing(session, place, job, spec, step)
         file = names.samples_file(Path(spec.checkpoint.path), chosen)
-        text = read(session, place, ("cat",), file)
+        text = kubectl.read_text(session, place, ("cat",), file)
     try:
         page = samples_page(chosen, map(json.loads, lines(text)[:count]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -58,7 +57,7 @@ def generating(job: Job) -> RLJobSpec:
 def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: int | None) -> int:
     """The step, or the last one. Raises UserError when there are no samples of it."""
     try:
-        listed = read(session, place, ("ls",), names.samples_file(Path(spec.checkpoint.path), 1).parent)
+        listed = kubectl.read_text(session, place, ("ls",), names.samples_file(Path(spec.checkpoint.path), 1).parent)
     except kubectl.NotThere:
         listed = ""
     steps = sorted(int(number) for number in re.findall(r"^step_(\d+)\.jsonl$", listed, re.MULTILINE))
@@ -72,8 +71,3 @@ def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: in
 def lines(text: str) -> list[str]:
     """Of JSON Lines, which end with a newline only: a text may hold U+2028 and others that `splitlines` takes for a line end."""
     return [line for line in text.split("\n") if line]
-
-
-def read(session: Session, place: Place, command: Sequence[str], path: Path) -> str:
-    """What the command writes about the path, run where the job's volumes are. Raises as `kubectl.read`."""
-    return b"".join(kubectl.read(session, place, command, path)).decode(errors="replace")

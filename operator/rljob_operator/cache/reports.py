@@ -16,7 +16,7 @@ from rljob_operator.kube.api import Object
 
 @dataclass(frozen=True, slots=True)
 class CachedConfigMap:
-    """One ConfigMap. Reports are untrusted: one that cannot be read is ignored, but for the problem that users are told of."""
+    """One ConfigMap. Reports are untrusted: one that cannot be read is ignored, except that its problem is shown to users."""
 
     object: Object
     """The ConfigMap; of a report without its data."""

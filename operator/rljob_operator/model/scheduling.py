@@ -26,7 +26,7 @@ class SchedulingRequest:
     """Node by pod name, for pods that stay on their nodes and for assignments whose pods are on their way."""
     stay: Stay
     excluded: frozenset[str]
-    """Nodes that have lately refused a pod of this job."""
+    """Nodes that have recently refused a pod of this job."""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:

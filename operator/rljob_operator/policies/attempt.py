@@ -1,4 +1,4 @@
-"""An open attempt: when its members are told to drain or stop, and that it ends when all of them have."""
+"""An open attempt: when its members are commanded to drain or stop, and that it ends when all of them have."""
 
 from collections.abc import Iterator
 

@@ -52,7 +52,7 @@ def recorded_cause(attempt: Attempt) -> Cause | None:
 
 
 def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
-    """The best explanation so far. None: nothing has failed, or only after the gang was told to stop for another reason."""
+    """The best explanation so far. None: nothing has failed, or only after the gang was commanded to stop for another reason."""
     known = recorded_cause(attempt)
     if known is None and attempt.command == "stop":
         return None

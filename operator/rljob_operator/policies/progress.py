@@ -137,7 +137,7 @@ def _has_chosen(old: ProgressStatus, p: Progress, status: JobStatus) -> bool:
 
 
 def _resume_step(status: JobStatus, p: Progress) -> int | None:
-    """The requested step, until the attempt that was told of it has started from there."""
+    """The requested step, until the attempt that received it has started from there."""
     attempt = status.attempt
     assert attempt is not None
     given = attempt.resume_step == status.resume_step and attempt.reason != reasons.RESUME_REQUESTED

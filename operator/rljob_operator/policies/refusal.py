@@ -39,7 +39,7 @@ def refusal_reasons(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> 
 
 
 def refusal_message(s: Snapshot, status: JobStatus) -> str:
-    """Why nodes have refused pods lately, in one sentence. Empty: none has, the whole gang is on nodes, or something else is in the way now."""
+    """Why nodes have recently refused pods, in one sentence. Empty: none has, the whole gang is on nodes, or something else is in the way now."""
     placement = status.placement
     if placement is None or placement.problem or placement.unschedulable or on_nodes(s, status):
         return ""

@@ -27,7 +27,10 @@ def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
 
 
 def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
-    """What the launchers have to do: run, drain or stop the attempt in the status. For one that has ended, whoever still runs it is told to stop."""
+    """What the launchers have to do: run, drain or stop the attempt in the status.
+
+    Members that still run an attempt that has ended are commanded to stop it.
+    """
     attempt = status.attempt or Attempt(number=0, ended_at="never started")
     return Control(
         name=s.job.name,

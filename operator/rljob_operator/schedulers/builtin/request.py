@@ -100,7 +100,7 @@ def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list
 
 
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:
-    """Nodes that have lately refused a pod of the job. `now`: seconds since the epoch."""
+    """Nodes that have recently refused a pod of the job. `now`: seconds since the epoch."""
     placement = status.placement
     return frozenset(e.node for e in placement.excluded if _lasts(seconds(e.until), now)) if placement else frozenset()
 

@@ -74,9 +74,9 @@ def require(tensor: torch.Tensor | None, planned: Iterator[list[int]]) -> None:
 
 def arguments(config: Any, lengths: Sequence[int], chunks: int) -> dict[str, Any]:
     """What a schedule takes for it; nothing without pipeline parallelism."""
-    groups = schedules._build_default_pg_collection()
-    if groups.pp.size() == 1:
+    if config.pipeline_model_parallel_size == 1:
         return {}
+    groups = schedules._build_default_pg_collection()
     return {
         "p2p_communicator": PlannedCommunicator(groups.pp, config, lengths, chunks),
         "pg_collection": groups,
