@@ -5,12 +5,15 @@
 
 On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on GPUs the 1.5 B shape, or another of benchmarks/shapes.py, bf16, in
 tensor parallelism over all of them. Each save is made after a training step and while further steps run; the stall is the time that the loop did not
-train, the total the time until the checkpoint was committed. Medians, after one that is not counted. The last columns are the length of a training
-step during a save, over that without, and the bytes of a checkpoint over the total. `--rows 1`: only the save of a job that goes on training.
+train, the total the time until the checkpoint was committed. Medians, after a first one, of which only the stall is shown: it also allocates the host
+memory. The last columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total.
+`--rows 1`: only the save of a job that goes on training. On disk is never more than one checkpoint. On GPUs a line says how fast each of them copies
+into pinned memory, which bounds the stall, and another what writes 8 GB per rank to DIR without hashing it.
 """
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import sys
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from benchmarks import training
 from benchmarks.shapes import MODELS, model_of
@@ -40,6 +44,8 @@ SHAPE = {
     "tie_word_embeddings": False,
 }
 
+DISK_BLOCKS = 32
+"""Of 256 MiB."""
 ROWS = ((False, False), (False, True), (True, False), (True, True))
 """Fully reshardable, and waited for."""
 
@@ -70,8 +76,6 @@ def on_cpu(options: argparse.Namespace) -> None:
 
 
 def on_gpu(options: argparse.Namespace) -> None:
-    import torch.distributed as dist
-
     training.start_rank()
     chosen = [tempfile.mkdtemp(dir=options.scratch) if dist.get_rank() == 0 else ""]
     if dist.get_rank() == 0:
@@ -133,7 +137,9 @@ def measure(spec: RLJobSpec, options: argparse.Namespace) -> None:
     saver = Saver(engine, ranks, Store(root, run) if ranks.is_first else None)
     steps = Steps(engine)
     say = partial(print, flush=True) if ranks.is_first else lambda _: None
-    say("format              waited for    stall s    total s    step beside / alone       GB/s")
+    if torch.cuda.is_available():
+        say(f"a rank copies {copy_rate():.1f} GB/s to pinned memory; all write {disk_rate(root, ranks):.2f} GB/s")
+    say("format              waited for    first s    stall s    total s    step beside / alone       GB/s")
     for reshardable, waited in ROWS[: options.rows]:
         say(row(saver, steps, root, reshardable, waited, options.repeats))
 
@@ -168,12 +174,40 @@ class Steps:
 
 
 def row(saver: Any, steps: Steps, root: Path, reshardable: bool, waited: bool, repeats: int) -> str:
-    found = [save(saver, steps, reshardable, waited) for _ in range(repeats + 1)][1:]
+    (first, *_), *found = [save(saver, steps, root, reshardable, waited) for _ in range(repeats + 1)]
     stall, total, beside, alone = (statistics.median(column) for column in zip(*found, strict=True))
     name = "fully_reshardable" if reshardable else "dp_reshardable"
     ratio = "-" if waited else f"{beside / alone:.2f}"
+    dist.barrier()  # rank 0 has committed
     rate = newest_bytes(root) / total / 1e9
-    return f"{name:20s}{'yes' if waited else 'no':11s}{stall:10.2f}{total:11.2f}{ratio:>12s}{rate:>18.2f}"
+    dist.barrier()  # nobody deletes it yet
+    return f"{name:20s}{'yes' if waited else 'no':11s}{first:10.2f}{stall:11.2f}{total:11.2f}{ratio:>12s}{rate:>18.2f}"
+
+
+def copy_rate() -> float:
+    """GB/s from this rank's GPU into pinned memory that is there already."""
+    gpu = torch.empty(2**32, dtype=torch.uint8, device="cuda")
+    host = torch.empty_like(gpu, device="cpu", pin_memory=True)
+    torch.cuda.synchronize()
+    began = time.monotonic()
+    host.copy_(gpu, non_blocking=True)
+    torch.cuda.synchronize()
+    return gpu.numel() / (time.monotonic() - began) / 1e9
+
+
+def disk_rate(root: Path, ranks: Any) -> float:
+    """GB/s of all ranks together, each into a file of its own, until it is durable."""
+    file, block = root.parent / f"disk-{ranks.rank}", bytes(2**28)
+    ranks.barrier()
+    began = time.monotonic()
+    with file.open("wb", buffering=0) as stream:
+        for _ in range(DISK_BLOCKS):
+            stream.write(block)
+        os.fsync(stream.fileno())
+    ranks.barrier()
+    seconds = time.monotonic() - began
+    file.unlink()
+    return ranks.world * DISK_BLOCKS * len(block) / seconds / 1e9
 
 
 def newest_bytes(root: Path) -> int:
@@ -183,8 +217,10 @@ def newest_bytes(root: Path) -> int:
     return sum(f.stat().st_size for f in newest.rglob("*") if f.is_file())
 
 
-def save(saver: Any, steps: Steps, reshardable: bool, waited: bool) -> tuple[float, float, float, float]:
+def save(saver: Any, steps: Steps, root: Path, reshardable: bool, waited: bool) -> tuple[float, float, float, float]:
     """Seconds of stall and in total; of a step beside the writer and of one alone."""
+    for earlier in root.glob("global_step_*") if dist.get_rank() == 0 else ():
+        shutil.rmtree(earlier)
     alone, beside, began = steps.take(), [0.0], time.monotonic()
     saver.begin(steps.done, "", {}, reshardable)
     while not (saved := saver.complete(wait=waited)):

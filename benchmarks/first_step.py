@@ -38,18 +38,7 @@ POLL_SECONDS = 0.1
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m benchmarks.first_step")
-    parser.add_argument("--size", choices=list(MODELS), default="7b")
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--tensor", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--save", action="store_true")
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of both attempts")
-    parser.add_argument("--out", type=Path, default=Path("first_step.json"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-first-step")
-    options = parser.parse_args()
+    options = parser().parse_args()
     model = model_of(options.size)
     step.write_inputs(model, MODELS[options.size]["vocab_size"], options.work / "data")
     rows = measure(options, model)
@@ -58,22 +47,25 @@ def main() -> int:
     return int(any(STEP not in row for row in rows))
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser("python -m benchmarks.first_step")
+    made.add_argument("--size", choices=list(MODELS), default="7b")
+    made.add_argument("--gpus", type=int, default=2)
+    made.add_argument("--tensor", type=int, default=2)
+    made.add_argument("--prompts", type=int, default=16)
+    made.add_argument("--max-tokens", type=int, default=256)
+    made.add_argument("--save", action="store_true")
+    made.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    made.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds of both attempts")
+    made.add_argument("--out", type=Path, default=Path("first_step.json"))
+    made.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-first-step")
+    return made
+
+
 def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
     """A row for each attempt."""
     data, name = options.work / "data", "bench-first-step"
-    given = vars(options) | {
-        "lora": 0,
-        "lora_sync": "merged",
-        "kl": 0.0,
-        "reference": "shared",
-        "quantization": "",
-        "share": 0.0,
-    }
-    given |= {"placement": "colocated", "lengths": "fixed", "staleness": 0, "steps": 100_000, "expert": 1}
-    spec = step.job(argparse.Namespace(**given), model, data)
-    spec["checkpoint"]["everySteps"] = int(options.save)
-    spec["lifecycle"] = {"backoffSeconds": 0}
-    process = jobs.start(options.work, name, spec)
+    process = jobs.start(options.work, name, job(options, model, data))
     logs, deadline = (options.work / f"logs-{name}", data / "run"), time.monotonic() + options.limit
     try:
         first = watched(logs, {}, deadline)
@@ -85,6 +77,14 @@ def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
     if STEP not in second:
         print("\n".join(jobs.tails(*logs)), flush=True)
     return [{"attempt": 1} | first, {"attempt": 2} | second]
+
+
+def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
+    """That of benchmarks/step.py, which does not end by itself."""
+    given = vars(step.parser().parse_args([])) | vars(options) | {"placement": "colocated", "steps": 100_000}
+    spec = step.job(argparse.Namespace(**given), model, data)
+    spec["checkpoint"]["everySteps"] = int(options.save)
+    return spec | {"lifecycle": {"backoffSeconds": 0}}
 
 
 def watched(logs: tuple[Path, Path], before: dict[str, int], deadline: float) -> dict[str, float]:

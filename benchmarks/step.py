@@ -37,29 +37,7 @@ def reward(prompt: str, response: str, answer: str) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m benchmarks.step")
-    parser.add_argument("--placement", choices=["separate", "colocated"], default="separate")
-    parser.add_argument("--lengths", choices=["fixed", "mixed"], default="fixed")
-    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
-    parser.add_argument("--gpus", type=int, default=1, help="of the trainer")
-    parser.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
-    parser.add_argument("--expert", type=int, default=1, help="expert parallelism of the trainer")
-    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
-    parser.add_argument("--lora-sync", choices=["merged", "adapters"], default="merged")
-    parser.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
-    parser.add_argument("--reference", choices=["shared", "own"], default="shared")
-    parser.add_argument("--offload", action="store_true", help="parameters, gradients and moments")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
-    parser.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
-    parser.add_argument("--share", type=float, help="of a GPU, for a server")
-    parser.add_argument("--staleness", type=int, choices=[0, 1], default=0)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
-    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds")
-    parser.add_argument("--out", type=Path, default=Path("step.json"))
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
-    options = parser.parse_args()
+    options = parser().parse_args()
     data = options.work / "data"
     model = model_of(options.size)
     write_inputs(model, MODELS[options.size]["vocab_size"], data, options.lengths)
@@ -68,6 +46,32 @@ def main() -> int:
     print(jobs.table(jobs.summary(ended, options.steps, MORE)))
     print(json.dumps({"update_bytes": update_bytes(options, model), "memory": held(ended)}))
     return ended.code
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser("python -m benchmarks.step")
+    made.add_argument("--placement", choices=["separate", "colocated"], default="separate")
+    made.add_argument("--lengths", choices=["fixed", "mixed"], default="fixed")
+    made.add_argument("--size", choices=list(MODELS), default="1.5b")
+    made.add_argument("--gpus", type=int, default=1, help="of the trainer")
+    made.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
+    made.add_argument("--expert", type=int, default=1, help="expert parallelism of the trainer")
+    made.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
+    made.add_argument("--lora-sync", choices=["merged", "adapters"], default="merged")
+    made.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
+    made.add_argument("--reference", choices=["shared", "own"], default="shared")
+    made.add_argument("--offload", action="store_true", help="parameters, gradients and moments")
+    made.add_argument("--prompts", type=int, default=64)
+    made.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
+    made.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
+    made.add_argument("--share", type=float, help="of a GPU, for a server")
+    made.add_argument("--staleness", type=int, choices=[0, 1], default=0)
+    made.add_argument("--steps", type=int, default=4)
+    made.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    made.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds")
+    made.add_argument("--out", type=Path, default=Path("step.json"))
+    made.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "rljob-bench-step")
+    return made
 
 
 def result(options: argparse.Namespace, model: Path, ended: jobs.Ended) -> dict[str, Any]:

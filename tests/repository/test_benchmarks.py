@@ -3,14 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import psutil
 import pytest
 
-from benchmarks import generation, gpu_time, jobs, unproven
+from benchmarks import first_step, generation, gpu_time, jobs, step, unproven
 from benchmarks.gpu_time import Kernel
 from benchmarks.queue import Queue
+from rljob_api.spec import RLJobSpec
 
 IGNORES_SIGNALS = "trap '' TERM; setsid sleep 600 & echo $!; while true; do sleep 0.1; done"
 ENDS_LATE = "setsid sleep 600 & echo $!; sleep 600"
@@ -23,6 +24,12 @@ def test_a_job_that_ignores_signals_is_killed_with_what_it_started(monkeypatch: 
     started = psutil.Process(int(process.stdout.readline()))
     assert jobs.stop(process) < 0
     started.wait(10)
+
+
+@pytest.mark.parametrize("benchmark", [first_step, step])
+def test_the_job_of_a_benchmark_is_valid(benchmark: ModuleType, tmp_path: Path) -> None:
+    spec = benchmark.job(benchmark.parser().parse_args([]), tmp_path, tmp_path)
+    assert RLJobSpec.model_validate(spec | {"image": "none"}).train.prompts_per_step > 0
 
 
 def test_the_rule_of_unproven_families_is_lifted_in_children_too() -> None:

@@ -64,7 +64,7 @@ class Part:
 
     @property
     def tally(self) -> int:
-        """Bytes that this rank has written, and then read back for their fingerprints, in the save under way."""
+        """Bytes that this rank has written in the save under way."""
         return self._writing.tally.bytes if self._writing else 0
 
     def begin(self, step: int, directory: Path, reshardable: bool) -> None:
@@ -192,7 +192,7 @@ class Saver:
         return {}
 
     def _contents(self, pending: _Pending, written: Written, others: Mapping[str, Any]) -> Contents:
-        """Fingerprints of the few files that no rank has read back (metadata, buffer) are computed here."""
+        """Fingerprints of the few files that no rank has hashed (metadata, buffer) are computed here."""
         engine = engine_directory(pending.reshardable)
         files = dict(written.files)
         for found in others.values():

@@ -72,7 +72,7 @@ class Store:
 
     def commit(self, contents: Contents) -> None:
         """Turn the directory of `begin` into a checkpoint, then delete checkpoints beyond keepLast. All ranks must have written, and every file must
-        be durable (files.fingerprint). Raises FencedOut."""
+        be durable. Raises FencedOut."""
         self.check()
         sync_names(self._scratch(contents.step))
         last = self._lineage[-1] if self._lineage else None

@@ -5,7 +5,6 @@ failing; spawned ones take 6 to 29 s to start, and read tensors through handles 
 that only the loop uses the process group.
 """
 
-import os
 import queue
 import threading
 import time
@@ -19,11 +18,9 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
-from rljob_trainer.checkpoint.files import Tally, fingerprint
+from rljob_trainer.checkpoint.files import Tally
+from rljob_trainer.checkpoint.hashed import Hashed
 from rljob_trainer.checkpoint.manifest import Files
-
-PIECE_BYTES = 2**28
-"""A thread syncs to the disk after this many bytes."""
 
 
 class Writing:
@@ -56,7 +53,7 @@ class Writing:
         self.files: Files = {}
         """Files of this rank, by path below the directory's parent. Complete once `done`."""
         self.tally = Tally()
-        """Bytes that this rank has written, and then read back for their fingerprints."""
+        """Bytes that this rank has written."""
         self.error: Exception | None = None
         """What a thread of this rank raised."""
         self._written: dict[int, Any] = {}
@@ -96,41 +93,24 @@ class Writing:
     def _write(self, i: int) -> None:
         file = Path(self._buckets[i][0])
         write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
-        _, result = write([_Pieces(self.tally)], i, self._buckets[i], None, None, use_fsync=True)
-        if isinstance(result, Exception):
-            raise result
+        with Hashed(self.tally) as hashed:
+            _, result = write([_Through(hashed)], i, self._buckets[i], None, None, use_fsync=True)
+            if isinstance(result, Exception):
+                raise result
+            self.files[f"{file.parent.name}/{file.name}"] = hashed.fingerprint()
         self._written[i] = result
-        self.files[f"{file.parent.name}/{file.name}"] = fingerprint(file, self.tally)
 
 
-class _Pieces(_StorageWriterTransforms):
-    """A stream that syncs to the disk every PIECE_BYTES. Otherwise the page cache may take the whole file, and one final fsync lasts minutes without
-    any visible progress."""
+class _Through(_StorageWriterTransforms):
+    """Directs everything that is written to a file through `hashed`."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, hashed: Hashed) -> None:
         super().__init__()
-        self._tally, self._cached = tally, 0
+        self._hashed = hashed
 
     def transform_save_stream(self, write_item: Any, raw_stream: Any) -> Any:
-        self._file = raw_stream
-        return super().transform_save_stream(write_item, self)  # type: ignore[arg-type]
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), PIECE_BYTES):
-            self._cached += self._file.write(view[start : start + PIECE_BYTES])
-            if self._cached >= PIECE_BYTES:
-                self._store()
-        return len(view)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def _store(self) -> None:
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
-        self._tally.add(self._cached)
-        self._cached = 0
+        self._hashed.stream = raw_stream
+        return super().transform_save_stream(write_item, self._hashed)  # type: ignore[arg-type]
 
 
 def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:

@@ -58,6 +58,9 @@ _EXPERTS = {
 _ATTENTION = {"attention_backend": AttnBackend.auto}
 """Transformer Engine chooses among the installed backends. megatron-bridge demands flash-attn for Gemma 3, which our images do not have."""
 
+_PIPELINE = {"batch_p2p_sync": False}
+"""megatron-core waits for the device after every message between stages by default, to work around a bug of old releases of torch."""
+
 _YARN = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": True}
 
 
@@ -112,7 +115,7 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
     ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec)
     given = _given(spec)
     for key, value in (
-        _EXPERTS | _ATTENTION | plain | _rotation(provider) | device | given | ours | _frozen(spec)
+        _EXPERTS | _ATTENTION | _PIPELINE | plain | _rotation(provider) | device | given | ours | _frozen(spec)
     ).items():
         setattr(provider, key, value)
     if tower := getattr(provider, "vision_config", None):
