@@ -85,6 +85,32 @@ def test_a_value_that_is_no_number_is_told_with_its_key() -> None:
     }
 
 
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_a_switch_is_true_or_false(table) -> None:  # type: ignore[no-untyped-def]
+    for row in table.rows:
+        if isinstance(row.default, bool):
+            found = convert(table, {row.key: "maybe"}, Options(rows=100))
+            assert Problem(row.key, "'maybe' must be true or false, without quotes") in found.problems
+            taken = convert(table, {row.key: 1}, Options(rows=100)).problems
+            assert not [p for p in taken if "true or false" in p.text], "as other systems read 1"
+
+
+@pytest.mark.parametrize(
+    ("system", "key"),
+    [
+        ("verl", "actor_rollout_ref.actor.use_kl_loss"),
+        ("verl", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"),
+        ("verl", "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"),
+        ("trinity", "buffer.explorer_input.taskset.reward_fn_args.enable_overlong_penalty"),
+        ("llamafactory", "bf16"),
+        ("llamafactory", "overlap_param_gather"),
+    ],
+)
+def test_a_key_that_rules_read_as_a_switch_is_one(system: str, key: str) -> None:
+    table = SYSTEMS[system].tables[0]
+    assert "must be true or false" in "".join(p.text for p in convert(table, {key: "maybe"}, Options()).problems)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
