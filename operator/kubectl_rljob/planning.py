@@ -212,7 +212,7 @@ class Preview:
     skipped: str = ""
     """Why placement was not checked."""
     problem: str = ""
-    """Why there is no room."""
+    """Why there is no capacity."""
     nodes: int = 0
     report: PlacementReport = field(default_factory=PlacementReport)
     nominal: bool = False

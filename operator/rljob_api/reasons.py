@@ -17,7 +17,7 @@ RUNNING = "Running"  # all members of the open attempt run
 PLACED = "Placed"  # every pod of the gang is on a node
 PLACING = "Placing"  # pods have nodes assigned and are not running there yet, or wait for the cluster's scheduler
 UNPLACEABLE = (
-    "Unplaceable"  # there is no room for the whole gang; the message says what is missing where; also the event
+    "Unplaceable"  # there is no capacity for the whole gang; the message says what is missing where; also the event
 )
 NOT_BOUND = (
     "NotBound"  # nodes recently refused pods, and the gang is not on its nodes; the message says why; also the event

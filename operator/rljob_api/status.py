@@ -102,7 +102,7 @@ class RoleStatus(Wire):
     desired: int = 0
     """Number of pods that there should be now; 0 while the job is suspended and when it has ended."""
     text: str = ""
-    """`ready/desired`, for a column of `kubectl get`; `-` if no pod is ready and none should be."""
+    """`ready/desired`, for a column of `kubectl get`; `-` if there should be none: pods that are still ready are being removed."""
     selector: str = ""
     """Label selector of the role's pods, for the scale subresource."""
 

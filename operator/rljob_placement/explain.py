@@ -1,4 +1,4 @@
-"""Why a gang cannot be placed, in a scheduler's words: what is needed, how much room each level has, and why the other nodes are out."""
+"""Why a gang cannot be placed, in a scheduler's words: what is needed, how much capacity each level has, and why the other nodes are out."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -13,28 +13,28 @@ DOMAINS = 4
 
 
 def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str:
-    """One sentence for each role that lacks room, or one for both if each would fit alone. `role`: of the gang; `kept`, `staying`: numbers of
+    """One sentence for each role that lacks capacity, or one for both if each would fit alone. `role`: of the gang; `kept`, `staying`: numbers of
     trainers and rollouts that stay on their nodes."""
     roles = ((role, gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
-    rooms = [_room(cluster, gang, demand) for _, demand, _ in roles]
+    capacities = [_capacities(cluster, gang, demand) for _, demand, _ in roles]
     short = [
-        _lack(cluster, gang, word, demand, wanted, room)
-        for (word, demand, wanted), room in zip(roles, rooms, strict=True)
-        if sum(room.values()) < wanted
+        _lack(cluster, gang, word, demand, wanted, found)
+        for (word, demand, wanted), found in zip(roles, capacities, strict=True)
+        if sum(found.values()) < wanted
     ]
     if short:
         return "; ".join(short)
     wanted = " and ".join(_pods(count, word, demand) for word, demand, count in roles)
-    trainers, rollouts = (sum(room.values()) for room in rooms)
-    return f"needs room for {wanted}; the cluster has it for {trainers} or for {rollouts}, not for both at once"
+    trainers, rollouts = (sum(found.values()) for found in capacities)
+    return f"needs capacity for {wanted}; the cluster has it for {trainers} or for {rollouts}, not for both at once"
 
 
 def lacking(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int) -> str:
-    """A sentence that there is too little room for `wanted` pods of one role. `word`: the role's name."""
-    return _lack(cluster, gang, word, demand, wanted, _room(cluster, gang, demand))
+    """A sentence that there is too little capacity for `wanted` pods of one role. `word`: the role's name."""
+    return _lack(cluster, gang, word, demand, wanted, _capacities(cluster, gang, demand))
 
 
-def _room(cluster: Cluster, gang: Gang, demand: Demand) -> dict[str, int]:
+def _capacities(cluster: Cluster, gang: Gang, demand: Demand) -> dict[str, int]:
     """Number of pods that fit onto each node, by its name."""
     return {n.name: 0 if refusal(n, gang, demand) else capacity(n, demand) for n in cluster.nodes}
 
@@ -43,32 +43,32 @@ def _pods(count: int, word: str, demand: Demand) -> str:
     return f"{count} {word} pod{'' if count == 1 else 's'} with {demand} each"
 
 
-def _lack(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int, room: Mapping[str, int]) -> str:
-    total = sum(room.values())
-    text = f"needs room for {_pods(wanted, word, demand)} and the cluster has it for {total}"
-    levels = [f"{key}: {_level(cluster, gang, i, room)}" for i, key in enumerate(gang.levels) if total]
-    return "; ".join([text, *levels, _barred(cluster, gang, demand, room), *_too_large(cluster, demand)])
+def _lack(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int, capacities: Mapping[str, int]) -> str:
+    total = sum(capacities.values())
+    text = f"needs capacity for {_pods(wanted, word, demand)} and the cluster has it for {total}"
+    levels = [f"{key}: {_level(cluster, gang, i, capacities)}" for i, key in enumerate(gang.levels) if total]
+    return "; ".join([text, *levels, _barred(cluster, gang, demand, capacities), *_too_large(cluster, demand)])
 
 
-def _level(cluster: Cluster, gang: Gang, level: int, room: Mapping[str, int]) -> str:
-    """Room by domain of a level: `b1/r1 has room for 3, b1/r2 for 2, 4 others for none`."""
-    rooms: Counter[str] = Counter()
+def _level(cluster: Cluster, gang: Gang, level: int, capacities: Mapping[str, int]) -> str:
+    """Capacity by domain of a level: `b1/r1 has capacity for 3, b1/r2 for 2, 4 others for none`."""
+    domains: Counter[str] = Counter()
     for node in cluster.nodes:
         path = [node.labels.get(key) for key in gang.levels[: level + 1]]
         if all(path):
-            rooms["/".join(p for p in path if p)] += room[node.name]
-    named = [(name, count) for name, count in rooms.most_common(DOMAINS) if count]
-    text = ", ".join(f"{name} {'has room ' if not i else ''}for {count}" for i, (name, count) in enumerate(named))
-    others = len(rooms) - len(named)
-    rest = sum(rooms.values()) - sum(count for _, count in named)
+            domains["/".join(p for p in path if p)] += capacities[node.name]
+    named = [(name, count) for name, count in domains.most_common(DOMAINS) if count]
+    text = ", ".join(f"{name} {'has capacity ' if not i else ''}for {count}" for i, (name, count) in enumerate(named))
+    others = len(domains) - len(named)
+    rest = sum(domains.values()) - sum(count for _, count in named)
     return text + (f", {others} other{'' if others == 1 else 's'} for {rest or 'none'}" if others else "")
 
 
-def _barred(cluster: Cluster, gang: Gang, demand: Demand, room: Mapping[str, int]) -> str:
-    """Counts of nodes without room, by reason: `0/12 nodes have room for such a pod: 8 insufficient nvidia.com/gpu, 4 cordoned`."""
-    open_ = sum(1 for count in room.values() if count)
-    reasons = Counter(refusal(n, gang, demand) or _short(n, demand) for n in cluster.nodes if not room[n.name])
-    text = f"{open_}/{len(cluster.nodes)} nodes have room for such a pod"
+def _barred(cluster: Cluster, gang: Gang, demand: Demand, capacities: Mapping[str, int]) -> str:
+    """Counts of nodes without capacity, by reason: `0/12 nodes have capacity for such a pod: 8 insufficient nvidia.com/gpu, 4 cordoned`."""
+    open_ = sum(1 for count in capacities.values() if count)
+    reasons = Counter(refusal(n, gang, demand) or _short(n, demand) for n in cluster.nodes if not capacities[n.name])
+    text = f"{open_}/{len(cluster.nodes)} nodes have capacity for such a pod"
     return text + (": " if reasons else "") + ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
 
 

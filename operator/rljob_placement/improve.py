@@ -69,7 +69,7 @@ def _exchange(places: Places, one: int, other: int) -> bool:
 
 
 def _move(places: Places, pod: int) -> bool:
-    """Moves a pod to the best node with room. Of nodes in the same domain only one is tried."""
+    """Moves a pod to the best node with capacity. Of nodes in the same domain only one is tried."""
     problem = places.problem
     if not places.may_leave(pod):
         return False
@@ -81,7 +81,7 @@ def _move(places: Places, pod: int) -> bool:
     for n, path in enumerate(problem.space.paths):
         if (path in tried and n not in used) or (path not in wanted and problem.pods > ALL_PAIRS):
             continue
-        if n == start or not places.room(pod, n):
+        if n == start or not places.has_capacity(pod, n):
             continue
         tried.add(path)
         cost = problem.at(pod, n, places.of)
@@ -120,10 +120,10 @@ class Search:
         must = self._must(places, depth) if self.problem.is_trainer(pod) else False
         occupied = set(places.of)
         for n in range(len(s.nodes)):
-            if not places.room(pod, n) or (must and places.trainers.get(n, 0) >= s.kept[n]):
+            if not places.has_capacity(pod, n) or (must and places.trainers.get(n, 0) >= s.kept[n]):
                 continue
             if n not in occupied:
-                alike = (s.paths[n], s.kept[n], *s.room[n])
+                alike = (s.paths[n], s.kept[n], *s.capacity[n])
                 if alike in seen:
                     continue
                 seen.add(alike)

@@ -57,14 +57,14 @@ class _Search:
         """Node and pods left from which on there is no way."""
         self._sums: list[Resources] = [{}]
         """What is free, in sum, on a node and all after it."""
-        self._rooms: list[Counts] = [(0,) * len(kinds)]
+        self._capacities: list[Counts] = [(0,) * len(kinds)]
         """How many pods of each kind alone fit onto a node and all after it."""
         for node in reversed(range(len(free))):
-            here = tuple(self._room(k, node, free[node]) for k in range(len(kinds)))
-            self._rooms.append(tuple(a + b for a, b in zip(self._rooms[-1], here, strict=True)))
+            here = tuple(self._capacity(k, node, free[node]) for k in range(len(kinds)))
+            self._capacities.append(tuple(a + b for a, b in zip(self._capacities[-1], here, strict=True)))
             self._sums.append(add(self._sums[-1], {name: max(0, amount) for name, amount in free[node].items()}))
         self._sums.reverse()
-        self._rooms.reverse()
+        self._capacities.reverse()
 
     def ways(self, node: int, left: Counts) -> Iterator[Counts]:
         """Ways to fill a node; none if no way can be completed on the nodes after it."""
@@ -74,16 +74,16 @@ class _Search:
             self._tries -= 1
             if self._tries < 0:
                 return
-            if not any(min(count, self._room(k, node, rest)) for k, count in enumerate(_less(left, way))):
+            if not any(min(count, self._capacity(k, node, rest)) for k, count in enumerate(_less(left, way))):
                 yield way
 
     def _may_fit(self, node: int, left: Counts) -> bool:
-        """Whether the pods left may fit onto this node and those after it, by the sum of each resource and by the room for each kind alone."""
+        """Whether the pods left may fit onto this node and those after it, by the sum of each resource and by the capacity for each kind alone."""
         wanted: Resources = {}
         for kind, count in zip(self._kinds, left, strict=True):
             wanted = add(wanted, {name: count * each for name, each in kind.requests.items()})
         enough = all(self._sums[node].get(name, 0) >= amount for name, amount in wanted.items())
-        return enough and all(room >= count for room, count in zip(self._rooms[node], left, strict=True))
+        return enough and all(capacity >= count for capacity, count in zip(self._capacities[node], left, strict=True))
 
     def _filled(self, node: int, free: Resources, left: Counts, kind: int) -> Iterator[tuple[Counts, Resources]]:
         """Ways to add pods of this kind and those after it, large numbers first, and what is free then."""
@@ -91,12 +91,12 @@ class _Search:
             yield (), free
             return
         requests = self._kinds[kind].requests
-        for count in range(min(left[kind], self._room(kind, node, free)), -1, -1):
+        for count in range(min(left[kind], self._capacity(kind, node, free)), -1, -1):
             rest = {name: amount - count * requests.get(name, 0) for name, amount in free.items()}
             for others, after in self._filled(node, rest, left, kind + 1):
                 yield (count, *others), after
 
-    def _room(self, kind: int, node: int, free: Resources) -> int:
+    def _capacity(self, kind: int, node: int, free: Resources) -> int:
         """How many pods of one kind fit."""
         wanted = self._kinds[kind]
         if node not in wanted.nodes:

@@ -14,12 +14,12 @@ Servers = tuple[str, ...]
 def place(
     cluster: Cluster, gang: Gang, stay: Mapping[str, Mapping[int, str]], near: str = ""
 ) -> dict[str, Servers] | Pool:
-    """Nodes of every server, by pool; or the pool that does not fit. Pools with the least room are placed first.
+    """Nodes of every server, by pool; or the pool that does not fit. Pools with the least capacity are placed first.
 
     `stay`: nodes of servers that stay, by pool and number; `near`: the node of the trainer of rank 0; empty: not known yet.
     """
     found: dict[str, Servers] = {}
-    for pool in sorted(gang.pools, key=lambda pool: sum(_room(node, gang, pool.demand) for node in cluster.nodes)):
+    for pool in sorted(gang.pools, key=lambda pool: sum(_capacity(node, gang, pool.demand) for node in cluster.nodes)):
         servers = _placed(cluster, gang, pool, stay.get(pool.name, {}), near)
         if not all(servers):
             return pool
@@ -31,13 +31,13 @@ def place(
 def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
     """Nodes of a pool's servers; empty for those that do not fit."""
     nodes = {node.name: node for node in cluster.nodes}
-    rooms = {name: _room(node, gang, pool.demand) for name, node in nodes.items()}
-    order = sorted(rooms, key=lambda name: (_apart(gang, nodes.get(near), nodes[name]), rooms[name]))
-    free = (name for name in order for _ in range(rooms[name]))
+    capacities = {name: _capacity(node, gang, pool.demand) for name, node in nodes.items()}
+    order = sorted(capacities, key=lambda name: (_apart(gang, nodes.get(near), nodes[name]), capacities[name]))
+    free = (name for name in order for _ in range(capacities[name]))
     return tuple(stay[i] if stay.get(i) in nodes else next(free, "") for i in range(pool.replicas))
 
 
-def _room(node: Node, gang: Gang, demand: Demand) -> int:
+def _capacity(node: Node, gang: Gang, demand: Demand) -> int:
     return 0 if refusal(node, gang, demand) else capacity(node, demand)
 
 

@@ -70,7 +70,7 @@ class Places:
 
     @staticmethod
     def empty(problem: Problem) -> "Places":
-        """The placement of only those pods that stay. They take no room, which counts further pods."""
+        """The placement of only those pods that stay. They take no capacity, which counts further pods."""
         return Places(problem, [problem.fixed.get(pod, -1) for pod in range(problem.pods)])
 
     def copy(self) -> "Places":
@@ -87,7 +87,7 @@ class Places:
         counts[node] -= 1
         return node
 
-    def room(self, pod: int, node: int) -> bool:
+    def has_capacity(self, pod: int, node: int) -> bool:
         """Whether one more pod of its kind fits there."""
         t, r = self.trainers.get(node, 0), self.rollouts.get(node, 0)
         more = (t + 1, r) if self.problem.is_trainer(pod) else (t, r + 1)

@@ -17,7 +17,7 @@ class Domain:
     name: str = ""
     children: list["Domain"] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
-    room: int = 0
+    capacity: int = 0
     """Number of further trainers that fit."""
     kept: int = 0
     """Number of trainers that stay in it."""
@@ -30,8 +30,8 @@ class Space:
     nodes: list[Node]
     paths: list[tuple[str, ...]]
     """The domains of each node, widest first."""
-    room: list[list[int]]
-    """room[n][a]: how many further rollouts fit onto node n alongside `a` further trainers; len(room[n]) - 1: how many further trainers fit."""
+    capacity: list[list[int]]
+    """capacity[n][a]: how many further rollouts fit onto node n alongside `a` further trainers; len(capacity[n]) - 1: how many trainers alone."""
     kept: list[int]
     """Number of trainers that stay on each node."""
     tree: Domain
@@ -53,7 +53,7 @@ class Space:
     def fits(self, node: int, trainers: int, rollouts: int) -> bool:
         """Whether these numbers fit onto a node. `trainers`: with those that stay; `rollouts`: without."""
         fresh = max(0, trainers - self.kept[node])
-        return fresh < len(self.room[node]) and rollouts <= self.room[node][fresh]
+        return fresh < len(self.capacity[node]) and rollouts <= self.capacity[node][fresh]
 
 
 def common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
@@ -64,12 +64,12 @@ def common(one: tuple[str, ...], other: tuple[str, ...]) -> int:
 def space(
     cluster: Cluster, gang: Gang, kept: Mapping[str, int], ranks: Collection[str], rollouts: Collection[str]
 ) -> Space:
-    """The space of a gang. The arguments are about pods that stay, and so need no room: `kept` is the number of trainers by node, `ranks` are the
+    """The space of a gang. The arguments are about pods that stay, and so need no capacity: `kept` is the number of trainers by node, `ranks` are the
     nodes of trainers that also keep their ranks, `rollouts` those of rollouts."""
     rows, there = [], {*kept, *ranks, *rollouts}
     trainers = gang.trainers - len(ranks) - sum(kept.values())
     for node in cluster.nodes:
-        row = _room(node, gang, trainers, gang.rollouts - len(rollouts))
+        row = _row(node, gang, trainers, gang.rollouts - len(rollouts))
         if node.name in there or len(row) > 1 or row[0]:
             path = tuple(node.labels.get(key, "") for key in gang.levels)
             rows.append((path, node.name, node, row, kept.get(node.name, 0)))
@@ -95,8 +95,8 @@ def capacity(node: Node, demand: Demand, alongside: int = 0, other: Demand | Non
     return max(0, fits or 0)
 
 
-def _room(node: Node, gang: Gang, trainers: int, rollouts: int) -> list[int]:
-    """The node's row of `Space.room`."""
+def _row(node: Node, gang: Gang, trainers: int, rollouts: int) -> list[int]:
+    """The node's row of `Space.capacity`."""
     most = 0 if refusal(node, gang, gang.trainer) else min(trainers, capacity(node, gang.trainer))
     barred = bool(refusal(node, gang, gang.rollout))
     return [
@@ -118,5 +118,5 @@ def _grow_tree(s: Space, depth: int) -> None:
                 s.levels[level - 1].append(known[key])
             parent = known[key]
             parent.nodes.append(n)
-            parent.room += len(s.room[n]) - 1
+            parent.capacity += len(s.capacity[n]) - 1
             parent.kept += s.kept[n]

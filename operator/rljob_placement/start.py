@@ -41,13 +41,13 @@ def _regions(problem: Problem) -> Iterator[Domain]:
     s, stay = problem.space, sum(problem.space.kept)
     more, first = problem.loose - stay, True
     for level in reversed(s.levels):
-        fitting = [d for d in level if d.room >= more and d.kept == stay]
-        fitting.sort(key=lambda d: d.room)
+        fitting = [d for d in level if d.capacity >= more and d.kept == stay]
+        fitting.sort(key=lambda d: d.capacity)
         yield from fitting[: TIGHTEST if first else 1]
-        if fitting and not first:  # the one with most room leaves most for rollouts
+        if fitting and not first:  # the one with most capacity leaves most for rollouts
             yield fitting[-1]
         first = first and not fitting
-    if s.tree.room >= more:
+    if s.tree.capacity >= more:
         yield s.tree
 
 
@@ -67,10 +67,10 @@ def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -
     if not domain.children:
         taken[domain.nodes[0]] += wanted
         return
-    usable = {id(d): d.room // unit * unit for d in domain.children}
+    usable = {id(d): d.capacity // unit * unit for d in domain.children}
     if sum(usable.values()) < wanted:
-        usable = {id(d): d.room for d in domain.children}
-    left = [d for d in domain.children if d.room]
+        usable = {id(d): d.capacity for d in domain.children}
+    left = [d for d in domain.children if d.capacity]
     while wanted:
         chosen = _next(left, usable, wanted)
         count = min(wanted, usable[id(chosen)])
@@ -80,16 +80,16 @@ def _share(s: Space, domain: Domain, wanted: int, unit: int, taken: list[int]) -
 
 
 def _next(left: list[Domain], usable: dict[int, int], wanted: int) -> Domain:
-    """The domain with the least room that holds all that is wanted, else the one with most; those where pods stay come first."""
+    """The domain with the least capacity that holds all that is wanted, else the one with most; those where pods stay come first."""
     whole = [d for d in left if usable[id(d)] >= wanted]
     if whole:
-        return min(whole, key=lambda d: (-d.kept, d.room))
+        return min(whole, key=lambda d: (-d.kept, d.capacity))
     return max(left, key=lambda d: (d.kept > 0, usable[id(d)]))
 
 
 def _orders(problem: Problem) -> list[list[int]]:
-    """Orders in which trainers fill the slots: by rank, and by connection. Both are also reversed, in case the last domain has the room for
-    rollouts."""
+    """Orders in which trainers fill the slots: by rank, and by connection. Both are also reversed, in case the last domain has the
+    capacity for rollouts."""
     if not problem.loose:
         return [[]]
     ranks = list(range(problem.trainers))
@@ -134,18 +134,18 @@ def _with_trainers(problem: Problem, slots: tuple[int, ...], order: list[int]) -
 
 
 def nearest(places: Places, pod: int) -> bool:
-    """Puts a pod on the node where its links cost least; of equal ones, where least room is left. False: it fits nowhere."""
+    """Puts a pod on the node where its links cost least; of equal ones, where least capacity is left. False: it fits nowhere."""
     problem = places.problem
     best: tuple[float, int, int] | None = None
     costs: dict[tuple[str, ...], float] = {}
     used = {places.of[other] for other, _ in problem.near[pod]}
     for n, path in enumerate(problem.space.paths):
-        if not places.room(pod, n):
+        if not places.has_capacity(pod, n):
             continue
         cost = costs.get(path) if n not in used else problem.at(pod, n, places.of)
         if cost is None:
             cost = costs[path] = problem.at(pod, n, places.of)
-        left = problem.space.room[n][0] - places.rollouts.get(n, 0) - places.trainers.get(n, 0)
+        left = problem.space.capacity[n][0] - places.rollouts.get(n, 0) - places.trainers.get(n, 0)
         if best is None or (cost, left) < best[:2]:
             best = (cost, left, n)
     if best is None:
@@ -163,30 +163,30 @@ def quotas(problem: Problem) -> list[tuple[int, int]] | None:
     s = problem.space
     trainers = problem.loose - sum(s.kept)
     rollouts = sum(pod not in problem.fixed for pod in range(problem.trainers, problem.pods))
-    if sum(len(r) - 1 for r in s.room) < trainers or sum(r[0] for r in s.room) < rollouts:
+    if sum(len(r) - 1 for r in s.capacity) < trainers or sum(r[0] for r in s.capacity) < rollouts:
         return None
     best: list[int] = [0] + [-1] * trainers
     chosen: list[list[int]] = []
-    for room in s.room:
-        best, choice = _with_node(best, room)
+    for row in s.capacity:
+        best, choice = _with_node(best, row)
         chosen.append(choice)
     if best[trainers] < rollouts:
         return None
-    found, left = [(0, 0)] * len(s.room), trainers
-    for n in reversed(range(len(s.room))):
+    found, left = [(0, 0)] * len(s.capacity), trainers
+    for n in reversed(range(len(s.capacity))):
         count = chosen[n][left]
-        found[n], left = (count, s.room[n][count]), left - count
+        found[n], left = (count, s.capacity[n][count]), left - count
     return found
 
 
-def _with_node(best: list[int], room: list[int]) -> tuple[list[int], list[int]]:
+def _with_node(best: list[int], row: list[int]) -> tuple[list[int], list[int]]:
     """`best` with one more node, and the number of trainers on that node for each total."""
-    if len(room) == 1:
-        return [b + room[0] if b >= 0 else b for b in best], [0] * len(best)
+    if len(row) == 1:
+        return [b + row[0] if b >= 0 else b for b in best], [0] * len(best)
     new, choice = [-1] * len(best), [0] * len(best)
     for total in range(len(best)):
-        for here in range(min(total, len(room) - 1) + 1):
+        for here in range(min(total, len(row) - 1) + 1):
             before = best[total - here]
-            if before >= 0 and before + room[here] > new[total]:
-                new[total], choice[total] = before + room[here], here
+            if before >= 0 and before + row[here] > new[total]:
+                new[total], choice[total] = before + row[here], here
     return new, choice

@@ -168,6 +168,14 @@ def test_a_field_that_is_null_is_left_to_the_platform() -> None:
     assert given.fs_group_change_policy == "OnRootMismatch"
 
 
+def test_settings_of_jobs_that_are_null_are_the_defaults() -> None:
+    found = render("jobs=null")
+    assert job_policy("jobs=null").completed(make_job().spec) == job_policy().completed(make_job().spec)
+    assert "--network-policies" in container(found)["args"], "no job loses its protection by what is not there"
+    assert "--network-policies" in container(render("jobs.networkPolicy=null"))["args"]
+    assert "--no-network-policies" in container(render("jobs.networkPolicy=false"))["args"]
+
+
 def test_the_operator_is_not_ready_before_it_is_restarted_and_its_metrics_stay_in_reach() -> None:
     objects = render()
     (found,) = objects[("Deployment", "rljob")]["spec"]["template"]["spec"]["containers"]
@@ -293,6 +301,12 @@ def test_common_labels_reach_every_object() -> None:
         assert child["metadata"]["labels"]["team"] == "a"
 
 
+def test_labels_and_annotations_that_are_null_are_none() -> None:
+    """As in a values file in which they are commented out below their key."""
+    for key in ("commonLabels", "podAnnotations", "podLabels"):
+        assert documents(*EVERYTHING, f"{key}=null") == documents(*EVERYTHING), key
+
+
 def test_a_selected_object_is_selected_by_what_its_labels_say() -> None:
     pod = render("podLabels.team=a")[("Deployment", "rljob")]["spec"]["template"]["metadata"]["labels"]
     assert SELECTOR.items() <= pod.items()
@@ -318,6 +332,24 @@ def test_names_and_namespaces_that_look_like_numbers_stay_text() -> None:
         assert all(isinstance(text, str) for text in texts), texts
 
 
+@pytest.mark.parametrize(
+    ("release", "name"),
+    [
+        ("rljob", "rljob"),
+        ("my-rljob", "my-rljob"),
+        ("mine", "mine-rljob"),
+        ("2mine", "rljob-2mine"),
+        ("2rljob", "rljob-2rljob"),
+        ("mine.eu", "mine-eu-rljob"),
+    ],
+)
+def test_objects_have_a_name_that_a_service_can_have_whatever_the_release_is_called(release: str, name: str) -> None:
+    result = helm_strings(flags=(release, "--namespace", "research"))
+    assert result.returncode == 0, result.stderr
+    objects = [o for o in yaml.safe_load_all(result.stdout) if o]
+    assert [o["metadata"]["name"] for o in objects if o["kind"] in ("Service", "Deployment")] == [name, name]
+
+
 def test_no_label_or_annotation_of_the_users_hides_one_of_the_charts() -> None:
     taken = {"app.kubernetes.io/name": "mine", "team": "a"}
     sets = [f"{where}.{key.replace('.', chr(92) + '.')}={value}" for where in LABELS for key, value in taken.items()]
@@ -333,7 +365,13 @@ def test_no_label_or_annotation_of_the_users_hides_one_of_the_charts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["nameOverride=My_Operator", "fullnameOverride=My_Operator", "fullnameOverride=1operator"]
+    "name",
+    [
+        "nameOverride=My_Operator",
+        "nameOverride=1operator",
+        "fullnameOverride=My_Operator",
+        "fullnameOverride=1operator",
+    ],
 )
 def test_a_name_that_no_object_can_have_is_refused(name: str) -> None:
     assert "does not match pattern" in helm(name).stderr

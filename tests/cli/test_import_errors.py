@@ -10,6 +10,7 @@ from kubectl_rljob.importer.engine import convert, default_of
 from kubectl_rljob.importer.importing import imported
 from kubectl_rljob.importer.interpolation import resolve
 from kubectl_rljob.importer.settings import Options
+from kubectl_rljob.importer.sources import repeated
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.importer.table import Outcome, Problem
 
@@ -83,6 +84,69 @@ def test_a_value_that_is_no_number_is_told_with_its_key() -> None:
         ("data.train_batch_size", "many is no number"),
         ("trainer.save_freq", "often is no number"),
     }
+
+
+def test_values_that_cannot_be_are_told_at_once_whichever_rule_reads_them() -> None:
+    """Two of one rule, one of another rule, and one that only its field refuses."""
+    text = LAUNCH + "trainer.nnodes=two trainer.n_gpus_per_node=three trainer.save_freq=often "
+    found = imported("verl", text + "actor_rollout_ref.actor.optim.lr=fast", "run.sh", Options())
+    unfit = 'would be spec.train.optimizer.learningRate = "fast", which must be a number'
+    assert sorted((p.key, p.text) for p in found.problems) == [
+        ("actor_rollout_ref.actor.optim.lr", unfit),
+        ("trainer.n_gpus_per_node", "three is no number"),
+        ("trainer.nnodes", "two is no number"),
+        ("trainer.save_freq", "often is no number"),
+    ]
+
+
+def test_what_follows_from_a_value_that_cannot_be_is_not_told() -> None:
+    """Here that the job has no nodes."""
+    found = imported("verl", LAUNCH + "trainer.nnodes=two", "run.sh", Options())
+    assert found.problems == (Problem("trainer.nnodes", "two is no number"),)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
+def test_a_switch_is_true_or_false(table) -> None:  # type: ignore[no-untyped-def]
+    for row in table.rows:
+        if isinstance(row.default, bool):
+            found = convert(table, {row.key: "maybe"}, Options(rows=100))
+            assert Problem(row.key, "'maybe' must be true or false, without quotes") in found.problems
+            taken = convert(table, {row.key: 1}, Options(rows=100)).problems
+            assert not [p for p in taken if "true or false" in p.text], "as other systems read 1"
+
+
+@pytest.mark.parametrize(
+    ("system", "key"),
+    [
+        ("verl", "actor_rollout_ref.actor.use_kl_loss"),
+        ("verl", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"),
+        ("verl", "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"),
+        ("trinity", "buffer.explorer_input.taskset.reward_fn_args.enable_overlong_penalty"),
+        ("llamafactory", "bf16"),
+        ("llamafactory", "overlap_param_gather"),
+    ],
+)
+def test_a_key_that_rules_read_as_a_switch_is_one(system: str, key: str) -> None:
+    table = SYSTEMS[system].tables[0]
+    assert "must be true or false" in "".join(p.text for p in convert(table, {key: "maybe"}, Options()).problems)
+
+
+def test_keys_that_stand_twice_are_told_with_their_lines(rljob: Rljob, tmp_path: Path) -> None:
+    """Beside what else is wrong. Readers of YAML take the last value without a word."""
+    job, sets = tmp_path / "job.yaml", tmp_path / "dataset_info.json"
+    job.write_text("model_name_or_path: /m\nstage: sft\ndataset: d\noutput_dir: o\nmax_steps: 4\nmax_steps: many\n")
+    found = rljob("import", "llamafactory", str(job))
+    assert (found.code, found.out) == (1, "")
+    assert "max_steps = 4 and many: stands twice, in lines 5 and 6; keep one of them" in found.err
+    assert "max_steps: many is no number" in found.err
+    sets.write_text('{"d": {"columns": {"prompt": "a",\n "prompt": "b"}}}')
+    found = rljob("import", "llamafactory", str(job), "--dataset-info", str(sets))
+    assert "d.columns.prompt = a and b: stands twice, in lines 1 and 2; keep one of them" in found.err
+
+
+def test_a_key_that_an_anchor_merges_may_be_written_again() -> None:
+    text = "base: &base {max_steps: 4}\nrun:\n  <<: *base\n  max_steps: 5\n"
+    assert repeated(text) == []
 
 
 @pytest.mark.parametrize(

@@ -106,11 +106,11 @@ def test_a_cluster_without_room_says_what_lacks(api: FakeApi, rljob: Rljob, tmp_
     api.nodes = make_racks([2, 1])
     api.pods = [make_pod("n0-0", 8), make_pod("n1-0", 8)]
     screen = rljob("plan", "-f", manifest(tmp_path))
-    assert screen.code == 0, "no rule is broken: room may come"
+    assert screen.code == 0, "no rule is broken: capacity may come"
     assert (
-        "Placement: there is no room now: needs room for 2 trainer pods with 8 nvidia.com/gpu each and the cluster has it for 1; "
-        "block: b0 has room for 1; rack: b0/r0 has room for 1, 1 other for none; "
-        "1/3 nodes have room for such a pod: 2 insufficient nvidia.com/gpu\n"
+        "Placement: there is no capacity now: needs capacity for 2 trainer pods with 8 nvidia.com/gpu each and the cluster has it for 1; "
+        "block: b0 has capacity for 1; rack: b0/r0 has capacity for 1, 1 other for none; "
+        "1/3 nodes have capacity for such a pod: 2 insufficient nvidia.com/gpu\n"
     ) in screen.out
 
 

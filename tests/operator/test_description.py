@@ -214,10 +214,12 @@ def test_who_waits_for_a_failure_learns_of_it_and_of_its_reason(job: Job, expect
     assert bool(found.message) == (found.status == "True")
 
 
-def test_ready_is_a_dash_once_the_pods_are_released() -> None:
+def test_ready_is_a_dash_once_the_job_has_ended_also_while_its_pods_are_still_ready() -> None:
+    """`1/0` would be a job that has more than it wants."""
     ended = {"outcome": "Failed", "outcome_reason": reasons.CONFIGURATION_ERROR}
     last_pods = make_job(nodes=1).with_pods().with_rollout().with_status(**ended).next()
-    assert (last_pods.trainer.text, last_pods.rollout.text) == ("1/0", "1/0")
+    assert (last_pods.trainer.text, last_pods.rollout.text) == ("-", "-")
+    assert (last_pods.trainer.ready, last_pods.rollout.ready) == (1, 1), "the scale subresource counts them"
     released = make_job(nodes=1).with_status(**ended).next()
     assert (released.trainer.text, released.rollout.text) == ("-", "-")
     waiting = make_job(nodes=1).next()

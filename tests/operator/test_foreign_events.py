@@ -29,7 +29,7 @@ EXAMPLES: dict[str, Object] = {
         "status": {"conditions": CONDITIONS, "allocatable": {"cpu": "8", "pods": "110"}},
     },
     "ConfigMap": {"data": {"report.json": "{}", "control.json": "{}"}},
-    "RLJob": {"spec": {"trainer": {"nodes": 1}}, "status": {"placement": {"problem": "no room"}}},
+    "RLJob": {"spec": {"trainer": {"nodes": 1}}, "status": {"placement": {"problem": "no capacity"}}},
     **{kind: {"spec": {"replicas": 1}} for kind in CHILD_KINDS},
 }
 JSON = st.recursive(

@@ -176,7 +176,7 @@ async def test_a_job_is_placed_with_all_of_its_gangs_or_not_at_all() -> None:
     crowd.apply("demo", trainers=2, **FOUR)
     await crowd.turns(4)
     assert crowd.on_nodes("demo") == {}
-    assert "needs room for 1 reward1 pod" in crowd.status("demo").message
+    assert "needs capacity for 1 reward1 pod" in crowd.status("demo").message
     crowd.nodes["a"] = 7
     crowd.cluster.edit("Node", None, "a")["status"]["allocatable"]["pods"] = "7"
     await crowd.turns(6)

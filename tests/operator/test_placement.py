@@ -43,7 +43,7 @@ async def test_jobs_that_compete_are_placed_whole_one_after_the_other() -> None:
             crowd.apply(name, trainers=2)
         await crowd.turns(6)
         assert [len(crowd.on_nodes(job)) for job in ("one", "two", "three")] == [3, 0, 0], f"the oldest, seed {seed}"
-        assert crowd.status("two").message.startswith("waiting for room: needs room for 2 trainer pods with ")
+        assert crowd.status("two").message.startswith("waiting for capacity: needs capacity for 2 trainer pods with ")
         assert crowd.status("two").message.endswith("; the cluster has it for 2 or for 2, not for both at once")
         crowd.delete("one")
         await crowd.turns(6)
@@ -84,7 +84,7 @@ async def test_a_job_that_fits_does_not_wait_for_an_older_one_that_does_not() ->
     assert len(crowd.on_nodes("small")) == 3
     conditions = {c.type: c for c in crowd.status("large").conditions}
     assert conditions["Placed"].reason == reasons.UNPLACEABLE
-    assert conditions["Placed"].message.startswith("needs room for 5 trainer pods with ")
+    assert conditions["Placed"].message.startswith("needs capacity for 5 trainer pods with ")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -125,7 +125,7 @@ async def test_no_node_is_given_twice_while_nodes_are_drained_and_pods_linger(se
 
 
 async def test_a_crowd_is_planned_once_and_not_once_for_each_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those who find no room, until some becomes free."""
+    """Also those who find no capacity, until some becomes free."""
     planned: list[int] = []
 
     def counted(cluster: Cluster, waiting: list[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
@@ -150,7 +150,7 @@ async def test_seats_that_nobody_fetches_are_given_to_others() -> None:
     crowd.apply("first", trainers=2)
     crowd.apply("second", trainers=2)
     await crowd.turn(order=["second"])
-    assert crowd.status("second").message.startswith("waiting for room")
+    assert crowd.status("second").message.startswith("waiting for capacity")
     crowd.delete("first")
     crowd.feed.deliver()
     await crowd.operator((NAMESPACE, "first"))
@@ -233,7 +233,7 @@ async def test_a_node_that_is_assigned_to_pods_still_ending_elsewhere_goes_to_no
     assert placement and {seat.node for seat in placement.assignments} == {other}
     crowd.apply("young", trainers=2)
     await crowd.turns(4)
-    assert crowd.status("young").message.startswith("waiting for room")
+    assert crowd.status("young").message.startswith("waiting for capacity")
     assert crowd.on_nodes("young") == {}
     crowd.lingering = False
     await crowd.turns(4)
@@ -272,7 +272,7 @@ async def test_a_pod_that_ends_where_its_successor_will_be_counts_once() -> None
     assert len(crowd.on_nodes("young")) == 3
 
 
-async def test_further_rollouts_come_when_there_is_room() -> None:
+async def test_further_rollouts_come_when_there_is_capacity() -> None:
     crowd = Crowd({"a": 3})
     crowd.apply("demo", trainers=2, rollouts=3)
     await crowd.turns(4)

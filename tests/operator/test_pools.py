@@ -112,7 +112,7 @@ async def test_a_gang_waits_until_its_pool_has_room_too() -> None:
     crowd.apply("demo", trainers=2, **POOLED)
     await crowd.turns(4)
     assert crowd.on_nodes("demo") == {}
-    assert "needs room for 2 judge pods" in crowd.status("demo").message
+    assert "needs capacity for 2 judge pods" in crowd.status("demo").message
     crowd.nodes["a"] = 5
     crowd.cluster.edit("Node", None, "a")["status"]["allocatable"]["pods"] = "5"
     await crowd.turns(6)

@@ -137,19 +137,19 @@ async def test_pods_of_one_name_in_two_namespaces_are_two() -> None:
     assert set(await seen(Event("MODIFIED", changed), cache=cache)) == {("production", "demo")}
 
 
-async def test_a_pod_that_goes_wakes_who_waits_for_room() -> None:
+async def test_a_pod_that_goes_wakes_who_waits_for_capacity() -> None:
     cache = ClusterCache(lambda: 0.0)
-    for name, problem in (("waits", "no room"), ("runs", "")):
+    for name, problem in (("waits", "no capacity"), ("runs", "")):
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
         cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
-    assert await seen(Event("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody room"
+    assert await seen(Event("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody capacity"
     ended = Event("MODIFIED", pod(4, "n1", phase="Succeeded"))
     assert await seen(ended, cache=cache) == {("research", "waits"): CAPACITY_DELAY}
 
 
 async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
     cache = ClusterCache(lambda: 0.0)
-    for name, problem in (("waits", "no room"), ("goes", "")):
+    for name, problem in (("waits", "no capacity"), ("goes", "")):
         meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
         cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
     changed = {"kind": "RLJob", "metadata": meta | {"resourceVersion": "3"}, "spec": {"suspend": True}}

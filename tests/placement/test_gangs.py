@@ -42,7 +42,7 @@ def used(gang: Gang, found: Plan, stay: Stay | None = None) -> Counter[str]:
 
 
 def test_a_gang_takes_the_place_next_to_the_trainer_of_rank_0() -> None:
-    """Racks r1 and r2 have equal room; the trainer is in r2 only."""
+    """Racks r1 and r2 have equal capacity; the trainer is in r2 only."""
     nodes = make_racks([0, 2, 3], racks_per_block=1)
     gang = job(2, reference={"processesPerNode": 8, "parallelism": {"tensor": 8}})
     busy = [make_pod("n2-2", 4)]
@@ -75,7 +75,7 @@ def test_a_job_whose_gang_has_no_room_gets_no_node_at_all() -> None:
     found = plan(make_cluster(make_racks([4])), gang)
     assert found.nodes() == set()
     assert found.problem.startswith(
-        "alongside the job's other pods needs room for 3 reference pods with 8 nvidia.com/gpu each and the cluster has it for 2; "
+        "alongside the job's other pods needs capacity for 3 reference pods with 8 nvidia.com/gpu each and the cluster has it for 2; "
     )
 
 
@@ -87,7 +87,7 @@ def test_a_gang_of_large_pods_comes_before_small_ones_that_would_break_its_only_
     assert not found.problem and max(used(small, found).values()) == 8
 
 
-def test_a_gang_that_stays_keeps_nodes_and_ranks_and_takes_no_room() -> None:
+def test_a_gang_that_stays_keeps_nodes_and_ranks_and_takes_no_capacity() -> None:
     gang = job(1, reference={"nodes": 2, "processesPerNode": 8, "parallelism": {"tensor": 8}})
     cluster = make_cluster(make_racks([3]), [make_pod("n0-0", 8), make_pod("n0-2", 8)])
     stay = Stay(gangs={"reference": Stay(ranks={0: "n0-2", 1: "n0-0"})})
@@ -149,13 +149,15 @@ def test_no_node_is_overbooked_and_pods_of_any_sizes_are_placed_whenever_they_fi
 
 
 @cache
-def fit(room: tuple[int, ...], pods: tuple[int, ...]) -> bool:
+def fit(capacity: tuple[int, ...], pods: tuple[int, ...]) -> bool:
     """Whether the nodes hold the pods, by trying every node for the largest one."""
     if not pods:
         return True
     *rest, largest = pods
-    nodes = [n for n, free in enumerate(room) if free >= largest]
-    return any(fit(tuple(sorted((*room[:n], room[n] - largest, *room[n + 1 :]))), tuple(rest)) for n in nodes)
+    nodes = [n for n, free in enumerate(capacity) if free >= largest]
+    return any(
+        fit(tuple(sorted((*capacity[:n], capacity[n] - largest, *capacity[n + 1 :]))), tuple(rest)) for n in nodes
+    )
 
 
 def test_pods_of_four_sizes_fill_nodes_that_one_gang_after_the_other_would_break() -> None:

@@ -109,10 +109,10 @@ def test_why_there_is_no_room_is_said_per_level_and_reason() -> None:
     nodes = [*make_racks([2, 2, 1]), make_node("cpu-1"), make_node("old", cordoned=True, block="b9", rack="r9")]
     cluster = make_cluster(nodes, [make_pod("n1-0", 4)])
     assert plan(cluster, make_gang(8)).problem == (
-        "needs room for 8 trainer pods with 8 nvidia.com/gpu each and the cluster has it for 4; "
-        "block: b0 has room for 3, b1 for 1, 1 other for none; "
-        "rack: b0/r0 has room for 2, b0/r1 for 1, b1/r2 for 1, 1 other for none; "
-        "4/7 nodes have room for such a pod: 1 insufficient nvidia.com/gpu, 1 without label block, 1 cordoned"
+        "needs capacity for 8 trainer pods with 8 nvidia.com/gpu each and the cluster has it for 4; "
+        "block: b0 has capacity for 3, b1 for 1, 1 other for none; "
+        "rack: b0/r0 has capacity for 2, b0/r1 for 1, b1/r2 for 1, 1 other for none; "
+        "4/7 nodes have capacity for such a pod: 1 insufficient nvidia.com/gpu, 1 without label block, 1 cordoned"
     )
 
 
@@ -120,7 +120,7 @@ def test_a_pod_that_no_node_could_ever_hold_is_said_to_be_too_large() -> None:
     large = {"template": {"resources": {"requests": {"memory": "600Gi"}, "limits": {"memory": "600Gi"}}}}
     busy = make_cluster([make_node("a", block="b", rack="r")], [make_pod("a", 8)])
     without = make_cluster([make_node("cpu", 0, block="b", rack="r")])
-    assert plan(busy, make_gang(1)).problem.endswith(": 1 insufficient nvidia.com/gpu"), "room may come"
+    assert plan(busy, make_gang(1)).problem.endswith(": 1 insufficient nvidia.com/gpu"), "capacity may come"
     assert plan(without, make_gang(1)).problem.endswith("; no node has nvidia.com/gpu")
     assert plan(busy, make_gang(1, **large)).problem.endswith("; no node has more than 512Gi memory")
 
@@ -130,13 +130,13 @@ def test_those_who_stay_are_not_asked_for_again() -> None:
     found = plan(cluster, make_gang(2), Stay(trainers=["n0-0"]))
     assert set(found.trainers) == {"n0-0", "n0-1"}
     assert plan(cluster, make_gang(3), Stay(trainers=["n0-0"])).problem.startswith(
-        "needs room for 2 trainer pods with "
+        "needs capacity for 2 trainer pods with "
     )
 
 
 def test_roles_that_fit_only_one_at_a_time_are_named_together() -> None:
     gang = make_gang(1, rollouts=1)
     assert plan(make_cluster(make_racks([1])), gang).problem == (
-        "needs room for 1 trainer pod with 8 nvidia.com/gpu each and 1 rollout pod with 8 nvidia.com/gpu each; "
+        "needs capacity for 1 trainer pod with 8 nvidia.com/gpu each and 1 rollout pod with 8 nvidia.com/gpu each; "
         "the cluster has it for 1 or for 1, not for both at once"
     )

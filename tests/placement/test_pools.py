@@ -1,4 +1,4 @@
-"""Pools beside a gang: all of it or nothing, near rank 0, and in whichever order there is room."""
+"""Pools beside a gang: all of it or nothing, near rank 0, and in whichever order there is capacity."""
 
 from collections import Counter
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_a_job_whose_pool_has_no_room_gets_no_node_at_all() -> None:
     found = plan(make_cluster(make_racks([3])), gang)
     assert (found.trainers, found.rollouts, found.pools) == ((), (), {})
     assert found.problem.startswith(
-        "alongside the job's other pods needs room for 3 judge pods with 8 nvidia.com/gpu each and the cluster has it for 2; "
+        "alongside the job's other pods needs capacity for 3 judge pods with 8 nvidia.com/gpu each and the cluster has it for 2; "
     )
 
 

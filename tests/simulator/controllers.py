@@ -41,7 +41,7 @@ def _start_pod(cluster: FakeCluster, sts: Object, ordinal: int) -> None:
 
 
 def _schedule(cluster: FakeCluster) -> None:
-    """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has room, else onto the first."""
+    """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has capacity, else onto the first."""
     for (kind, _, _), pod in list(cluster.objects.items()):
         waits = pod.get("status", {}).get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]
         free = kind == "Pod" and waits and not pod["spec"].get("schedulingGates")

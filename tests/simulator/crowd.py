@@ -14,7 +14,7 @@ from simulator.site import NAMESPACE, Site
 
 @dataclass
 class Crowd(Site):
-    """Nodes by name, each with room for so many pods."""
+    """Nodes by name, each with capacity for so many pods."""
 
     nodes: dict[str, int]
     lingering: bool = False
@@ -91,6 +91,6 @@ class Crowd(Site):
             assert whole or {x.pod for x in seats} <= self.on_nodes(job).keys(), f"{job} waits with {len(seats)} seats"
 
     def check_capacity(self) -> None:
-        for node, room in self.nodes.items():
+        for node, capacity in self.nodes.items():
             there = [p for p in self.cluster.pods(NAMESPACE) if p["spec"].get("nodeName") == node]
-            assert len(there) <= room, f"{node} holds {len(there)} of {room}"
+            assert len(there) <= capacity, f"{node} holds {len(there)} of {capacity}"

@@ -1,12 +1,16 @@
+{{- /* Also of a Service, so it begins with a letter and has no dots; the name of a release may do otherwise. */}}
 {{- define "rljob.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- $release := .Release.Name | replace "." "-" -}}
+{{- if not (regexMatch "^[a-z]" $release) -}}
+{{- printf "%s-%s" $name $release | trunc 63 | trimSuffix "-" -}}
+{{- else if contains $name $release -}}
+{{- $release | trunc 63 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" $release $name | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -27,7 +31,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- $_ := set $own "app.kubernetes.io/version" $context.Chart.AppVersion -}}
 {{- $_ := set $own "app.kubernetes.io/managed-by" $context.Release.Service -}}
 {{- $_ := set $own "helm.sh/chart" (printf "%s-%s" $context.Chart.Name $context.Chart.Version) -}}
-{{- toYaml (merge $own (index . 1) $context.Values.commonLabels) -}}
+{{- toYaml (merge $own (index . 1 | default dict) ($context.Values.commonLabels | default dict)) -}}
 {{- end -}}
 
 {{- define "rljob.serviceAccount" -}}
@@ -41,5 +45,5 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "rljob.jobPolicy" -}}
-{{- omit .Values.jobs "networkPolicy" | toJson -}}
+{{- omit (.Values.jobs | default dict) "networkPolicy" | toJson -}}
 {{- end -}}

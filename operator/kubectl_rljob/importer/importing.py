@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from kubectl_rljob.importer.engine import Imported, convert
 from kubectl_rljob.importer.settings import Options
+from kubectl_rljob.importer.sources import repeated
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.importer.table import Note, Outcome, Problem
 from kubectl_rljob.importer.writer import write
 from rljob_api.validation import Violation, validate
+from rljob_api.validation.schema_errors import wrong_values
 
 HEADINGS = {
     Outcome.LACKING: "Not expressible in an RLJob, and left out:",
@@ -32,14 +34,23 @@ def imported(system: str, text: str, file: str, options: Options) -> Result:
     """`file`: its name, for the heading. Raises Unreadable."""
     source = SYSTEMS[system].read(text, options.environment)
     found = convert(source.system, source.values, options)
-    if found.problems:
-        return Result("", report([*source.notes, *found.notes], ()), tuple(found.problems), valid=False)
+    wrong = [*repeated(text), *found.problems]
     checked = validate(found.spec, found.name)
-    if checked.spec is None:
-        wrong = tuple(_unfit(found, violation) for violation in checked.violations)
-        return Result("", report([*source.notes, *found.notes], ()), wrong, valid=False)
+    if wrong:
+        wrong += _further(found, source.values.keys())
+    elif checked.spec is None:
+        wrong = [_unfit(found, violation) for violation in checked.violations]
+    if wrong:
+        return Result("", report([*source.notes, *found.notes], ()), tuple(wrong), valid=False)
     manifest = write(found, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
     return Result(manifest, report([*source.notes, *found.notes], checked.violations), valid=checked.valid)
+
+
+def _further(found: Imported, keys: Iterable[str]) -> list[Problem]:
+    """What is wrong beside other problems: values that fields have from one key each. All else may follow from those problems."""
+    unfit = {problem.key.split(" = ")[0]: problem for problem in (_unfit(found, v) for v in wrong_values(found.spec))}
+    told = {problem.key for problem in found.problems}
+    return [unfit[key] for key in keys if key in unfit and key not in told]
 
 
 def _unfit(found: Imported, violation: Violation) -> Problem:

@@ -154,7 +154,7 @@ TRAIN = (
     becomes("pref_ftx", "dpo.sftCoefficient", 0.0),
     read("simpo_gamma", "dpo.margin", 0.5, text="with pref_loss: simpo"),
     read("ref_model", "reference.path"),
-    read("bf16", "model.dtype", text="true: bfloat16", also=("pure_bf16",)),
+    read("bf16", "model.dtype", False, text="true: bfloat16", also=("pure_bf16",)),
     lacks("fp16", "trained in bfloat16 or float32"),
     implied("mixed_precision"),
 )
@@ -216,6 +216,7 @@ PARALLEL = (
     read(
         "overlap_param_gather",
         "trainer.overlap.paramGather",
+        False,
         text="works between the optimizer steps of a step, of which there is one",
     ),
     must("use_distributed_optimizer", True, "the optimizer is always distributed"),

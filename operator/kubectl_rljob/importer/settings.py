@@ -81,7 +81,9 @@ class Settings:
 
     def _add(self, name: str, value: Any) -> None:
         row = self._names.get(name) or self._below(name)
-        if row:
+        if row and isinstance(row.default, bool) and value not in (True, False, None):
+            self.problems.append(Problem(name, f"{value!r} must be true or false, without quotes"))
+        elif row:
             key = name if row.key.endswith("*") else row.key
             self.given[key] = Given(name, value, row)
         elif value in (None, {}) and self._leads(name):

@@ -7,7 +7,9 @@ import yaml
 
 from kubectl_rljob.importer.hydra import plain
 from kubectl_rljob.importer.settings import System
-from kubectl_rljob.importer.table import Note
+from kubectl_rljob.importer.table import Note, Problem
+from rljob_api.kubernetes_yaml import documents
+from rljob_api.type_errors import path_of
 
 
 class Unreadable(ValueError):
@@ -33,6 +35,19 @@ def document(text: str) -> Any:
         raise Unreadable("is nested too deeply, or an alias leads into itself") from error
     except ValueError as error:  # a date without such a month, a number of thousands of digits
         raise Unreadable(f"holds a value that cannot be read: {error}") from error
+
+
+def repeated(text: str) -> list[Problem]:
+    """Keys that a YAML text has twice, of which readers take the last one. A script has none."""
+    try:
+        found = [key for document in documents(text) for key in document.duplicates]
+    except yaml.YAMLError:
+        return []
+    return [Problem(f"{path_of(key.location)} = {' and '.join(key.values)}", _repeated(*key.lines)) for key in found]
+
+
+def _repeated(first: int, second: int) -> str:
+    return f"stands twice, in lines {first} and {second}; keep one of them"
 
 
 def tree_of(text: str) -> dict[str, Any]:

@@ -13,16 +13,27 @@ UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:
-    """What a rule says, up to the value that it cannot compute with."""
+    """What a rule says, up to a value that it cannot compute with, and further such values."""
+    wrong: Given | None
     try:
         yield from rule(settings)
+        return
     except NotANumber as error:
+        wrong = settings.given.get(error.key)
         yield Problem(settings.origin(error.key), str(error))
     except UNFIT:
         wrong = _culprit(lambda these: [*rule(these)], settings)
         if wrong is None:
             raise
         yield refused(wrong.name, wrong.value)
+    if wrong:
+        yield from _of_other_values(rule, _without(settings, [wrong]))
+
+
+def _of_other_values(rule: Rule, settings: Settings) -> Iterator[Problem]:
+    """Only what is wrong with keys of the file: what else the rule says follows from the key that is left out."""
+    names = {given.name for given in settings.given.values()}
+    yield from (said for said in said_by(rule, settings) if isinstance(said, Problem) and said.key in names)
 
 
 def unread(settings: Settings) -> dict[str, str]:
@@ -48,14 +59,18 @@ def _culprit(compute: Callable[[Settings], object], settings: Settings) -> Given
 
 
 def _computes(compute: Callable[[Settings], object], settings: Settings, without: Iterable[Given]) -> bool:
-    dropped = {one.name for one in without}
     try:
-        compute(replace(settings, given={k: g for k, g in settings.given.items() if g.name not in dropped}))
+        compute(_without(settings, without))
     except NotANumber:
         return True
     except UNFIT:
         return False
     return True
+
+
+def _without(settings: Settings, dropped: Iterable[Given]) -> Settings:
+    names = {one.name for one in dropped}
+    return replace(settings, given={k: g for k, g in settings.given.items() if g.name not in names})
 
 
 def _plainness(given: Given) -> int:

@@ -38,10 +38,10 @@ def preview(found: Preview) -> str:
     if found.skipped:
         return f"Placement: {found.skipped}"
     if found.problem:
-        return f"Placement: there is no room now: {found.problem}"
+        return f"Placement: there is no capacity now: {found.problem}"
     r = found.report
     rows = [(f"stage {i}", domain or WHOLE) for i, domain in enumerate(r.stages)]
-    rows += [(f"rollout {i}", domain or "no room now") for i, domain in enumerate(r.rollouts)]
+    rows += [(f"rollout {i}", domain or "no capacity now") for i, domain in enumerate(r.rollouts)]
     if len(rows) > 2 * STAGES:
         rows = [(f"stages 0-{len(r.stages) - 1}", _named(r.stages)), ("rollouts", _counted(r.rollouts))]
     rows += [(role, _named([domain or WHOLE for domain in domains])) for role, domains in r.gangs.items()]

@@ -125,7 +125,7 @@ def message(job: Job, width: int) -> list[str]:
 
 
 def roles(job: Job, width: int) -> list[str]:
-    """READY and GPUS of each kind of pod, `-` once its pods are released; STATUS and pace only while the job runs, when they are true."""
+    """READY of each kind of pod, GPUS until its pods are released; STATUS and pace only while the job runs, when they are true."""
     s, p = job.status, job.status.progress
     running = s.state == "Running"
     gpus = {r.name: r.gpus or "-" for r in planning.roles(job.spec)} if job.spec else dict.fromkeys(names.ROLES, "")

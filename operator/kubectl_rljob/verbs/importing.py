@@ -9,7 +9,7 @@ from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.importer.importing import imported, problems
 from kubectl_rljob.importer.settings import Options
-from kubectl_rljob.importer.sources import Unreadable, document
+from kubectl_rljob.importer.sources import Unreadable, document, repeated
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
@@ -99,10 +99,13 @@ def _text(file: str) -> str:
 
 def _data_sets(file: str) -> dict[str, Any]:
     """JSON, which is YAML as well, or YAML."""
+    text = _text(file)
     try:
-        found = document(_text(file))
+        found = document(text)
     except Unreadable as error:
         raise UserError(f"{file} {error}") from error
+    if wrong := repeated(text):
+        raise UserError(f"{file} cannot be read:\n{problems(wrong)}")
     if not isinstance(found, dict):
         raise UserError(f"{file} holds no data sets by name")
     return found

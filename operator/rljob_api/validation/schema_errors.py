@@ -21,7 +21,16 @@ def schema_violations(error: ValidationError) -> Iterator[Violation]:
     renamed = misnamed(error)
     for found in problems(error):
         if found.kind != "missing" or found.path not in renamed:
-            yield Violation(f"spec.{found.path}", found.value, found.rule, _fix(found))
+            yield _violation(found)
+
+
+def wrong_values(spec: dict[str, Any]) -> list[Violation]:
+    """Values of the wrong type in a spec of which parts are still missing."""
+    try:
+        RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return [_violation(found) for found in problems(error) if found.kind != "missing"]
+    return []
 
 
 def misnamed(error: ValidationError) -> set[str]:
@@ -63,6 +72,10 @@ def _leaves(value: Any, location: tuple[str | int, ...]) -> Iterator[tuple[tuple
         return
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _leaves(inner, (*location, key))
+
+
+def _violation(found: TypeProblem) -> Violation:
+    return Violation(f"spec.{found.path}", found.value, found.rule, _fix(found))
 
 
 def _fix(found: TypeProblem) -> str:

@@ -54,9 +54,9 @@ class SchedulingResult:
     def fits(self, cluster: Cluster) -> bool:
         """Whether the pods that had no node before still fit into the cluster."""
         nodes, taken = {n.name: n for n in cluster.nodes}, self.taken()
-        room = all(n in nodes and _holds(nodes[n], requests) for n, requests in taken.items())
+        enough = all(n in nodes and _holds(nodes[n], requests) for n, requests in taken.items())
         newcomers = self.plan.newcomers(self.request.gang, self.request.stay)
-        return room and not any(demand.refuses(nodes[n]) for n, demand in newcomers)
+        return enough and not any(demand.refuses(nodes[n]) for n, demand in newcomers)
 
 
 def _holds(node: Node, requests: Resources) -> bool:

@@ -34,7 +34,7 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
 
 def _role(s: Snapshot, role: str, desired: int) -> RoleStatus:
     ready = sum(p.ready and not p.deleting for p in s.of(role))
-    text = f"{ready}/{desired}" if ready or desired else "-"
+    text = f"{ready}/{desired}" if desired else "-"
     return RoleStatus(ready=ready, desired=desired, text=text, selector=names.selector(s.job.name, role))
 
 

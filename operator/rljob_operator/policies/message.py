@@ -100,7 +100,7 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     if s.now < seconds(status.restarts.not_before):
         return f"{after}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
-        return f"{after}waiting for room: {status.placement.problem}"
+        return f"{after}waiting for capacity: {status.placement.problem}"
     problems = _pod_problems(s, status, s.launchers)
     found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
     return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")

@@ -165,11 +165,11 @@ BUFFER = (
     read(f"{TASKS}default_workflow_type", ""),
     read(f"{TASKS}default_reward_fn_type", "rewards"),
     *(
-        read(f"{TASKS}reward_fn_args.{key}", field)
-        for key, field in (
-            ("enable_overlong_penalty", "algorithm.overlong"),
-            ("penalty_factor", "algorithm.overlong.penalty"),
-            ("cache_length", "algorithm.overlong.bufferTokens"),
+        read(f"{TASKS}reward_fn_args.{key}", field, default)
+        for key, field, default in (
+            ("enable_overlong_penalty", "algorithm.overlong", False),
+            ("penalty_factor", "algorithm.overlong.penalty", None),
+            ("cache_length", "algorithm.overlong.bufferTokens", None),
         )
     ),
     implied(f"{TASKS}reward_fn_args.max_response_length", "is model.max_response_tokens"),

@@ -292,7 +292,10 @@ ACTOR_ROWS = (
     read(f"{ACTOR}megatron.dist_checkpointing_path", "model.megatronCheckpoint"),
     becomes(f"{ACTOR}megatron.dtype", "model.dtype", "bfloat16", choice(bfloat16="bfloat16", float32="float32")),
     read(
-        f"{ACTOR}megatron.dist_ckpt_optim_fully_reshardable", "checkpoint.asynchronous", text="true: not asynchronous"
+        f"{ACTOR}megatron.dist_ckpt_optim_fully_reshardable",
+        "checkpoint.asynchronous",
+        False,
+        text="true: not asynchronous",
     ),
     *megatron_rows(f"{ACTOR}megatron."),
     *recompute_rows(f"{ACTOR}megatron.override_transformer_config."),
@@ -323,7 +326,7 @@ REFERENCE = (
         implied(f"{REF}megatron.{key}")
         for key in ("grad_offload", "optimizer_offload", "dtype", "override_ddp_config.*")
     ),
-    read(f"{REF}megatron.use_dist_checkpointing", "", text="the reference is read as the policy is"),
+    read(f"{REF}megatron.use_dist_checkpointing", "", False, text="the reference is read as the policy is"),
     read(f"{REF}megatron.dist_checkpointing_path", "", text="the reference is read as the policy is"),
     implied(f"{REF}megatron.dist_ckpt_optim_fully_reshardable"),
     *megatron_rows(f"{REF}megatron."),
@@ -471,12 +474,13 @@ REWARD = (
         read(
             f"reward.reward_kwargs.{OVERLONG}.{key}",
             target,
+            default,
             also=(f"reward_model.reward_kwargs.{OVERLONG}.{key}", f"reward_model.overlong_buffer.{key}"),
         )
-        for key, target in (
-            ("enable", "algorithm.overlong"),
-            ("len", "algorithm.overlong.bufferTokens"),
-            ("penalty_factor", "algorithm.overlong.penalty"),
+        for key, target, default in (
+            ("enable", "algorithm.overlong", False),
+            ("len", "algorithm.overlong.bufferTokens", None),
+            ("penalty_factor", "algorithm.overlong.penalty", None),
         )
     ),
     *(
