@@ -248,7 +248,9 @@ async def test_readable_samples_say_who_wrote_what(bench, tmp_path):
     assert line["response"] == "t1[t1]!"
 
 
-@pytest.mark.parametrize(("given", "stop"), [("</tool>", ["</tool>"]), (("a", "b"), ["a", "b"]), ((), []), (None, None)])
+@pytest.mark.parametrize(
+    ("given", "stop"), [("</tool>", ["</tool>"]), (("a", "b"), ["a", "b"]), ((), []), (None, None)]
+)
 async def test_a_single_text_may_end_a_turn(given, stop):
     asked = {}
 
