@@ -13,7 +13,7 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Policy
-from rljob_trainer.agents.endpoint import Endpoint
+from rljob_trainer.agents.endpoint import Endpoint, _message
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
@@ -149,3 +149,8 @@ async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(
     async with served(("3",), lambda: skipped.append(10_000.0)) as (session, policy), session.own_time.limited():
         await agent(session.prompt, policy, {})
     assert len(skipped) == 2 and not session.own_time.is_over
+
+
+def test_brackets_without_end_are_no_call() -> None:
+    text = f"<tool_call>{'[' * 100_000}</tool_call>"
+    assert _message(text) == {"role": "assistant", "content": text}

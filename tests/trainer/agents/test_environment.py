@@ -1,6 +1,8 @@
 """Environments over HTTP, asked by the whole driver: the contract of docs/environment.openapi.yaml, and what becomes of a service that breaks it."""
 
+import json
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from rljob_trainer.agents.environment import Observation
+from rljob_trainer.agents.environment import Observation, plain
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import ServiceDown
@@ -140,3 +142,16 @@ def test_the_openapi_file_has_the_routes_and_the_fields_of_the_answer() -> None:
     described = document["components"]["schemas"]["Observation"]
     assert set(described["properties"]) == set(Observation.model_fields)
     assert described["additionalProperties"] is False
+
+
+async def test_a_metric_of_a_name_that_no_table_can_hold_fails_the_sample(bench: Bench, echo: Echo) -> None:
+    bench.spec["train"]["steps"] = 1
+    echo.answers["step"] = {"metrics": {"a b": 1}}
+    with pytest.raises(ConfigurationError, match="answered to step: metrics.a b"):
+        await first_step(bench, Talker("demo-rollout-0"))
+
+
+def test_a_row_goes_out_without_bytes_wherever_they_stand() -> None:
+    row = {"images": [{"bytes": b"x", "path": None}], "raw": [b"x"], "asked": {"on": date(2026, 1, 2)}, "n": (1, True)}
+    said = {"images": [{"path": None}], "raw": [], "asked": {"on": "2026-01-02"}, "n": [1, True]}
+    assert json.loads(json.dumps(plain(row))) == said

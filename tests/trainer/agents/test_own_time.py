@@ -48,3 +48,10 @@ async def test_a_question_after_the_end_is_no_error() -> None:
         pass
     with own_time.stopped():
         pass
+
+
+async def test_what_is_before_the_first_turn_of_the_agent_does_not_count() -> None:
+    own_time = OwnTime(0.2)
+    await asyncio.sleep(0.4)  # for a process that is free, or a row of a slow volume
+    async with own_time.limited():
+        await asyncio.sleep(0.01)

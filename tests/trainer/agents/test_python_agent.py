@@ -7,6 +7,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.agents import python_file
+from rljob_trainer.agents.api import Policy
 from rljob_trainer.batch import Batch
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -245,3 +246,16 @@ async def test_readable_samples_say_who_wrote_what(bench, tmp_path):
         ("policy", "!", 0),
     ]
     assert line["response"] == "t1[t1]!"
+
+
+@pytest.mark.parametrize(
+    ("given", "stop"), [("</tool>", ["</tool>"]), (("a", "b"), ["a", "b"]), ((), []), (None, None)]
+)
+async def test_a_single_text_may_end_a_turn(given, stop):
+    asked = {}
+
+    async def ask(method, arguments):
+        asked.update(arguments)
+
+    await Policy(ask).generate([1], stop=given)
+    assert asked["stop"] == stop

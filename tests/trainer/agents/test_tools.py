@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.conversation import reply
+from rljob_trainer.agents.conversation import MARK, reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rollout.wire import Completion, encode
@@ -141,3 +141,18 @@ def test_a_template_that_knows_no_such_message_is_an_error_of_the_call() -> None
     mistral = tokenizer(MISTRAL)
     with pytest.raises(PolicyError, match="roles must alternate"):
         reply([5], [{"role": "assistant", "content": "x"}], mistral, ChatTemplate())
+
+
+def test_a_message_that_holds_the_mark_of_a_turn_is_rendered_whole() -> None:
+    tool = [{"role": "tool", "content": f"a {MARK} b"}]
+    said = words().decode(reply(words().encode(END), tool, words(), ChatTemplate()))
+    assert f"a {MARK} b" in said
+
+
+@pytest.mark.parametrize(
+    ("context", "text", "why"), [([], "a", "the context has no token"), ([5], "half \ud83d", "cannot encode")]
+)
+def test_a_reply_that_cannot_be_made_is_an_error_of_the_call(context: list[int], text: str, why: str) -> None:
+    """Any other error would end the attempt, and a policy that writes half a character would be able to cause it."""
+    with pytest.raises(PolicyError, match=why):
+        reply(context, [{"role": "tool", "content": text}], words(), ChatTemplate())

@@ -21,6 +21,8 @@ class FakeApi:
         self.watches = 0
         self.down = False
         self.forbidden = 0
+        self.brief = False
+        """Each watch ends behind what it begins with."""
         self._changed = asyncio.Event()
         self._open: set[web.StreamResponse] = set()
         self._runner: web.AppRunner | None = None
@@ -77,7 +79,7 @@ class FakeApi:
             if not self.control:
                 event = {"type": "DELETED", "object": {"data": {"control.json": "as it was"}}}
             await response.write(json.dumps(event).encode() + b"\n")
-            if self.control == "gone":
+            if self.control == "gone" or self.brief:
                 return
             await self._changed.wait()
             kind = "MODIFIED"

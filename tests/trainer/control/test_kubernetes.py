@@ -130,3 +130,14 @@ async def test_another_protocol_is_refused_before_the_rest_is_read(api: FakeApi)
         ProtocolMismatch, match="trainer:old, speaks protocol 1 of the control, the operator protocol 7"
     ):
         await next_attempt((await connect(api)).controls())
+
+
+async def test_watches_that_are_ended_at_once_are_opened_once_a_second(api: FakeApi) -> None:
+    controls = (await connect(api)).controls()
+    assert await next_attempt(controls) == 1
+    api.brief = True
+    api.publish(control(1))
+    following = asyncio.create_task(next_attempt(controls))
+    await asyncio.sleep(1.5)
+    following.cancel()
+    assert api.watches <= 4

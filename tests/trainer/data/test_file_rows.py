@@ -60,3 +60,17 @@ def test_a_file_that_became_shorter_is_named(prompts, tmp_path):
     with pytest.raises(ConfigurationError, match="no longer holds the row of a prompt") as caught:
         prompts[-1].row()
     assert caught.value.field == "spec.data.train[4]"
+
+
+def test_a_line_of_white_space_that_json_does_not_know_shifts_no_row(tmp_path):
+    """A row that is read by its number would be another prompt's."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"prompt": "1"}\n\u00a0\n{"prompt": "2"}\n')
+    with pytest.raises(ConfigurationError, match="line 2 does not hold one object"):
+        load_prompts(
+            DataSpec(train=[str(file)]),
+            places("spec.data.train", [str(file)]),
+            Characters(),
+            lambda source, answer: None,
+            tmp_path,
+        )

@@ -69,6 +69,7 @@ def test_texts_end_with_the_end_of_sequence_and_empty_ones_are_no_documents(tmp_
         ([{"text": "x"}, {"text": 4}], "a.jsonl row 2: column 'text' holds 4"),
         ([{"body": "x"}], "a.jsonl row 1: has no column 'text'; its columns are body"),
         ([{"text": ""}], "a.jsonl: holds no token"),
+        ([{"text": "x"}, {"text": "a\ud83d"}], "a.jsonl row 2: column 'text' holds half of a character"),
     ],
 )
 def test_rows_without_a_text_are_refused(tmp_path, rows, complaint):

@@ -14,7 +14,7 @@ from api.specs import make_spec
 from rljob_trainer.data.encoding import Encoder, RawRow
 from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.image_reader import ImageReader
-from rljob_trainer.data.pictures import lifted, with_parts
+from rljob_trainer.data.pictures import lifted, opened, with_parts
 from rljob_trainer.data.prompts import load_prompts
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.vision import processor_directory
@@ -146,3 +146,13 @@ def _tokenizer(spec: Any) -> Any:
     from rljob_trainer.data.tokenizer import load_tokenizer
 
     return load_tokenizer(spec)
+
+
+def test_an_image_that_is_no_base64_of_ascii_is_refused_with_its_row() -> None:
+    with pytest.raises(ConfigurationError, match=r"a.jsonl row 7: .* no base64"):
+        opened("data:image/png;base64,\u00e9", PLACE)
+
+
+def test_an_image_has_no_place_where_only_the_assistant_speaks() -> None:
+    with pytest.raises(ConfigurationError, match="say <image> 0 times, and it has 1 images"):
+        with_parts(({"role": "assistant", "content": "hi"},), 1, PLACE)

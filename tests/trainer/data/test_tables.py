@@ -92,3 +92,11 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, complaint):
         (tmp_path / name).write_text("x")
     with pytest.raises(ConfigurationError, match=complaint):
         opened(tmp_path / name, tmp_path)
+
+
+def test_a_scratch_directory_that_is_full_is_not_the_files_fault(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "1.arrow").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device"):
+        opened(write(tmp_path / "a.parquet", ROWS), tmp_path)

@@ -194,7 +194,7 @@ async def test_a_step_whose_rewards_all_raise_ends_the_attempt_with_the_users_li
     reward.write_text("def reward(prompt, response, answer):\n    return 1 / 0\n")
     bench.spec["rewards"] = [{"python": {"path": str(reward)}}]
     async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
-        with pytest.raises(DriverLost):
+        with pytest.raises(DriverLost, match="driver.log, next to this log, says why"):
             await batch(rank)
         with pytest.raises(
             ConfigurationError,

@@ -171,3 +171,19 @@ async def test_entries_of_models_on_the_ranks_are_left_to_them(judged):
     assert (await manager.score(replace(CASE, data_source="chat"))).score == 1.0
     manager = await judged(model, RewardSpec(rule="exactMatch"))
     assert (await manager.score(replace(CASE, data_source="chat"))).score == 0.0
+
+
+async def test_infinite_parts_of_both_signs_are_no_reward(judged, tmp_path):
+    """Their sum is no number, which is not beyond any limit either."""
+    code = "def reward(response): return 1e308\n"
+    manager = await judged(python(tmp_path, code, weight=100), python(tmp_path, code, weight=-100))
+    with pytest.raises(RewardFailed, match="the weighted sum is nan"):
+        await manager.score(CASE)
+
+
+async def test_what_a_function_prints_is_there_when_its_process_is_killed(judged, tmp_path, monkeypatch, capfd):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    manager = await judged(python(tmp_path, "def reward(response):\n    print('looked at', response)\n    return 1\n"))
+    await manager.score(CASE)
+    await manager.stop()
+    assert "looked at  2" in capfd.readouterr().err

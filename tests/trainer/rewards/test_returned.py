@@ -27,7 +27,7 @@ def test_the_other_finite_numbers_of_a_dict_are_metrics_and_the_rest_is_left_out
 
 @pytest.mark.parametrize(
     ("pred", "prediction"),
-    [(" 7 ", "7"), (7, "7"), (None, None), ("", None), ([1, 2], "[1, 2]"), ("x" * 9999, "x" * 1000)],
+    [(" 7 ", "7"), (7, "7"), ("a\ud83d", "a?"), (None, None), ("", None), ([1, 2], "[1, 2]"), ("x" * 9999, "x" * 1000)],
 )
 def test_a_dicts_pred_is_the_answer_that_the_response_gives_and_no_metric(pred, prediction):
     assert split({"score": 1, "pred": pred}) == (1.0, {}, prediction)

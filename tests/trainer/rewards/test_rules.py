@@ -4,6 +4,7 @@ import pytest
 
 from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.rewards import manager as manager_module
+from rljob_trainer.rewards.builtin import mathematics
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of, validate_row
 
@@ -19,6 +20,9 @@ from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of, validate
         ("1,2,3", "3", 1.0),
         ("72.0", "72", 1.0),
         ("it is -5", "-5", 1.0),
+        ("it is \u22125", "-5", 1.0),
+        ("it is \u22125", "5", 0.0),
+        ("10\u22125", "5", 1.0),
         ("10-5", "5", 1.0),
         ("(3)-5", "5", 1.0),
         ("1e3", "1000", 1.0),
@@ -125,3 +129,11 @@ def test_entries_are_those_that_name_the_source_else_those_of_the_star():
 def test_a_row_that_cannot_be_judged_is_objected_to_before_anything_runs(rewards, source, answer, by_driver, complaint):
     found = validate_row(rewards, source, answer, by_driver)
     assert found is None if complaint is None else complaint in found[0]
+
+
+def test_long_responses_with_a_box_are_not_kept(monkeypatch):
+    """Each of several processes would keep thousands of them."""
+    mathematics._equal.cache_clear()
+    for length in range(3):
+        assert mathematics.reward("", "x" * length + "\\boxed{2}", "2")["score"] == 1.0
+    assert mathematics._equal.cache_info().currsize == 1

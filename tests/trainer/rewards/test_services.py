@@ -173,3 +173,17 @@ async def test_a_vllm_reward_model_gives_its_raw_score_of_the_last_token(data):
 async def test_a_vllm_model_of_several_labels_is_a_failure(data):
     async with Service(pooled(data)) as service:
         assert (await failure(scored(RewardSpec(vllm=VllmReward(url=service.url))))).kind == "value"
+
+
+async def test_a_secret_with_a_line_end_is_refused_before_the_first_call(monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", "secret\n")
+    async with Service({"reward": 1}) as service:
+        with pytest.raises(ConfigurationError, match=r"headers.Authorization = \$JUDGE_KEY: .* line end") as caught:
+            await ask(service, headers={"Authorization": "Bearer $JUDGE_KEY"})
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_answer_of_brackets_without_end_is_no_json():
+    async with Service("[" * 100_000) as service:
+        with pytest.raises(RewardFailed, match="which is not JSON"):
+            await ask(service)

@@ -3,6 +3,8 @@
 import hashlib
 import random
 import shutil
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.sources import fetch as fetching
 from rljob_trainer.sources.fetch import bytes_in, fetch
 from rljob_trainer.sources.record import is_fetched, read_record
+from rljob_trainer.sources.stores import Listing, RemoteFile
 from trainer.sources.servers import S3, Handler, Hub, serving
 
 WEIGHTS = random.Random(0).randbytes(105_000)
@@ -262,3 +265,22 @@ def test_who_waits_for_a_file_does_not_fail_when_it_is_complete(
     (tmp_path / "there").write_bytes(b"abc")
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([self / "moved", self / "there"]))
     assert bytes_in(tmp_path) == 3
+
+
+def test_a_file_that_cannot_be_had_ends_the_fetch_before_all_others_have_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def read(file: RemoteFile, _: int) -> Iterator[bytes]:
+        begun.append(file.name)
+        if file.name == "0":
+            raise ConfigurationError("spec.model.source", "s3://b/d", "access is refused", "ask for it")
+        time.sleep(0.1)
+        yield b"x"
+
+    files = tuple(RemoteFile(str(i), str(i), 1) for i in range(40))
+    monkeypatch.setattr(fetching, "list_files", lambda source: Listing(read, "", files))
+    with pytest.raises(ConfigurationError, match="access is refused"):
+        fetched(Source(source="s3://b/d", path=str(tmp_path / "d")))
+    assert len(begun) < 20

@@ -98,9 +98,10 @@ class Policy:
             context: token ids, or the messages of a conversation, which the chat template renders. Of messages that repeat a conversation with its
                 turns (Turn.message) and add to it, the ids stay and only what was added is rendered
             max_tokens: at most so many, in place of spec.rollout.sampling.maxTokens, if these are fewer
-            stop: texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
+            stop: text or texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
         """
-        limits = {"max_tokens": max_tokens, "stop": None if stop is None else list(stop)}
+        texts = [stop] if isinstance(stop, str) else stop  # a text is a sequence too, of its characters
+        limits = {"max_tokens": max_tokens, "stop": None if texts is None else list(texts)}
         if context and isinstance(context[0], Mapping):
             messages = [dict(message) for message in cast(Sequence[Message], context)]
             found = await self._ask("converse", {"messages": messages, **limits})

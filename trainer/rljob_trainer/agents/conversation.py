@@ -16,6 +16,8 @@ def reply(
     context: Sequence[int], messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate
 ) -> list[int]:
     """Tokens of `messages` behind `context`, which ends with an assistant's turn, up to where the assistant begins again. Raises PolicyError."""
+    if not context:
+        raise PolicyError("nothing to reply to: the context has no token")
     if not tokenizer.chat_template:
         raise PolicyError("the tokenizer in spec.model.path has no chat template")
     before = [{"role": "user", "content": MARK.upper()}, {"role": "assistant", "content": MARK}]
@@ -25,11 +27,19 @@ def reply(
         )
     except Exception as error:  # templates are programs, and raise what they like
         raise PolicyError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
-    _, mark, behind = text.rpartition(MARK)
+    _, mark, behind = text.partition(MARK)  # the first is ours: a message may hold another
     if not mark:
         raise PolicyError("the chat template does not write what the assistant said")
     last = tokenizer.decode([context[-1]], skip_special_tokens=False)
-    return tokenizer.encode(behind.removeprefix(last), add_special_tokens=False)
+    return encoded(behind.removeprefix(last), tokenizer)
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Without special tokens in front or behind. Raises PolicyError: a tool's answer, for example, may hold half a character."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizers library raises plain Exceptions
+        raise PolicyError(f"the tokenizer cannot encode {text[:200]!r}: {error}") from error
 
 
 Message = Mapping[str, Any]
@@ -71,7 +81,7 @@ class Conversations:
             text = self._tokenizer.apply_chat_template(messages, list(tools) or None, **how)
         except Exception as error:  # templates are programs, and raise what they like
             raise PolicyError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return encoded(text, self._tokenizer)
 
 
 def _plain(message: Message) -> dict[str, Any]:

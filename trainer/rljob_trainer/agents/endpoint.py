@@ -105,7 +105,7 @@ def _message(text: str) -> dict[str, Any]:
         try:
             said = json.loads(found[1])
             function = {"name": said["name"], "arguments": json.dumps(said.get("arguments") or {})}
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):  # a policy may open any number of brackets
             return {"role": "assistant", "content": text}
         calls.append({"id": f"call_{secrets.token_hex(8)}", "type": "function", "function": function})
     if not calls:

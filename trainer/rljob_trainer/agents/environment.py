@@ -4,10 +4,11 @@ import asyncio
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FiniteFloat, StringConstraints, ValidationError, model_validator
 
+from rljob_api.metrics import OWN_NAME
 from rljob_api.spec.agent import AgentSpec, Environment
 from rljob_trainer.agents.api import Policy, PolicyError
 from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
@@ -19,6 +20,7 @@ FIELD = "spec.rollout.agent.environment"
 AT_ONCE = 1024
 """Trajectories at a time."""
 CLOSING_SECONDS = 5.0
+MetricName = Annotated[str, StringConstraints(pattern=f"^{OWN_NAME.pattern}$")]
 
 
 class Observation(BaseModel):
@@ -32,7 +34,7 @@ class Observation(BaseModel):
     """Written by the chat template, behind the policy's turn."""
     reward: FiniteFloat = 0.0
     done: bool = False
-    metrics: dict[str, FiniteFloat] = {}
+    metrics: dict[MetricName, FiniteFloat] = {}
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Self:
@@ -85,7 +87,7 @@ class EnvironmentAgent:
 
     async def _play(self, session: Session, name: str, row: Mapping[str, Any]) -> Rollout:
         policy, context, seen = Policy(session.answer), list(session.prompt.tokens), list[Observation]()
-        begun = await self._observed("reset", {"session": name, "prompt": session.prompt.text, "row": _plain(row)})
+        begun = await self._observed("reset", {"session": name, "prompt": session.prompt.text, "row": plain(row)})
         context += await policy.encode(begun.text) if begun.text else []
         while turn := await policy.generate(context):
             context = turn.whole
@@ -132,11 +134,10 @@ async def _said(policy: Policy, context: list[int], observation: Observation) ->
     return await policy.encode(observation.text) if observation.text else []
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON can say of it: bytes are left out, everything else that it does not know becomes a text."""
-    known = (str, int, float, bool, list, dict, type(None))
-    return {
-        key: value if isinstance(value, known) else str(value)
-        for key, value in row.items()
-        if not isinstance(value, bytes)
-    }
+def plain(value: Any) -> Any:
+    """What JSON can say of a row: bytes are left out, also those of images within it; everything else that it does not know becomes a text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items() if not isinstance(inner, bytes)}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner) for inner in value if not isinstance(inner, bytes)]
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)

@@ -12,7 +12,7 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError, Turn
-from rljob_trainer.agents.conversation import Conversations, reply
+from rljob_trainer.agents.conversation import Conversations, encoded, reply
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
@@ -25,12 +25,14 @@ class OwnTime:
 
     def __init__(self, seconds: float):
         self._left, self._waiting = seconds, 0
-        self._limit = asyncio.timeout(seconds)
+        self._limit = asyncio.timeout(None)
 
     @contextlib.asynccontextmanager
     async def limited(self) -> AsyncIterator[None]:
-        """Raises TimeoutError once the time is used up, and cancels what is inside."""
+        """The clock starts here: waiting for a process or a row of the data is not the agent's time. Raises TimeoutError once the time is used up,
+        and cancels what is inside."""
         async with self._limit:
+            self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
             yield
 
     @property
@@ -92,7 +94,7 @@ class Session:
             return reply(**arguments, tokenizer=self._tokenizer, template=self._template)
         if method == "sequences":
             return self._sequences(**arguments)
-        return self._encode(**arguments)
+        return encoded(**arguments, tokenizer=self._tokenizer)
 
     def rollout(self, sequences: Sequence[Sequence[int]], rewards: Sequence[float] = ()) -> Rollout | None:
         """The trajectory of these tokens and branches; None when the policy wrote none of the first sequence. Raises PolicyError.
@@ -161,9 +163,3 @@ class Session:
             raise PolicyError("the policy has not been asked yet")
         found = endings(answers) if branches else [answers[-1].whole]
         return [tokens.tolist() for tokens in found]
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception as error:  # the tokenizers library raises plain Exceptions
-            raise PolicyError(f"the tokenizer cannot encode {text[:200]!r}: {error}") from error

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from rljob_trainer.control.channel import parse_control
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 30
 """A connection that died silently is noticed so much later, at most."""
+WATCH_REST_SECONDS = 1.0
+"""Between two watches at least, also where something ends each of them at once."""
 REQUEST_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS = 0.1
 LONGEST_BACKOFF_SECONDS = 3.0
@@ -82,12 +85,14 @@ class KubernetesChannel:
     async def controls(self) -> AsyncIterator[Control | None]:
         seen, patience = "", _Patience(self._control)
         while True:
+            following = time.monotonic() + WATCH_REST_SECONDS
             try:
                 async for text in self._watch():
                     patience.restored()
                     if text != seen:
                         seen = text
                         yield parse_control(text) if text else None
+                await asyncio.sleep(following - time.monotonic())
             except OUTAGE as error:
                 if seen and isinstance(error, Refused) and error.status in FORBIDDEN:
                     seen = ""

@@ -1,5 +1,6 @@
 """Data files to records, one format per reader, and the columns of a record by name. What they mean is decided in rows.py."""
 
+import errno
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,13 +64,13 @@ def checked(file: Place, known: Collection[str]) -> Path:
 
 @contextmanager
 def readable(file: Place, format_name: str) -> Iterator[None]:
-    """Turns what readers raise into ConfigurationError, but for a volume that is away."""
+    """Turns what readers raise into ConfigurationError, but for a volume that is away or full."""
     try:
         yield
     except ConfigurationError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        if is_outage(error):
+        if is_outage(error) or getattr(error, "errno", None) == errno.ENOSPC:  # of the scratch directory
             raise
         fix = f"write the file again as {format_name}"
         raise file.error(f"cannot be read as {format_name}: {error}", fix) from error
@@ -144,9 +145,13 @@ def _jsonl(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
         yield from _json_lines(stream)
 
 
+BLANK = " \t\r\n"
+"""White space as JSON has it. A line of nothing else is no row: data/tables.py counts the same rows."""
+
+
 def _json_lines(stream: IO[str]) -> Iterator[tuple[int, Record]]:
     for number, line in enumerate(stream, 1):
-        if line.strip():
+        if line.strip(BLANK):
             try:
                 yield number, checked_record(json.loads(line))
             except ValueError as error:

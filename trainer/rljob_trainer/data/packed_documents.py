@@ -134,7 +134,16 @@ def _texts(place: Place, table: Table, key: str) -> Iterator[str]:
         text = column(key, table[row], at)
         if text is not None and not isinstance(text, str):
             raise at.error(f"column {key!r} holds {short(text)}, which is not a text", "write documents as texts")
-        yield text or ""
+        yield _whole(text or "", at, key)
+
+
+def _whole(text: str, at: Place, key: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        rule = f"column {key!r} holds half of a character, {error.object[error.start]!r}, which no tokenizer knows"
+        raise at.error(rule, "repair the text, or leave the row out") from error
+    return text
 
 
 def _stretches(file: Documents) -> Iterator[tuple[int, int]]:

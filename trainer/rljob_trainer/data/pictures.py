@@ -1,7 +1,6 @@
 """The images of a row: where they stand in its messages, and their files. Everything that can be wrong names file and row."""
 
 import base64
-import binascii
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,8 +43,9 @@ def with_parts(messages: Messages, count: int, place: Place) -> Messages:
     Raises ConfigurationError when there are more or fewer marks than images.
     """
     marks = sum(m["content"].count(MARK) for m in messages if m["role"] != "assistant")
-    if not marks and count:
-        first = next((i for i, m in enumerate(messages) if m["role"] == "user"), 0)
+    others = [i for i, m in enumerate(messages) if m["role"] != "assistant"]
+    if not marks and count and others:
+        first = next((i for i in others if messages[i]["role"] == "user"), others[0])
         content = MARK * count + messages[first]["content"]
         return with_parts(
             (*messages[:first], {**messages[first], "content": content}, *messages[first + 1 :]), count, place
@@ -142,7 +142,7 @@ def _content(source: Any, place: Place) -> tuple[bytes, str]:
 def _decoded(url: str, place: Place) -> bytes:
     try:
         return base64.b64decode(url.partition(",")[2], validate=True)
-    except binascii.Error as error:
+    except ValueError as error:  # of base64, or because it is not even ASCII
         raise place.error(f"holds the image {short(url)}, which is no base64: {error}", _FIX) from error
 
 

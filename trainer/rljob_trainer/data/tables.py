@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_trainer.data.files import (
+    BLANK,
     ROWS_AT_ONCE,
     Place,
     Record,
@@ -169,7 +170,7 @@ def _lines(data: mmap.mmap) -> tuple[Longs, Longs, Longs]:
         ends = np.append(ends, len(data))
     starts = np.concatenate(([3 if data[:3] == b"\xef\xbb\xbf" else 0], ends[:-1] + 1))
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
-    blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip()]
+    blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip(BLANK.encode())]
     return starts, ends, np.array(blank, np.int64)
 
 

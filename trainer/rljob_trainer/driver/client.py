@@ -15,6 +15,8 @@ from rljob_trainer.failure import PeerLost
 
 HEARTBEAT_SECONDS = 0.2
 RETRY_SECONDS = 0.1
+GONE = "the driver ended, and this rank with it: driver.log, next to this log, says why"
+"""The last line of a rank's log, which people read first."""
 
 
 class DriverLost(PeerLost):
@@ -49,7 +51,7 @@ class Client:
             except OSError:
                 count = 0
             if not count:
-                raise DriverLost("the driver is gone")
+                raise DriverLost(GONE)
             block = block[count:]
 
     def heartbeat(self) -> None:
@@ -73,7 +75,7 @@ class Client:
             for chunk in chunks(arrays.values()) if arrays else ():
                 self._socket.sendall(chunk)
         except OSError:
-            raise DriverLost("the driver is gone") from None
+            raise DriverLost(GONE) from None
 
     def _read(self, count: int) -> bytes:
         body = bytearray(count)
@@ -94,7 +96,9 @@ class DriverClient(Client):
         """Connect, waiting for a driver that is still starting, but not for one that has failed. Raises DriverLost."""
         starting = (FileNotFoundError, ConnectionRefusedError)
         return DriverClient(
-            _connected(lambda: connect(path), starting, seconds, "the driver did not start", error_file.exists)
+            _connected(
+                lambda: connect(path), starting, seconds, "the driver did not start: see driver.log", error_file.exists
+            )
         )
 
     def start(

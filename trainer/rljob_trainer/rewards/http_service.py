@@ -23,6 +23,7 @@ LONGEST_WAIT_SECONDS = 2.0
 SHOWN = 300
 """At most so many characters of an answer are quoted in a message."""
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class TransientError(Exception):
@@ -108,7 +109,7 @@ class Post:
     def _parsed(self, text: str) -> Any:
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self.failed("value", f"answered {text[:SHOWN]!r}, which is not JSON") from error
 
 
@@ -126,14 +127,21 @@ def finite(service: Service, value: Any, answer: Any) -> Reward:
 def fill_in(field: str, headers: Mapping[str, str]) -> dict[str, str]:
     """`$NAME` in header values replaced from the environment, which for rewards does not have the token of the rollout servers.
 
-    Raises ConfigurationError for a variable that is not set.
+    Raises ConfigurationError for a variable that is not set, or holds what no header may.
     """
 
     def value(header: str, name: str) -> str:
         if name in os.environ and name != names.ENV_ROLLOUT_TOKEN:
-            return os.environ[name]
+            return printable(header, name, os.environ[name])
         fix = "set it in spec.trainer.template.env or spec.env, for example with valueFrom a Secret"
         raise ConfigurationError(f"{field}.{header}", f"${name}", "the trainer has no such environment variable", fix)
+
+    def printable(header: str, name: str, text: str) -> str:
+        if not CONTROL.search(text):
+            return text
+        rule = "its value has a line end or another control character, which no header may hold"
+        fix = "write the Secret without a line end, for example with `printf` in place of `echo`"
+        raise ConfigurationError(f"{field}.{header}", f"${name}", rule, fix)
 
     return {h: VARIABLE.sub(lambda m, h=h: value(h, m[1]), text) for h, text in headers.items()}  # type: ignore[misc]
 

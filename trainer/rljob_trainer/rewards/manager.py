@@ -81,7 +81,7 @@ class RewardManager:
         entries = [(i, spec) for i, spec in entries_of(self._rewards, request.data_source) if i in self._scorers]
         parts = await asyncio.gather(*(self._scorers[i].score(request) for i, _ in entries))
         total = sum((spec.weight * part.score for (_, spec), part in zip(entries, parts, strict=True)), 0.0)
-        if abs(total) > MAX_REWARD:
+        if not abs(total) <= MAX_REWARD:  # also where two infinite parts make no number
             raise RewardFailed(
                 "value", "spec.rewards", request.data_source, f"the weighted sum is {total:g}, beyond {MAX_REWARD:g}"
             )

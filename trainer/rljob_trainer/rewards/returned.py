@@ -68,7 +68,8 @@ def _metric(value: Any) -> float | None:
 def _prediction(value: Any) -> str | None:
     """None: there is none, or it cannot be written."""
     try:
-        return None if value is None else str(value).strip()[:LONGEST_PREDICTION] or None
+        text = "" if value is None else str(value).strip()[:LONGEST_PREDICTION]
+        return text.encode(errors="replace").decode() or None  # half a character, as JSON may hold, is in no file
     except Exception:  # a user's object
         return None
 

@@ -6,8 +6,9 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
 from rljob_api.spec.model import RewardSpec
 
-NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6}(?!\d))?")
-"""With or without thousands separators. A minus after a digit, letter or bracket is a subtraction, not a sign."""
+NUMBER = re.compile(r"(?:(?<![\w.)])[-\u2212])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6}(?!\d))?")
+"""With or without thousands separators; the minus is a hyphen or typesetting's sign.
+One after a digit, letter or bracket is a subtraction."""
 EXACT = Context(prec=1000, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Of any number that NUMBER finds in a response of ordinary length."""
 
@@ -26,7 +27,7 @@ def number_match(response: str, answer: str) -> float:
 def number(text: str) -> Decimal | None:
     """The last number after the last `####`, if there is one (the convention of GSM8K, arXiv 2110.14168), else the last of the text."""
     numbers = NUMBER.findall(text.rsplit("####", 1)[-1])
-    return Decimal(numbers[-1].replace(",", "")) if numbers else None
+    return Decimal(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
 
 
 def stripped(response: str) -> str | None:

@@ -50,7 +50,7 @@ class WorkerProcess:
     @classmethod
     async def start(cls, arguments: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Self:
         """`arguments`: of the process. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-m", cls.MODULE, *arguments)
+        command = (sys.executable, "-u", "-m", cls.MODULE, *arguments)  # a killed process would lose buffered prints
         environment = _environment() | dict(variables or {})
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True

@@ -88,8 +88,7 @@ def _fetch(field: str, source: Source, directory: Path, advanced: Advanced) -> N
     _require_room(field, source, directory, sum(f.size for f in listing.files if f.size > 0) - sum(there.values()))
     counts = _Counts(listing, there, advanced)
     with ThreadPoolExecutor(FILES_AT_A_TIME) as threads:
-        copies = [threads.submit(_copy, listing, file, partial[file.name], counts) for file in listing.files]
-        fetched = [copy.result() for copy in copies]
+        fetched = list(threads.map(lambda file: _copy(listing, file, partial[file.name], counts), listing.files))
     for file in listing.files:
         (directory / file.name).parent.mkdir(parents=True, exist_ok=True)
         partial[file.name].replace(directory / file.name)

@@ -60,9 +60,8 @@ class ObjectStore:
         if self.read(f"{below}/{last}") is not None:
             self._client.delete_file(f"{self._root}/{below}/{last}")
         with ThreadPoolExecutor(FILES_AT_A_TIME) as threads:
-            copies = [threads.submit(self._copy, directory, below, name) for name in names if name != last]
-            for copy in copies:
-                copy.result()
+            for _ in threads.map(lambda name: self._copy(directory, below, name), [n for n in names if n != last]):
+                pass
         self._copy(directory, below, last)
 
     def _copy(self, directory: Path, below: str, name: str) -> None:

@@ -7,19 +7,20 @@ from typing import Any
 from math_verify import parse, verify
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we time it ourselves
-CACHED = 4096
+CACHED = 512
+"""Texts may be as long as a response."""
 
 
 def reward(prompt: str, response: str, answer: str) -> dict[str, Any]:
     """score: 1 when the response's final expression (boxed, else the last) equals the answer, else 0; pred: that expression. Raises ValueError for
     an answer without one."""
-    score, found = _equal(response, answer)
+    final = response[max(response.rfind("\\boxed"), 0) :]  # of several boxes math-verify would make one set
+    score, found = _equal(final, answer)
     return {"score": score, "pred": found}
 
 
 @lru_cache(CACHED)
-def _equal(response: str, answer: str) -> tuple[float, Any]:
-    final = response[max(response.rfind("\\boxed"), 0) :]  # of several boxes math-verify would make one set
+def _equal(final: str, answer: str) -> tuple[float, Any]:
     gold, found = _gold(answer), parse(final, parsing_timeout=None)
     said = found[0] if found else None
     if verify(gold, found, timeout_seconds=None):
