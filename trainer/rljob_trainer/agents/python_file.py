@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import pickle
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.machine import cpus
 from rljob_trainer.rewards.worker_process import GRACE_SECONDS, Respawning, WorkerLost, WorkerProcess
 
 
@@ -101,7 +101,7 @@ class WorkerAgent:
         kind, self._path, names = _program(spec)
         self.spec, self._field = spec, f"spec.rollout.agent.{kind}.path"
         start = partial(AgentProcess.start, (kind, self._path, json.dumps(names)), spec.timeout_seconds, spec.env)
-        self._workers = [Respawning(start) for _ in range(min(os.cpu_count() or 1, MAX_WORKERS))]
+        self._workers = [Respawning(start) for _ in range(min(cpus(), MAX_WORKERS))]
         self._free: asyncio.Queue[Respawning[AgentProcess]] = asyncio.Queue()
         """Each process as often as it can take a trajectory."""
         self._endpoint = Endpoint()
