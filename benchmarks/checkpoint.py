@@ -7,7 +7,7 @@ On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; o
 tensor parallelism over all of them. Each save is made after a training step and while further steps run; the stall is the time that the loop did not
 train, the total the time until the checkpoint was committed. Medians, after a first one, of which only the stall is shown: it also allocates the host
 memory. The last columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total.
-`--rows 1`: only the save of a job that goes on training. On disk is never more than one checkpoint. On GPUs a line says how fast each of them copies
+`--rows 1`: only the save of a job that continues training. Never more than one is on disk. On GPUs a line says how fast each of them copies
 into pinned memory, which bounds the stall, and another what writes 8 GB per rank to DIR without hashing it.
 """
 
@@ -179,7 +179,7 @@ def row(saver: Any, steps: Steps, root: Path, reshardable: bool, waited: bool, r
     name = "fully_reshardable" if reshardable else "dp_reshardable"
     ratio = "-" if waited else f"{beside / alone:.2f}"
     dist.barrier()  # rank 0 has committed
-    rate = newest_bytes(root) / total / 1e9
+    rate = bytes_on_disk(root) / total / 1e9
     dist.barrier()  # nobody deletes it yet
     return f"{name:20s}{'yes' if waited else 'no':11s}{first:10.2f}{stall:11.2f}{total:11.2f}{ratio:>12s}{rate:>18.2f}"
 
@@ -210,11 +210,9 @@ def disk_rate(root: Path, ranks: Any) -> float:
     return ranks.world * DISK_BLOCKS * len(block) / seconds / 1e9
 
 
-def newest_bytes(root: Path) -> int:
-    """Of the newest checkpoint."""
-    steps = {d.name.rpartition("_")[2]: d for d in root.glob("global_step_*")}
-    newest = steps[max((n for n in steps if n.isdigit()), key=int)]
-    return sum(f.stat().st_size for f in newest.rglob("*") if f.is_file())
+def bytes_on_disk(root: Path) -> int:
+    """Of the one checkpoint."""
+    return sum(f.stat().st_size for f in root.glob("global_step_*/**/*") if f.is_file())
 
 
 def save(saver: Any, steps: Steps, root: Path, reshardable: bool, waited: bool) -> tuple[float, float, float, float]:

@@ -80,7 +80,7 @@ def measure(options: argparse.Namespace, model: Path) -> list[dict[str, Any]]:
 
 
 def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
-    """That of benchmarks/step.py, which does not end by itself."""
+    """That of benchmarks/step.py, which runs until it is stopped."""
     given = vars(step.parser().parse_args([])) | vars(options) | {"placement": "colocated", "steps": 100_000}
     spec = step.job(argparse.Namespace(**given), model, data)
     spec["checkpoint"]["everySteps"] = int(options.save)

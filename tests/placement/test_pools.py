@@ -1,4 +1,4 @@
-"""Pools beside a gang: all of it or nothing, near rank 0, and in whichever order there is capacity."""
+"""Pools next to a gang: all of it or nothing, near rank 0, and in whichever order there is capacity."""
 
 from collections import Counter
 from dataclasses import replace

@@ -47,10 +47,10 @@ def imported(system: str, text: str, file: str, options: Options) -> Result:
 
 
 def _further(found: Imported, keys: Iterable[str]) -> list[Problem]:
-    """What is wrong beside other problems: values that fields have from one key each. All else may follow from those problems."""
+    """What is wrong in addition to other problems: values that fields have from one key each. All else may follow from those problems."""
     unfit = {problem.key.split(" = ")[0]: problem for problem in (_unfit(found, v) for v in wrong_values(found.spec))}
-    told = {problem.key for problem in found.problems}
-    return [unfit[key] for key in keys if key in unfit and key not in told]
+    reported = {problem.key for problem in found.problems}
+    return [unfit[key] for key in keys if key in unfit and key not in reported]
 
 
 def _unfit(found: Imported, violation: Violation) -> Problem:
