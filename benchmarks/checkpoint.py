@@ -1,14 +1,15 @@
 """What a save costs the loop, and how long it takes: both formats, waited for and beside training, in one run on this machine.
 
-    python -m benchmarks.checkpoint [--ranks N] [--repeats N] [--rows N] [--scratch DIR]
+    python -m benchmarks.checkpoint [--ranks N] [--repeats N] [--rows N] [--unprepared] [--scratch DIR]
     torchrun --nproc-per-node N -m benchmarks.checkpoint --device gpu [--size NAME] [--repeats N] [--rows N] [--scratch DIR]
 
 On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on GPUs the 1.5 B shape, or another of benchmarks/shapes.py, bf16, in
-tensor parallelism over all of them. Each save is made after a training step and while further steps run; the stall is the time that the loop did not
-train, the total the time until the checkpoint was committed. Medians, after a first one, of which only the stall is shown: it also allocates the host
-memory. The last columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total.
-`--rows 1`: only the save of a job that continues training. Never more than one is on disk. On GPUs a line says how fast each of them copies
-into pinned memory, which bounds the stall, and another what writes 8 GB per rank to DIR without hashing it.
+tensor parallelism over all of them. First, host memory is made ready as in a job; a line says how long that takes, and a training step meanwhile.
+With `--unprepared` it is left to the first save. Each save is made after a training step and while further steps run; the stall is the time that the
+loop did not train, the total the time until the checkpoint was committed. Medians, after a first save, of which only the stall is shown. The last
+columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total. `--rows 1`: only the save of
+a job that continues training. Never more than one is on disk. On GPUs a line says how fast each of them copies into pinned memory, which bounds the
+stall, and another what writes 8 GB per rank to DIR without hashing it.
 """
 
 import argparse
@@ -57,6 +58,9 @@ def main() -> None:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b", help="on GPUs")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=4, help="how many of the table's rows")
+    parser.add_argument(
+        "--unprepared", action="store_true", help="leave it to the first save to make host memory ready"
+    )
     parser.add_argument("--scratch", type=Path, help="where checkpoints go; a temporary directory otherwise")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -139,6 +143,8 @@ def measure(spec: RLJobSpec, options: argparse.Namespace) -> None:
     say = partial(print, flush=True) if ranks.is_first else lambda _: None
     if torch.cuda.is_available():
         say(f"a rank copies {copy_rate():.1f} GB/s to pinned memory; all write {disk_rate(root, ranks):.2f} GB/s")
+    if not options.unprepared:
+        say(preparation(engine, ranks, steps))
     say("format              waited for    first s    stall s    total s    step beside / alone       GB/s")
     for reshardable, waited in ROWS[: options.rows]:
         say(row(saver, steps, root, reshardable, waited, options.repeats))
@@ -171,6 +177,16 @@ class Steps:
         measured = self._engine.measure(Batch.of(self.done + 1, samples, {}))
         self._engine.update(measured, self._engine.objective.advantages(measured))
         return time.monotonic() - began
+
+
+def preparation(engine: Any, ranks: Any, steps: Steps) -> str:
+    staging, alone, during = engine._staging, min(steps.take() for _ in range(3)), [0.0]
+    began = time.monotonic()
+    engine.prepare_save()
+    while not ranks.all(staging.is_ready):
+        during.append(steps.take())
+    seconds = time.monotonic() - began
+    return f"{staging.size / 1e9:.1f} GB were ready after {seconds:.1f} s; a step meanwhile / alone {max(during) / alone:.2f}"
 
 
 def row(saver: Any, steps: Steps, root: Path, reshardable: bool, waited: bool, repeats: int) -> str:

@@ -1,13 +1,12 @@
 """An estimate of what the trainer keeps in host memory: what is offloaded from the GPUs, and copies that checkpoints are written from.
 
 A checkpoint of any layout, the last one or a drained job's, is gathered: every rank holds the moments and float32 copies of all that its stage learns
-(megatron/compat/optimizer_gathering.py in the trainer). One that is written while training continues is a copy of the rank's own shards, in pinned
-memory, of which torch takes the next power of two for each tensor.
+(megatron/compat/optimizer_gathering.py in the trainer). One that is written while training continues is a copy of the rank's own shards only, whose
+memory is given back before the last one.
 
 Not counted: what processes hold in any case (imports, buffers of libraries, pages of files), and weights that wait for a colocated server.
 """
 
-import math
 from dataclasses import dataclass
 
 from rljob_api import names, quantity
@@ -47,14 +46,7 @@ def _written(spec: RLJobSpec, stage: Stage) -> float:
     trained = [n for n in stage.networks if n.gradients]
     weights = sum(n.gradients for n in trained) * BYTES[spec.model.dtype] / FLOAT
     gathered = sum(3 * n.gradients for n in trained)
-    pinned = sum(3 * _pinned(n.optimizer / 3) for n in trained)
-    return weights / Layout.of(spec, names.ROLE_TRAINER).data + max(
-        gathered, pinned if spec.checkpoint.every_steps and spec.checkpoint.asynchronous else 0.0
-    )
-
-
-def _pinned(size: float) -> float:
-    return 2.0 ** math.ceil(math.log2(size)) if size else 0.0
+    return weights / Layout.of(spec, names.ROLE_TRAINER).data + gathered
 
 
 def memory_limit(spec: RLJobSpec) -> float:

@@ -259,6 +259,11 @@ class RLJobSpec(Model):
         return 0 if self.evaluation.only else self.train.total_steps
 
     @property
+    def saves_while_training(self) -> bool:
+        """Whether a checkpoint before the last step is written in the background."""
+        return self.checkpoint.asynchronous and 0 < self.checkpoint.every_steps < self.last_step
+
+    @property
     def evaluation_sets(self) -> list[EvaluationSet]:
         """Held-out sets of `task: rl`: first that of data.validation, if there is one. Their unset fields are filled in from spec.evaluation."""
         e, files = self.evaluation, self.data.validation

@@ -87,12 +87,13 @@ class Engine:
     def save(self, directory: Path, reshardable: bool) -> Any:
         from megatron.core.dist_checkpointing import ShardedTensor
 
+        from rljob_trainer.checkpoint.staging import Staging
         from rljob_trainer.checkpoint.torch_dist import Writing
         from rljob_trainer.megatron.compat.write_queue import new_queue
 
         directory.mkdir(parents=True)
         weights = {name: ShardedTensor.from_rank_offsets(name, torch.ones(5)) for name in "ab"}
-        return Writing(directory, {"layout": self.layout, **weights}, set(), 2, new_queue())
+        return Writing(directory, {"layout": self.layout, **weights}, set(), Staging(), 2, new_queue())
 
 
 class Gang:

@@ -8,7 +8,7 @@ that only the loop uses the process group.
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,26 @@ from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.hashed import Hashed
 from rljob_trainer.checkpoint.manifest import Files
+from rljob_trainer.checkpoint.staging import Staging
 
 
 class Writing:
     """One save. Construction and `finish` are collective; in between, each rank waits until it is `done`."""
 
     def __init__(
-        self, directory: Path, sharded: dict[str, Any], live: set[int], threads: int, results: queue.Queue[Any]
+        self,
+        directory: Path,
+        sharded: dict[str, Any],
+        live: set[int],
+        staging: Staging,
+        threads: int,
+        results: queue.Queue[Any],
     ) -> None:
         """Copy this rank's part of a sharded state dict, and start to write it.
 
         Args:
             live: addresses of the storages that training continues to change, which have to be copied
+            staging: where to; no other save may use it until this one is done
             threads: each writes a file of its own
             results: the queue from which megatron takes what was written
         """
@@ -46,7 +54,7 @@ class Writing:
         )
         # async_fn_args is [rank, buckets, queue]; a rank that writes nothing has no async_fn
         buckets = self._request.async_fn_args[1] if self._request.async_fn else []
-        self._buckets = [(file, name, (data, _held(tensors, live))) for file, name, (data, tensors) in buckets]
+        self._buckets = _staged(buckets, live, staging)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._began, self.seconds = time.monotonic(), 0.0
@@ -113,12 +121,13 @@ class _Through(_StorageWriterTransforms):
         return super().transform_save_stream(write_item, self._hashed)  # type: ignore[arg-type]
 
 
-def _held(tensors: Iterable[tuple[Any, torch.Tensor]], live: set[int]) -> list[tuple[Any, torch.Tensor]]:
-    """The tensors in host memory that training does not change. megatron has copied only views already (filesystem_async.py:153)."""
-    return [(item, _copy(t) if t.is_cuda or t.untyped_storage().data_ptr() in live else t) for item, t in tensors]
+Bucket = tuple[str, str, tuple[list[Any], list[tuple[Any, torch.Tensor]]]]
+"""Path and name of a file, and what it gets: bytes and tensors, each with its description."""
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory. From a GPU it is asynchronous and into pinned memory, of which torch allocates the next power of two."""
-    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-    return host.copy_(tensor, non_blocking=True)
+def _staged(buckets: Sequence[Bucket], live: set[int], staging: Staging) -> list[Bucket]:
+    """The buckets with tensors in host memory that training does not change. megatron has copied only views already (filesystem_async.py:153)."""
+    is_live = lambda t: t.is_cuda or t.untyped_storage().data_ptr() in live  # noqa: E731
+    copies = iter(staging.copies([t for _, _, (_, tensors) in buckets for _, t in tensors if is_live(t)]))
+    held = lambda tensors: [(item, next(copies) if is_live(t) else t) for item, t in tensors]  # noqa: E731
+    return [(file, name, (data, held(tensors))) for file, name, (data, tensors) in buckets]

@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory, is_main_replica
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 from megatron.core.transformer.module import MegatronModule
 
+from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
@@ -31,10 +32,13 @@ from rljob_trainer.megatron.compat.optimizer_gathering import separate
 from rljob_trainer.megatron.compat.write_queue import new_queue
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.lora_base import Base, require_same
-from rljob_trainer.megatron.offload import Offloader, states
+from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
 
 THREADS = 8
 """Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""
+
+STATES = 12
+"""Bytes of a parameter's float32 copy and its two moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,15 @@ class CheckpointedNetwork:
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
         return {t.untyped_storage().data_ptr() for t in (*tensors, *states(self.optimizer, set()))}
 
+    def copied_bytes(self, reshardable: bool) -> int:
+        """Bytes of what a save copies on this rank. Gathered optimizer states are copies already (compat/optimizer_gathering.py)."""
+        parts = [part for m in self.modules for part in _sharded_module(m, self.base, _formatted(reshardable)).values()]
+        tensors = (p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory))
+        weights = sum(p.data.nbytes for p in tensors if p.data is not None and is_main_replica(p.replica_id))
+        groups = (group for o in torch_optimizers(self.optimizer) for group in o.param_groups)
+        learnt = sum(p.numel() for group in groups for p in group["params"])
+        return weights + (0 if reshardable else STATES * learnt)
+
 
 @dataclass(frozen=True, slots=True)
 class State:
@@ -76,14 +89,22 @@ class State:
         return replace(self, networks={name: network for name, network in self.networks.items() if name in names})
 
 
-def save(directory: Path, state: State, reshardable: bool) -> Writing:
+def prepare(state: State, staging: Staging) -> None:
+    """Begin to make ready what a save that is written while training continues copies into."""
+    staging.prepare(sum(network.copied_bytes(reshardable=False) for network in state.networks.values()))
+
+
+def save(directory: Path, state: State, reshardable: bool, staging: Staging) -> Writing:
     """Copy the state, and start to write it into `directory`, a new one on a file system that all ranks share. Collective.
 
-    The save is complete once `finish` of the result has returned on every rank. It does not contain what is trained meanwhile.
+    The save is complete once `finish` of the result has returned on every rank. It does not contain what is trained meanwhile. Most of `staging` is
+    given back when states are gathered, which take as much of the host.
     """
     if dist.get_rank() == 0:
         directory.mkdir(parents=True)
     dist.barrier()
+    if reshardable:
+        staging.shrink(sum(network.copied_bytes(reshardable) for network in state.networks.values()))
     sharded = _sharded(state, _formatted(reshardable), loading=False)
     common = {
         "layout": state.layout,
@@ -95,7 +116,7 @@ def save(directory: Path, state: State, reshardable: bool) -> Writing:
     }
     live = set().union(*(network.storages() for network in state.networks.values()))
     threads = THREADS if reshardable else 1
-    return Writing(directory, sharded | common, live, threads, new_queue())
+    return Writing(directory, sharded | common, live, staging, threads, new_queue())
 
 
 def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch, Columns
+from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
 from rljob_trainer.megatron.batching import plan_step, plan_units, undivided
@@ -58,6 +59,7 @@ class Engine:
         self._reward_models = RewardModels(spec, self._shared, self._parallel, heartbeat)
         self.backend = backend.describe(self._model.config, self._policy.optimizer)
         self.memory = Meter()
+        self._staging = Staging()
 
     @property
     def data_rank(self) -> int:
@@ -173,10 +175,14 @@ class Engine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
+    def prepare_save(self) -> None:
+        """Begin to make host memory ready for the first save that is written while training continues."""
+        checkpoint.prepare(self._state(), self._staging)
+
     def save(self, directory: Path, reshardable: bool) -> Writing:
         """Start to write the state of training, as it is now, into a new directory that all ranks share; see checkpoint.save."""
         with self._all_on_device():
-            return checkpoint.save(directory, self._state(), reshardable)
+            return checkpoint.save(directory, self._state(), reshardable, self._staging)
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote, in this or another layout. The reference remains the model that the job started from."""

@@ -93,7 +93,12 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 def states(optimizer: Any, parameters: set[int]) -> Iterator[torch.Tensor]:
     """The optimizer's moments and float32 master copies, except tensors in the storages `parameters`: shards of float32 parameters are views of
     them."""
-    for inner in (o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer):
+    for inner in torch_optimizers(optimizer):
         tensors = [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         tensors += [p for group in inner.param_groups for p in group["params"]]
         yield from (t for t in tensors if t.dim() and t.untyped_storage().data_ptr() not in parameters)
+
+
+def torch_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
+    """Those in megatron's, one each for dense and for expert parameters; none for a rank whose share is empty."""
+    yield from (o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer)

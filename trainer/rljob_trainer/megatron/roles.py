@@ -15,6 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 from rljob_trainer.arrays import Array, split
 from rljob_trainer.batch import SCORES, Batch, Columns
+from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import checkpoint, parallel_state
 from rljob_trainer.megatron.batching import plan_step, undivided
@@ -86,6 +87,7 @@ class CriticRole:
         steps = Amounts.of(spec).updates * spec.train.total_steps
         self._network = TrainedNetwork(model, self._spec, critic.optimizer, steps, Offload(), self._parallel, heartbeat)
         self._step: Step | None = None
+        self._staging = Staging()
 
     @property
     def data_rank(self) -> int:
@@ -117,9 +119,13 @@ class CriticRole:
         metrics = update_metrics(self._learnt, learn(step, self._learnt))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
+    def prepare_save(self) -> None:
+        """Begin to make host memory ready for the first save that is written while training continues."""
+        checkpoint.prepare(self._state(), self._staging)
+
     def save(self, directory: Path, reshardable: bool) -> Writing:
         """Start to write the critic's state, as it is now, into a new directory; see `checkpoint`."""
-        return checkpoint.save(directory, self._state(), reshardable)
+        return checkpoint.save(directory, self._state(), reshardable, self._staging)
 
     def load(self, directory: Path) -> None:
         """Restore the critic from an engine's directory. It may have been saved in another layout, or on the trainer's ranks."""
