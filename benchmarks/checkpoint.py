@@ -4,12 +4,12 @@
     torchrun --nproc-per-node N -m benchmarks.checkpoint --device gpu [--size NAME] [--repeats N] [--rows N] [--scratch DIR]
 
 On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on GPUs the 1.5 B shape, or another of benchmarks/shapes.py, bf16, in
-tensor parallelism over all of them. First, host memory is made ready as in a job; a line says how long that takes, and a training step meanwhile.
-With `--unprepared` it is left to the first save. Each save is made after a training step and while further steps run; the stall is the time that the
-loop did not train, the total the time until the checkpoint was committed. Medians, after a first save, of which only the stall is shown. The last
-columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total. `--rows 1`: only the save of
-a job that continues training. Never more than one is on disk. On GPUs a line says how fast each of them copies into pinned memory, which bounds the
-stall, and another what writes 8 GB per rank to DIR without hashing it.
+tensor parallelism over all of them. There, host memory is first made ready as in a job; a line says how long that takes, and a training step
+meanwhile. With `--unprepared` it is left to the first save. Each save is made after a training step and while further steps run; the stall is the
+time that the loop did not train, the total the time until the checkpoint was committed. Medians, after a first one, of which only the stall is shown.
+The last columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total. `--rows 1`: only
+the save of a job that continues training. Never more than one is on disk. On GPUs a line says how fast each of them copies into pinned memory, which
+bounds the stall, and another what writes 8 GB per rank to DIR without hashing it.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def measure(spec: RLJobSpec, options: argparse.Namespace) -> None:
     say = partial(print, flush=True) if ranks.is_first else lambda _: None
     if torch.cuda.is_available():
         say(f"a rank copies {copy_rate():.1f} GB/s to pinned memory; all write {disk_rate(root, ranks):.2f} GB/s")
-    if not options.unprepared:
+    if torch.cuda.is_available() and not options.unprepared:
         say(preparation(engine, ranks, steps))
     say("format              waited for    first s    stall s    total s    step beside / alone       GB/s")
     for reshardable, waited in ROWS[: options.rows]:

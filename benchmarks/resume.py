@@ -72,6 +72,7 @@ def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
     if deterministic:
         spec.trainer.transformer_config["deterministic_mode"] = True
     engine = training.start_engine(spec)
+    engine.prepare_save()
     began = time.monotonic()
     if which in FORMATS:
         engine.load(scratch / which)

@@ -305,6 +305,26 @@ def test_the_host_holds_what_leaves_the_gpus_the_reference_and_a_checkpoint_s_co
     assert alone.checkpoint == 14 * b
 
 
+@pytest.mark.parametrize(
+    ("every", "steps", "after", "expected"),
+    [
+        (10, 60, 0, True),
+        (10, 60, 40, True),
+        (10, 60, 49, True),
+        (10, 60, 50, False),
+        (60, 60, 0, False),
+        (0, 60, 0, False),
+    ],
+)
+def test_the_last_step_is_the_one_that_no_save_in_the_background_is_of(
+    every: int, steps: int, after: int, expected: bool
+) -> None:
+    checkpoint = {"path": "/data/run", "everySteps": every}
+    for asynchronous in (True, False):
+        spec = make_spec(checkpoint=checkpoint | {"asynchronous": asynchronous}, train={"steps": steps})
+        assert spec.saves_in_background(after=after) == (expected and asynchronous)
+
+
 def test_a_reference_that_is_the_base_of_adapters_takes_nothing_of_the_host() -> None:
     model = {"path": "/data/model", "dtype": "bfloat16", "lora": {"rank": 8, "alpha": 8}}
     spec = make_spec(

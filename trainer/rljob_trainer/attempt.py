@@ -79,7 +79,7 @@ class Attempt:
         step, directory = self._ranks.broadcast([start.manifest.step, str(start.directory)] if start else [0, ""])
         if directory:
             self._restore(Path(directory))
-        if self._spec.saves_while_training:
+        if self._spec.saves_in_background(after=step):
             self.engine.prepare_save()
         if self._rank_zero:
             self._start_driver(self._rank_zero, step)

@@ -36,8 +36,6 @@ def run(control: Control, role: str, token: str) -> Outcome:
         objective, heartbeat = objective_of(spec), heartbeat_of(client)
         is_critic = role == names.ROLE_CRITIC
         model = CriticRole(spec, objective, heartbeat) if is_critic else FrozenRole(spec, role, objective, heartbeat)
-    if isinstance(model, CriticRole) and spec.saves_while_training:
-        model.prepare_save()
     prove = partial(prove_fence, Path(spec.checkpoint.path), control.job_uid, control.attempt, ranks)
     outcome = RoleService(ranks, client, requests, model, prove).until_over()
     ranks.barrier()

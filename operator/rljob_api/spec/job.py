@@ -258,10 +258,10 @@ class RLJobSpec(Model):
         """The last step that is trained; 0 with evaluation.only."""
         return 0 if self.evaluation.only else self.train.total_steps
 
-    @property
-    def saves_while_training(self) -> bool:
-        """Whether a checkpoint before the last step is written in the background."""
-        return self.checkpoint.asynchronous and 0 < self.checkpoint.every_steps < self.last_step
+    def saves_in_background(self, after: int) -> bool:
+        """Whether a checkpoint of a step after `after` is written while training continues."""
+        every = self.checkpoint.every_steps
+        return self.checkpoint.asynchronous and every > 0 and (after // every + 1) * every < self.last_step
 
     @property
     def evaluation_sets(self) -> list[EvaluationSet]:

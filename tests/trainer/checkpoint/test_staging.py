@@ -2,6 +2,7 @@
 
 import io
 import mmap
+import threading
 from pathlib import Path
 
 import pytest
@@ -67,23 +68,44 @@ def test_a_smaller_save_needs_nothing_new() -> None:
 def test_what_is_given_back_leaves_the_process() -> None:
     staging, size = Staging(2**20), 2**28
     before = resident()
-    staging.prepare(size)
-    staging.copies([torch.ones(4)])
+    staging.copies([torch.ones(size // 4)])
     assert resident() - before > 0.9 * size
     staging.shrink(2**21 + 1)
     assert staging.size == 3 * 2**20 and resident() - before < 0.1 * size
     assert staging.copies([torch.ones(2**19)])[0].sum() == 2**19
 
 
-def test_a_failure_to_prepare_ends_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: object, piece: torch.Tensor) -> None:
+def test_a_preparation_that_is_no_longer_wanted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pin(self: Staging, piece: torch.Tensor) -> None:
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(Staging, "_pin", pin)
+    staging = Staging(PAGE)
+    staging.prepare(1000 * PAGE)
+    begun.wait()
+    threading.Timer(0.2, go_on.set).start()
+    staging.shrink(0)
+    assert staging.size == 0 and staging.is_ready
+
+
+def test_a_failed_preparation_costs_only_the_save_that_needs_the_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Staging, piece: torch.Tensor) -> None:
         raise MemoryError("nothing left to pin")
 
-    monkeypatch.setattr("rljob_trainer.checkpoint.staging.Staging._pin", fail)
+    monkeypatch.setattr(Staging, "_pin", fail)
     staging = Staging(PAGE)
     staging.prepare(1)
+    staging.shrink(0)
+    assert "nothing left to pin" in caplog.text
     with pytest.raises(MemoryError, match="nothing left to pin"):
         staging.copies([torch.ones(1)])
+    monkeypatch.undo()
+    assert staging.copies([torch.ones(1)])[0] == 1
 
 
 def resident() -> int:

@@ -4,33 +4,44 @@ A GPU copies at full rate into pinned memory only, and pinning takes much longer
 would pin the next power of two of every tensor, when the first save needs it, and keep it until the process ends.
 """
 
+import logging
 import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
 
-PIECE = 2**28
+PIECE = 2**26
 """Bytes that are pinned at a time, so that the training thread never waits long for the driver."""
 ALIGNMENT = 64
+MAP_NORESERVE = 0x4000
+"""Addresses only, which count as memory once they are used (mmap(2)); `mmap` has no name for it."""
+
+log = logging.getLogger(__name__)
 
 
 class Staging:
-    """The memory of one rank. Not more than one save may use it at a time."""
+    """The memory of one rank. Not more than one save may use it at a time.
+
+    Without a GPU nothing is pinned, and memory is taken as it is written to.
+    """
 
     def __init__(self, piece: int = PIECE) -> None:
         """`piece`: a multiple of the page size."""
-        addresses = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // piece * piece
-        self._map = mmap.mmap(-1, addresses, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._map.madvise(mmap.MADV_HUGEPAGE)
-        self._map.madvise(mmap.MADV_DONTFORK)  # a fork would have the device write to the child's copies
         self._piece = piece
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._wanted = 0
         self.size = 0
         """Bytes that are ready, whole pieces from the beginning of the map."""
+
+    @property
+    def is_prepared(self) -> bool:
+        """`prepare` was called."""
+        return self._thread is not None
 
     @property
     def is_ready(self) -> bool:
@@ -38,14 +49,20 @@ class Staging:
         return not (self._thread and self._thread.is_alive())
 
     def prepare(self, size: int) -> None:
-        """Begin to make `size` bytes ready, in a thread, and a piece more for alignment and megatron's padding."""
+        """Begin to make `size` bytes ready in a thread, and 1 % more for alignment and megatron's padding. Once only.
+
+        Where it fails, the save that needs the memory tries again. A process must not end the ordinary way before the thread has: it would abort.
+        Ranks end by os._exit.
+        """
+        assert not self._thread
+        self._wanted = size + size // 100
         device = torch.cuda.current_device() if torch.cuda.is_available() else None
-        wanted = size + self._piece
-        self._thread = threading.Thread(target=self._make_ready, args=(wanted, device), name="staging", daemon=True)
+        self._thread = threading.Thread(target=self._make_ready, args=(device,), name="staging", daemon=True)
         self._thread.start()
 
     def shrink(self, size: int) -> None:
-        """Give all memory back but about `size` bytes."""
+        """Give all memory back but about `size` bytes, and make no more ready."""
+        self._wanted = size
         self._wait()
         kept = min(self.size, -(-size // self._piece) * self._piece)
         if kept < self.size:
@@ -57,11 +74,12 @@ class Staging:
     def copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of `tensors`, each with a storage of its own size, because torch.save writes whole storages. They are valid until the next call.
 
-        From a GPU the copies are asynchronous. Raises what the thread raised, for example CudaError.
+        From a GPU the copies are asynchronous. Raises CudaError when memory cannot be pinned.
         """
         starts = list(accumulate((-(-t.nbytes // ALIGNMENT) * ALIGNMENT for t in tensors), initial=0))
         self._wait()
-        self._extend(starts[-1])
+        self._wanted = starts[-1]
+        self._extend()
         return [self._copy(tensor, start) for tensor, start in zip(tensors, starts, strict=False)]
 
     def _copy(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
@@ -80,29 +98,37 @@ class Staging:
         ends = range((start // self._piece + 1) * self._piece, end, self._piece)
         yield from pairwise(at - start for at in (start, *ends, end))
 
+    @cached_property
+    def _map(self) -> mmap.mmap:
+        """Addresses for as much as the host has."""
+        size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // self._piece * self._piece
+        made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        made.madvise(mmap.MADV_DONTFORK)  # after a fork the device could write to pages that are the child's
+        with suppress(OSError):  # a kernel without huge pages
+            made.madvise(mmap.MADV_HUGEPAGE)
+        return made
+
     def _wait(self) -> None:
         if self._thread:
             self._thread.join()
-        if self._error:
-            raise self._error
 
-    def _make_ready(self, size: int, device: int | None) -> None:
+    def _make_ready(self, device: int | None) -> None:
         try:
             if device is not None:
                 torch.cuda.set_device(device)
-            self._extend(size)
-        except Exception as error:
-            self._error = error
+            self._extend()
+        except Exception:
+            log.exception("no host memory could be made ready for saves; the first one tries again")
 
-    def _extend(self, size: int) -> None:
-        while self.size < size:
-            self._pin(self._bytes(self.size).zero_())
+    def _extend(self) -> None:
+        while self.size < self._wanted:
+            self._pin(self._bytes(self.size))
             self.size += self._piece
 
     def _pin(self, piece: torch.Tensor) -> None:
-        """Its pages are there already: the driver would make them one by one."""
+        """Zeros make its pages, faster than the driver would one by one."""
         if torch.cuda.is_available():
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(piece.data_ptr(), piece.nbytes, 0))
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(piece.zero_().data_ptr(), piece.nbytes, 0))
 
     def _bytes(self, start: int) -> torch.Tensor:
         """The piece that begins at `start`. Raises ValueError beyond what the host has."""

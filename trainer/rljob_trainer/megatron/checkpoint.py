@@ -90,8 +90,9 @@ class State:
 
 
 def prepare(state: State, staging: Staging) -> None:
-    """Begin to make ready what a save that is written while training continues copies into."""
-    staging.prepare(sum(network.copied_bytes(reshardable=False) for network in state.networks.values()))
+    """Begin to make ready what a save that is written while training continues copies into, unless that was done. Only GPUs need it."""
+    if torch.cuda.is_available() and not staging.is_prepared:
+        staging.prepare(sum(network.copied_bytes(reshardable=False) for network in state.networks.values()))
 
 
 def save(directory: Path, state: State, reshardable: bool, staging: Staging) -> Writing:

@@ -101,6 +101,8 @@ class CriticRole:
 
     def measure(self, batch: Batch) -> dict[str, Array]:
         """`values` of the whole batch, [response tokens of the step] float32; the same on all ranks. `batch`: this rank's part."""
+        if self._spec.saves_in_background(after=batch.step - 1):
+            checkpoint.prepare(self._state(), self._staging)
         self._step = step = Step.of(batch, self._spec, self._parallel, self._objective)
         step.keep("values", self._network.values(list(step.micro_batches())))
         return {"values": torch.cat(step.gather("values")).numpy()}
@@ -118,10 +120,6 @@ class CriticRole:
         learn = self._network.learn if self._learnt.learns(step.batch.step) else self._network.evaluate_loss
         metrics = update_metrics(self._learnt, learn(step, self._learnt))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-    def prepare_save(self) -> None:
-        """Begin to make host memory ready for the first save that is written while training continues."""
-        checkpoint.prepare(self._state(), self._staging)
 
     def save(self, directory: Path, reshardable: bool) -> Writing:
         """Start to write the critic's state, as it is now, into a new directory; see `checkpoint`."""
