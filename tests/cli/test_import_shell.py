@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubectl_rljob.importer.arithmetic import devices, evaluate
-from kubectl_rljob.importer.shell import Shell
+from kubectl_rljob.importer.shell.interpreter import Shell
 from kubectl_rljob.importer.words import Variables
 
 WORDS = [

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from kubectl_rljob.importer import llama_factory, rlinf, roll
+from kubectl_rljob.importer import llama_factory, rlinf
 from kubectl_rljob.importer.llama_factory_v1 import LLAMA_FACTORY_V1
+from kubectl_rljob.importer.roll import files as roll
 from kubectl_rljob.importer.settings import System
 from kubectl_rljob.importer.sources import Source
 from kubectl_rljob.importer.trinity import files as trinity

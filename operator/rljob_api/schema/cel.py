@@ -1,4 +1,4 @@
-"""Rules that the API server checks itself, as CEL: those of validation/object_rules.py, the job's name, and fields that may not change."""
+"""Rules that the API server checks itself, as CEL: those of validation/object_rules, the job's name, and fields that may not change."""
 
 from rljob_api import names
 from rljob_api.validation.object_rules import OBJECT_RULES

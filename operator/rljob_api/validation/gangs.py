@@ -9,7 +9,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.gang import Gang
 from rljob_api.spec.roles import CriticSpec, Offload
 from rljob_api.validation.layout import RULES as LAYOUT_CHECKS
-from rljob_api.validation.object_rules import BATCH_RULES, LAYOUT_RULES
+from rljob_api.validation.object_rules.batches import BATCH_RULES
+from rljob_api.validation.object_rules.layout import LAYOUT_RULES
 from rljob_api.validation.passthrough import (
     device_violations,
     expert_violations,

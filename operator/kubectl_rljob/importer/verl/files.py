@@ -9,7 +9,7 @@ from kubectl_rljob.importer.adapters import verl_has_adapters
 from kubectl_rljob.importer.hydra import command_line, launch, plain, scalar
 from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.settings import Settings, System
-from kubectl_rljob.importer.shell import Shell
+from kubectl_rljob.importer.shell.interpreter import Shell
 from kubectl_rljob.importer.sources import Source, Unreadable, document, tree_of
 from kubectl_rljob.importer.table import Note, Outcome
 from kubectl_rljob.importer.verl import algorithm, rewards, roles

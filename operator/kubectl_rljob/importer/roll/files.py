@@ -1,0 +1,67 @@
+"""How ROLL's configurations are written, and which of its pipelines one is of."""
+
+from collections.abc import Mapping
+
+from kubectl_rljob.importer import places
+from kubectl_rljob.importer.hydra import plain
+from kubectl_rljob.importer.interpolation import flatten, resolve
+from kubectl_rljob.importer.roll.algorithm import algorithm
+from kubectl_rljob.importer.roll.batches import amounts
+from kubectl_rljob.importer.roll.layout import layout, other_roles
+from kubectl_rljob.importer.roll.rewards import prompts, rewards
+from kubectl_rljob.importer.roll.rollout import asynchrony, rollouts
+from kubectl_rljob.importer.roll.rows import DPO_ROWS, RL_ROWS, SFT_ROWS
+from kubectl_rljob.importer.roll.run import environment, sources, weights
+from kubectl_rljob.importer.roll.supervised import supervised
+from kubectl_rljob.importer.settings import Settings, System
+from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
+from kubectl_rljob.importer.table import Note, Outcome
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    found = {} if settings["adv_estimator"] == "gae" else {"critic": "only advantage gae has a critic"}
+    if not settings["validation.data_args.file_name"]:
+        found["evaluation"] = "there are no held-out prompts"
+    return found
+
+
+RL = System(
+    "ROLL, RLVR",
+    RL_ROWS,
+    (
+        sources,
+        weights,
+        prompts,
+        layout,
+        other_roles,
+        amounts,
+        rewards,
+        rollouts,
+        asynchrony,
+        algorithm,
+        environment,
+        places.pods,
+    ),
+    unread,
+)
+SFT = System("ROLL, SFT", SFT_ROWS, (sources, weights, layout, supervised, environment, places.pods))
+DPO = System("ROLL, DPO", DPO_ROWS, (sources, weights, layout, other_roles, supervised, environment, places.pods))
+
+
+def read(text: str, variables: Mapping[str, str]) -> Source:
+    """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
+    tree, lost = resolve(tree_of(text), variables)
+    for key in ("custom_envs", "train_env_manager"):
+        if key in tree:
+            raise Unreadable(
+                f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
+                "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
+            )
+    for key in ("student_train", "student", "teacher", "reward"):
+        if key in tree:
+            raise Unreadable(f"is of a pipeline that no RLJob has (`{key}`): RLVR, SFT and DPO are read")
+    if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
+        raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
+    system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL
+    values = {k: plain(v) for k, v in flatten(tree).items()}
+    return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

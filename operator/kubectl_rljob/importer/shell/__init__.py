@@ -1,0 +1,1 @@
+"""Shell scripts, read without executing anything: their tokens, their conditions, and an interpreter of what is between them."""
