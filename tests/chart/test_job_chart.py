@@ -81,3 +81,9 @@ def test_a_name_that_looks_like_a_number_stays_text_and_own_labels_stay(tmp_path
     made = job({"spec": spec_of(EXAMPLES[0]), "name": "20260101", "labels": labels}, tmp_path, "-n", "1e5")
     assert (made["metadata"]["name"], made["metadata"]["namespace"]) == ("20260101", "1e5")
     assert made["metadata"]["labels"].items() >= {"app.kubernetes.io/instance": "demo", "team": "7"}.items()
+
+
+@needs_helm
+def test_name_labels_and_annotations_that_are_null_are_none(tmp_path: Path) -> None:
+    values = {"spec": spec_of(EXAMPLES[0])}
+    assert job(values | {"name": None, "labels": None, "annotations": None}, tmp_path) == job(values, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from chart.chart import CHART, HELM, NO_HELM, ROOT, helm
+from chart.test_chart import EVERYTHING
 
 TEXT = (CHART / "values.yaml").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -30,6 +31,15 @@ def closed(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
         yield from closed(inner, (*path, key))
 
 
+def nullable(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of what need not be there, the outermost."""
+    for key, inner in schema.get("properties", {}).items():
+        if key in schema["required"]:
+            yield from nullable(inner, (*path, key))
+        else:
+            yield (*path, key)
+
+
 def test_the_schema_and_the_page_are_what_the_values_say() -> None:
     made = generator()
     assert made.whole(TEXT) == SCHEMA, "run `make generate`"
@@ -41,6 +51,14 @@ def test_the_schema_and_the_page_are_what_the_values_say() -> None:
 def test_a_value_that_nobody_described_is_an_error() -> None:
     with pytest.raises(KeyError):
         generator().whole("# -- What for.\na: 1\nb: 2\n")
+
+
+def test_a_default_is_required_unless_it_is_empty_or_nullable() -> None:
+    empty = "# -- What for.\na: {}\n# -- What for.\nb: false\n"
+    nullable = "# -- What for.\n# @nullable\nc:\n  # -- What for.\n  d: 1\n"
+    made = generator().whole(empty + nullable + "# -- What for.\ne:\n  # -- What for.\n  f: 1\n")
+    assert (made["required"], made["properties"]["c"]["required"]) == (["e"], [])
+    assert made["properties"]["e"]["required"] == ["f"]
 
 
 def test_every_section_is_closed() -> None:
@@ -73,6 +91,26 @@ def test_a_key_that_does_not_exist_is_refused(path: tuple[str, ...]) -> None:
 )
 def test_a_value_of_the_wrong_kind_is_refused(wrong: str) -> None:
     assert helm(wrong).returncode != 0
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+@pytest.mark.parametrize(
+    "key", ["image", "rbac", "crds", "metrics.serviceMonitor", "serviceAccount.create", "logLevel"]
+)
+def test_null_in_place_of_a_default_is_refused_by_its_name(key: str) -> None:
+    result = helm(f"{key}=null")
+    outer, _, inner = key.rpartition(".")
+    place = f"at '{'/' * bool(outer)}{outer}'"
+    assert result.returncode != 0 and f"{place}: missing property '{inner}'" in result.stderr
+
+
+@pytest.mark.skipif(HELM is None, reason=NO_HELM)
+def test_null_is_no_error_of_a_template_where_it_is_allowed() -> None:
+    given = {setting.partition("=")[0] for setting in EVERYTHING} | {"global"}
+    nulls = {".".join(path) for path in nullable(SCHEMA)} - given
+    assert nulls > {"jobs", "resources", "image.tag", "dashboards.labels"}
+    result = helm(*EVERYTHING, *(f"{key}=null" for key in sorted(nulls)))
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.skipif(HELM is None, reason=NO_HELM)

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
@@ -17,7 +19,10 @@ from rljob_trainer.agents.endpoint import Endpoint, _message
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
+from rljob_trainer.rollout.client import ReplicaLost, RequestRefusedError
+from rljob_trainer.rollout.wire import CONTEXT_TOO_LONG
 from rljob_trainer.trajectory import Ints, Segment
+from rljob_trainer.weights.protocol import AttemptSuperseded
 from trainer.agents.talker import first_step, with_agent
 from trainer.agents.test_tools import END, Caller, words, written
 from trainer.driver.bench import Bench
@@ -137,6 +142,68 @@ async def test_what_is_not_supported_is_refused_and_fails_the_sample(
     bench.spec["rollout"]["sampling"] = {"maxTokens": 200}
     with pytest.raises(Exception, match="HTTP Error 400"):
         await first_step(bench, Caller("demo-rollout-0"), script=("x",))
+
+
+async def posted(url: str, body: object) -> tuple[int, dict]:
+    """Status and error."""
+    async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
+        return response.status, (await response.json())["error"]
+
+
+TOO_LONG = "9 and 7 more tokens do not fit into max-model-len 10"
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (RequestRefusedError(TOO_LONG, CONTEXT_TOO_LONG), (400, "invalid_request_error", CONTEXT_TOO_LONG, TOO_LONG)),
+        (RequestRefusedError("no"), (400, "invalid_request_error", None, "no")),
+        (ReplicaLost("it is away"), (503, "server_error", None, "ReplicaLost: it is away")),
+        (ValueError("a bug"), (503, "server_error", None, "ValueError: a bug")),
+    ],
+)
+async def test_a_failure_of_the_rollouts_is_said_as_openai_says_it(failure: Exception, expected: tuple) -> None:
+    def fail() -> None:
+        raise failure
+
+    async with served(("never",), fail) as (_, policy):
+        body = {"messages": [{"role": "user", "content": "1+2="}]}
+        status, error = await posted(f"{policy.base_url}/chat/completions", body)
+    assert (status, error["type"], error["code"], error["message"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ([1], "the body: Input should be a valid"),
+        ({}, "messages: Field required"),
+        ({"messages": ["role"]}, "messages.0: Input should be a valid dictionary"),
+        ({"messages": [], "max_tokens": "many"}, "max_tokens: Input should be a valid integer"),
+        ({"messages": [], "n": 2}, "neither stream nor n above 1"),
+    ],
+)
+async def test_a_request_that_cannot_be_read_is_refused_with_the_place(body: object, says: str) -> None:
+    async with served(()) as (_, policy):
+        status, error = await posted(f"{policy.base_url}/chat/completions", body)
+    assert status == 400 and error["message"].startswith(says)
+
+
+async def test_another_route_of_openai_s_is_not_found_in_its_words() -> None:
+    async with served(()) as (_, policy):
+        status, error = await posted(f"{policy.base_url}/embeddings", {})
+    assert (status, error["type"]) == (404, "invalid_request_error")
+
+
+class Fenced(Caller):
+    """Has seen a later attempt."""
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        return web.json_response({"attempt": 7}, status=409)
+
+
+async def test_a_failure_of_the_rollouts_ends_the_attempt_and_is_not_the_agent_s(bench: Bench) -> None:
+    with pytest.raises(AttemptSuperseded, match="attempt 7"):
+        await first_step(bench, Fenced("demo-rollout-0"))
 
 
 async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(

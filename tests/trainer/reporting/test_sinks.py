@@ -109,6 +109,26 @@ def test_a_step_without_rewards_is_a_point_of_its_loss(tmp_path):
     assert sinks.evaluation() == {"first": 3.0, "last": 2.0}
 
 
+def test_metrics_of_old_steps_are_not_kept_in_memory_but_the_first_evaluation_is(tmp_path):
+    sinks = Sinks(tmp_path, 0, 100)
+    for step in range(HISTORY + 11):
+        sinks.record(step, trained(0.5) | {"evaluation/reward": step / 100})
+    sinks.record(3, {"time/upload": 2.0})
+    sinks.close()
+    for found in (sinks, Sinks(tmp_path, HISTORY + 10, 100)):
+        assert [step for step in range(HISTORY + 11) if found.of(step)] == list(range(11, HISTORY + 11))
+        assert found.evaluation() == {"first": 0.0, "last": (HISTORY + 10) / 100}
+
+
+def test_an_evaluation_that_is_repeated_replaces_the_one_of_its_step(tmp_path):
+    sinks = Sinks(tmp_path, 0, 10)
+    for reward in (0.25, 0.5):
+        sinks.record(0, {"evaluation/reward": reward})
+    assert sinks.evaluation() == {"first": 0.5, "last": 0.5}
+    sinks.record(1, {"evaluation/reward": 0.75})
+    assert sinks.evaluation() == {"first": 0.5, "last": 0.75}
+
+
 def test_status_carries_the_last_steps_only(tmp_path):
     sinks = Sinks(tmp_path, 0, 100)
     for step in range(1, HISTORY + 11):

@@ -11,9 +11,10 @@ from aiohttp import web
 from rljob_api.names import ENV_ROLLOUT_TOKEN
 from rljob_api.spec.model import HttpReward, RewardSpec, VllmReward
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.rewards import http_service
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
-from trainer.rewards.serving import Answering
+from trainer.rewards.serving import Answering, served
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
 
@@ -187,3 +188,26 @@ async def test_an_answer_of_brackets_without_end_is_no_json():
     async with Service("[" * 100_000) as service:
         with pytest.raises(RewardFailed, match="which is not JSON"):
             await ask(service)
+
+
+async def test_an_answer_beyond_the_limit_is_a_failure_that_names_service_and_limit(monkeypatch):
+    monkeypatch.setattr(http_service, "LARGEST_ANSWER", 1000)
+    async with Service({"reward": 1, "why": "x" * 1000}) as service:
+        found = await failure(ask(service))
+        assert found.kind == "value" and "answered more than 1000 bytes, which is the limit" in str(found)
+        assert f"{service.url}/reward" in str(found.as_error())
+        assert len(service.bodies) == 1, "it would be as long again"
+
+
+async def test_an_answer_without_end_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(http_service, "LARGEST_ANSWER", 1000)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 100)
+
+    async with served(["/reward"], endless) as url:
+        spec = RewardSpec(http=HttpReward(url=f"{url}/reward"), timeout_seconds=20)
+        assert (await failure(scored(spec))).kind == "value"

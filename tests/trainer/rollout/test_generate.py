@@ -128,6 +128,11 @@ async def test_a_wrong_request_is_refused_and_the_engine_not_asked(change: dict,
     assert status == 400 and says in body.decode() and not engine.asked
 
 
+async def test_a_prompt_that_is_too_long_is_refused_with_openai_s_name_for_it() -> None:
+    _, body = await ask(Engine(), BODY | {"prompt": [1] * 4})
+    assert json.loads(body)["code"] == "context_length_exceeded"
+
+
 async def test_a_request_that_lacks_something_is_refused() -> None:
     status, body = await ask(Engine(), {"n": 1})
     assert status == 400 and "prompt" in body.decode()

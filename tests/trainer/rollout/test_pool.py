@@ -83,7 +83,7 @@ class Server:
                 assert request.transport is not None
                 request.transport.abort()
             if self.status != 200:
-                return web.json_response({"error": "no", "attempt": 7}, status=self.status)
+                return web.json_response({"error": "no", "code": "why", "attempt": 7}, status=self.status)
             drawn = Completion(body["prompt"], [-1.0], self.finish)
             return web.json_response(encode([drawn] * body["n"]), headers=self.headers)
         finally:
@@ -226,8 +226,9 @@ async def test_a_replica_that_was_admitted_again_is_used_again() -> None:
 
 async def test_a_request_that_is_wrong_fails_at_once() -> None:
     async with pool_of(Server("a", status=400)) as pool:
-        with pytest.raises(RequestRefusedError, match="400"):
+        with pytest.raises(RequestRefusedError, match="400") as refused:
             await pool.generate(GenerationRequest((1,), 1, SAMPLING, 0))
+        assert refused.value.code == "why"
         assert len(pool.current) == 1
 
 

@@ -18,6 +18,11 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 class PolicyError(Exception):
     """The policy cannot be asked that."""
 
+    def __init__(self, reason: str, code: str = ""):
+        """`code`: OpenAI's name for the reason, if it has one."""
+        super().__init__(reason)
+        self.code = code
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

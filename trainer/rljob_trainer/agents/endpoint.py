@@ -1,7 +1,9 @@
 """The policy as an OpenAI-compatible endpoint, for agents that talk through a client library: one base URL for each trajectory.
 
 POST /SESSION/v1/chat/completions, on loopback. `messages`, `tools`, `max_tokens` (or `max_completion_tokens`) and `stop` are read. Temperature, seed
-and the like are the job's, whatever is asked for; `n` above 1 and `stream` are refused.
+and the like are the job's, whatever is asked for; `n` above 1 and `stream` are refused. Errors have OpenAI's statuses and bodies: 400 for what cannot
+be answered, with the code context_length_exceeded where the model's context is too short for it, and 503 where the rollouts failed, which ends the
+attempt.
 """
 
 import json
@@ -11,6 +13,8 @@ import time
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
+from pydantic import BaseModel, ValidationError
 
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.session import Session
@@ -18,6 +22,24 @@ from rljob_trainer.agents.tool_calls import CALL
 from rljob_trainer.machine import loopback
 
 MODEL = "policy"
+
+
+class ChatRequest(BaseModel):
+    """What is read of a request."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    n: int | None = None
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """As Policy.generate has them."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop
+        return {"max_tokens": self.max_completion_tokens or self.max_tokens, "stop": stop}
 
 
 class Endpoint:
@@ -30,7 +52,7 @@ class Endpoint:
 
     async def start(self) -> None:
         """On a port that is free."""
-        app = web.Application(client_max_size=2**26)
+        app = web.Application(client_max_size=2**26, middlewares=[_errors_as_json])
         app.add_routes([web.post("/{session}/v1/chat/completions", self._completions)])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -58,24 +80,33 @@ class Endpoint:
         if session is None:
             return _error(404, "there is no such trajectory, or it has ended")
         try:
-            body = await request.json()
-            if body.get("stream") or (body.get("n") or 1) != 1:
-                return _error(400, "neither stream nor n above 1 is supported")
-            return web.json_response(await _answer(session, body))
-        except (PolicyError, KeyError, TypeError, ValueError) as error:
-            return _error(400, f"{type(error).__name__}: {error}")
+            asked = ChatRequest.model_validate(await request.json())
+        except ValidationError as error:
+            return _error(400, _first_of(error))
+        except (ValueError, RecursionError) as error:
+            return _error(400, f"the body is not JSON: {error}")
+        if asked.stream or (asked.n or 1) != 1:
+            return _error(400, "neither stream nor n above 1 is supported")
+        return await _answered(session, asked)
 
 
-async def _answer(session: Session, body: dict[str, Any]) -> dict[str, Any]:
+async def _answered(session: Session, asked: ChatRequest) -> web.Response:
+    try:
+        return web.json_response(await _answer(session, asked))
+    except PolicyError as error:
+        return _error(400, str(error), error.code)
+    except Exception as error:
+        session.fail(error)
+        return _error(503, f"{type(error).__name__}: {error}")
+
+
+async def _answer(session: Session, asked: ChatRequest) -> dict[str, Any]:
     """A chat completion; an empty one, cut off, when maxTurns or maxTokens leave no room for it."""
-    longest = body.get("max_completion_tokens") or body.get("max_tokens")
-    stop = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop")
-    messages = body["messages"]
-    context = session.conversations.context(messages, body.get("tools") or [])
-    turn = await session.answer("generate", {"context": context, "max_tokens": longest, "stop": stop})
+    context = session.conversations.context(asked.messages, asked.tools or [])
+    turn = await session.answer("generate", {"context": context, **asked.limits})
     message = _message(turn["text"] if turn else "")
     if turn:
-        session.conversations.add(messages, message, context + turn["tokens"])
+        session.conversations.add(asked.messages, message, context + turn["tokens"])
     reason = turn["finish_reason"] if turn else "length"
     written = len(turn["tokens"]) if turn else 0
     return {
@@ -113,5 +144,23 @@ def _message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": re.sub(CALL, "", text).strip(), "tool_calls": calls}
 
 
-def _error(status: int, text: str) -> web.Response:
-    return web.json_response({"error": {"message": text, "type": "invalid_request_error"}}, status=status)
+def _first_of(error: ValidationError) -> str:
+    """What is wrong, and where."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Also aiohttp's own, for another route or a body that is too large."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _error(error.status, error.text or error.reason)
+
+
+def _error(status: int, text: str, code: str = "") -> web.Response:
+    """As OpenAI's API says it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    body = {"message": text, "type": kind, "param": None, "code": code or None}
+    return web.json_response({"error": body}, status=status)

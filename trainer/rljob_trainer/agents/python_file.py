@@ -32,7 +32,7 @@ class AgentProcess(WorkerProcess):
     async def rollout(self, values: dict[str, Any], session: Session) -> dict[str, Any]:
         """What the function answers in the end. Raises WorkerLost, after which the process has to be stopped."""
         number = next(self._numbers)
-        reply = self._calls[number] = asyncio.get_running_loop().create_future()
+        reply = session.reply = self._calls[number] = asyncio.get_running_loop().create_future()
         asking = set[asyncio.Task[None]]()
         self._asked[number] = session, asking
         try:
@@ -76,9 +76,8 @@ class AgentProcess(WorkerProcess):
             found = {"value": await session.answer(method, arguments)}
         except PolicyError as error:
             found = {"error": str(error)}
-        except Exception as error:  # of the rollouts: it ends the attempt, and is not the agent's
-            if (reply := self._calls.get(number)) and not reply.done():
-                reply.set_exception(error)
+        except Exception as error:
+            session.fail(error)
             return
         self._send("answer", number, (question, found))
 

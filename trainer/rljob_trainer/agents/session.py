@@ -80,9 +80,16 @@ class Session:
         self._sample = sample
         self.own_time = OwnTime(spec.timeout_seconds)
         """The agent's, which stands still while the policy generates."""
+        self.reply: asyncio.Future[dict[str, Any]] | None = None
+        """What the agent's process answers in the end, while it runs the trajectory."""
         self._begun, self._ended_early = 0, False
         self._answers: dict[int, Recorded] = {}
         """By turn."""
+
+    def fail(self, error: Exception) -> None:
+        """The rollouts raised it: it ends the trajectory and the attempt, and is not the agent's."""
+        if self.reply is not None and not self.reply.done():
+            self.reply.set_exception(error)
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:
         """To a question of the agent's. Raises PolicyError."""
@@ -126,7 +133,7 @@ class Session:
             with self.own_time.stopped():
                 segments, truncated = await self._sample(tokens, sampling, turn)
         except RequestRefusedError as error:
-            raise PolicyError(str(error)) from error
+            raise PolicyError(str(error), error.code) from error
         self._answers[turn] = Recorded(tokens, segments, truncated)
         return self._turn(self._answers[turn])
 

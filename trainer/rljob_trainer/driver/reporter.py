@@ -4,10 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_trainer.driver.launcher_files import ProgressFile
-from rljob_trainer.reporting.sinks import Sinks
-
-EVALUATED = {"evaluation/reward", "evaluation/loss"}
-"""A step that has one of these metrics was evaluated."""
+from rljob_trainer.reporting.sinks import EVALUATIONS, Sinks
 
 
 class Reporter:
@@ -57,7 +54,7 @@ class Reporter:
         self._progress.update(evaluation=self._sinks.evaluation())
 
     def was_evaluated(self, step: int) -> bool:
-        return bool(EVALUATED & self._sinks.of(step).keys())
+        return not self._sinks.of(step).keys().isdisjoint(EVALUATIONS)
 
     def moved(self, count: int = 1) -> None:
         """Progress was made."""

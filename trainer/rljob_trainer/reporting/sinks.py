@@ -16,7 +16,9 @@ from rljob_trainer.reporting.metrics_log import MetricsLog
 from rljob_trainer.reporting.tracker import End, Tracker
 
 HISTORY = 64
-"""Points that status carries (protocol.Progress.history)."""
+"""Points that status carries (protocol.Progress.history), and steps whose metrics are kept in memory."""
+EVALUATIONS = ("evaluation/reward", "evaluation/loss")
+"""Held-out reward and, for tasks without rewards, loss."""
 FLUSH_SECONDS = 10
 
 log = logging.getLogger(__name__)
@@ -29,7 +31,12 @@ class Sinks:
     def __init__(self, root: Path, start: int, steps: int, trackers: Sequence[Tracker] = ()):
         self._steps = steps
         self._metrics = MetricsLog(names.metrics_file(root), start)
-        self._by_step = self._metrics.by_step()
+        self._recent: dict[int, dict[str, float]] = {}
+        """By step, the last HISTORY."""
+        self._evaluations: dict[str, dict[int, float]] = {}
+        """By metric and step, the first and the last."""
+        for step, metrics in self._metrics.by_step().items():
+            self._keep(step, metrics)
         self._tensorboard = TensorBoard(names.tensorboard_dir(root), start + 1)
         self._trackers = trackers
 
@@ -40,33 +47,39 @@ class Sinks:
         self._tensorboard.append(step, metrics)
         for tracker in self._trackers:
             tracker.append(step, metrics)
-        self._by_step.setdefault(step, {}).update(metrics)
+        self._keep(step, metrics)
         if "train/tokens" in metrics:
             log.info("%s", step_line(step, self._steps, metrics))
-        elif {"evaluation/reward", "evaluation/loss"} & metrics.keys():
+        elif not metrics.keys().isdisjoint(EVALUATIONS):
             log.info("%s", evaluation_line(step, metrics))
 
     def of(self, step: int) -> dict[str, float]:
-        """What is known of a step."""
-        return dict(self._by_step.get(step, {}))
+        """What is known of one of the last steps; empty for an earlier one."""
+        return dict(self._recent.get(step, {}))
 
     def history(self) -> list[Point]:
         """Main metrics of the last steps."""
-        trained = [(step, m) for step, m in sorted(self._by_step.items()) if "train/loss" in m]
-        return [_point(step, m) for step, m in trained[-HISTORY:]]
+        return [_point(step, m) for step, m in sorted(self._recent.items()) if "train/loss" in m]
 
     def evaluation(self) -> dict[str, float]:
         """`first` and `last` held-out reward or, for tasks without rewards, loss; empty before the first."""
-        steps = [metrics for _, metrics in sorted(self._by_step.items())]
-        found = ([m[name] for m in steps if name in m] for name in ("evaluation/reward", "evaluation/loss"))
-        values = next(filter(None, found), [])
-        return {"first": values[0], "last": values[-1]} if values else {}
+        found = next((self._evaluations[name] for name in EVALUATIONS if name in self._evaluations), {})
+        return {"first": found[min(found)], "last": found[max(found)]} if found else {}
 
     def close(self, end: End = "succeeded") -> None:
         self._metrics.close()
         self._tensorboard.close()
         for tracker in self._trackers:
             tracker.close(end)
+
+    def _keep(self, step: int, metrics: Mapping[str, float]) -> None:
+        """What the status will show of them; the rest is in metrics.jsonl."""
+        self._recent.setdefault(step, {}).update(metrics)
+        oldest = max(self._recent) - HISTORY + 1
+        self._recent = {s: m for s, m in self._recent.items() if s >= oldest}
+        for name in metrics.keys() & EVALUATIONS:
+            found = self._evaluations.get(name, {}) | {step: metrics[name]}
+            self._evaluations[name] = {s: found[s] for s in (min(found), max(found))}
 
 
 def _point(step: int, metrics: Mapping[str, float]) -> Point:

@@ -20,6 +20,8 @@ AT_ONCE = 64
 """Concurrent calls. The time limit of a call starts when it is sent."""
 FIRST_WAIT_SECONDS = 0.1
 LONGEST_WAIT_SECONDS = 2.0
+LARGEST_ANSWER = 2**25
+"""Bytes. The longest that is meant to come is a number for each of a million tokens."""
 SHOWN = 300
 """At most so many characters of an answer are quoted in a message."""
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
@@ -94,9 +96,12 @@ class Post:
         try:
             # A redirect would carry the headers to somebody whom the spec does not name.
             async with self._session.post(url, json=body, allow_redirects=False) as response:
-                text = (await response.read()).decode(errors="replace")
+                answer = await _beginning(response)
         except (aiohttp.ClientError, ConnectionError) as error:
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
+        text = answer.decode(errors="replace")
+        if len(answer) > LARGEST_ANSWER and response.status == 200:
+            raise self.failed("value", f"answered more than {LARGEST_ANSWER} bytes, which is the limit: {text[:SHOWN]}")
         if response.status == 200:
             return self._parsed(text)
         said = f"answered status {response.status}: {text[:SHOWN]}"
@@ -111,6 +116,16 @@ class Post:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             raise self.failed("value", f"answered {text[:SHOWN]!r}, which is not JSON") from error
+
+
+async def _beginning(response: aiohttp.ClientResponse) -> bytes:
+    """The whole answer, unless it is more than LARGEST_ANSWER bytes: then what has come once it is."""
+    found = bytearray()
+    async for piece in response.content.iter_any():
+        found += piece
+        if len(found) > LARGEST_ANSWER:
+            break
+    return bytes(found)
 
 
 def finite(service: Service, value: Any, answer: Any) -> Reward:

@@ -1,6 +1,8 @@
 """The client of one rollout server: token ids in, token ids and log-probabilities out. No torch here."""
 
 import asyncio
+import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -30,6 +32,11 @@ class Unauthorized(ReplicaLost):
 
 class RequestRefusedError(ValueError):
     """The server says that the request is invalid; asking another one cannot help."""
+
+    def __init__(self, reason: str, code: str = ""):
+        """`code`: CONTEXT_TOO_LONG (wire.py), where the server says so."""
+        super().__init__(reason)
+        self.code = code
 
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -127,7 +134,7 @@ class RolloutClient:
             raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
         said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
         if response.status == 400:
-            raise RequestRefusedError(said)
+            raise RequestRefusedError(said, _code(text))
         if response.status == 401:
             raise Unauthorized(f"{self.endpoint.pod} refuses this job's token (401): {text[:200]}")
         raise ReplicaLost(said)  # also 404: the address may belong to another pod now
@@ -143,6 +150,13 @@ async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
         except ReplicaLost:
             return False
     return True
+
+
+def _code(text: str) -> str:
+    """Of an error that the server answered; empty where it names none."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(text).get("code", ""))
+    return ""
 
 
 def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:

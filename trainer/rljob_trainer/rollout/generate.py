@@ -3,7 +3,7 @@
 vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (token
 ids), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and are part
 of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt (wire.py). Statuses: 400
-invalid request, 500 the engine failed. When a client disconnects, its generation is aborted.
+invalid request (with the `code` CONTEXT_TOO_LONG where that is why), 500 the engine failed. When a client disconnects, its generation is aborted.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.rollout.wire import Completion, encode
+from rljob_trainer.rollout.wire import CONTEXT_TOO_LONG, Completion, encode
 from rljob_trainer.trajectory import Experts
 from rljob_trainer.weights.protocol import ADAPTERS, SERVED_MODEL
 
@@ -33,6 +33,10 @@ CLIENT_LEFT = 499
 """Status for the access log when the client has disconnected."""
 
 
+class ContextTooLongError(ValueError):
+    """Prompt and response do not fit into the model's context."""
+
+
 async def generate(scope: Scope, receive: Receive, send: Send) -> None:
     """An ASGI application."""
     request = Request(scope, receive)
@@ -43,6 +47,8 @@ async def _answer(request: Request) -> Response:
     try:
         body = await request.json()
         completions = await _unless_gone(request, _generate(request.app.state.engine_client, body))
+    except ContextTooLongError as error:
+        return JSONResponse({"error": str(error), "code": CONTEXT_TOO_LONG}, 400)
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
     except Exception as error:  # vLLM logs the reason; a dead engine ends the server
@@ -54,7 +60,8 @@ async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:
     """The `n` responses by index. `engine`: vLLM's AsyncLLM."""
     tokens, longest = body["prompt"], engine.model_config.max_model_len
     if len(tokens) + body["max_tokens"] > longest:  # the engine would silently truncate the response
-        raise ValueError(f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}")
+        rule = f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}"
+        raise ContextTooLongError(rule)
     name = secrets.token_hex(8)
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
     if images := body.get("images"):

@@ -13,6 +13,9 @@ import numpy as np
 from rljob_trainer.images import Placed
 from rljob_trainer.trajectory import Experts, Floats, Ints
 
+CONTEXT_TOO_LONG = "context_length_exceeded"
+"""The `code` of an error, where prompt and response do not fit into the model's context: OpenAI's name for it."""
+
 
 class Completion(NamedTuple):
     """One response of the engine."""
