@@ -92,7 +92,7 @@ def _closed(value: dict[str, Any], path: Path_, known: dict[Path_, Note]) -> dic
     """Of an object whose keys are known."""
     properties = {k: schema(v, (*path, k), known) for k, v in value.items()}
     required = [k for k, v in value.items() if v and not _nullable((*path, k), known)]
-    return {"additionalProperties": False, "required": required, "properties": properties}
+    return {"additionalProperties": False, **({"required": required} if required else {}), "properties": properties}
 
 
 def _nullable(path: Path_, known: dict[Path_, Note]) -> bool:
