@@ -34,7 +34,7 @@ def closed(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple
 def nullable(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Paths of what need not be there, the outermost."""
     for key, inner in schema.get("properties", {}).items():
-        if key in schema["required"]:
+        if key in schema.get("required", []):
             yield from nullable(inner, (*path, key))
         else:
             yield (*path, key)
@@ -57,8 +57,8 @@ def test_a_default_is_required_unless_it_is_empty_or_nullable() -> None:
     empty = "# -- What for.\na: {}\n# -- What for.\nb: false\n"
     nullable = "# -- What for.\n# @nullable\nc:\n  # -- What for.\n  d: 1\n"
     made = generator().whole(empty + nullable + "# -- What for.\ne:\n  # -- What for.\n  f: 1\n")
-    assert (made["required"], made["properties"]["c"]["required"]) == (["e"], [])
-    assert made["properties"]["e"]["required"] == ["f"]
+    assert (made.get("required", []), made["properties"]["c"].get("required", [])) == (["e"], [])
+    assert made["properties"]["e"].get("required", []) == ["f"]
 
 
 def test_every_section_is_closed() -> None:
