@@ -136,7 +136,7 @@ def test_what_a_save_needs_is_known_before_the_first_step(
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(spec, lambda: None)
-        expected = sum(n.copied_bytes(reshardable=False) for n in engine._state().networks.values())
+        expected = engine._state().copied_bytes(reshardable=False)
         engine.prepare_save()
         train_step(engine, make_batch(model, 1))
         writing = engine.save(tmp_path / "c", reshardable=False)

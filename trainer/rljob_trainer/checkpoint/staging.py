@@ -8,15 +8,15 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 
-PIECE = 2**26
-"""Bytes that are pinned at a time, so that the training thread never waits long for the driver."""
+from rljob_trainer.host_memory import BLOCK, bytes_of, within_blocks
+
 ALIGNMENT = 64
 MAP_NORESERVE = 0x4000
 """Addresses only, which count as memory once they are used (mmap(2)); `mmap` has no name for it."""
@@ -30,13 +30,13 @@ class Staging:
     Without a GPU nothing is pinned, and memory is taken as it is written to.
     """
 
-    def __init__(self, piece: int = PIECE) -> None:
-        """`piece`: a multiple of the page size."""
-        self._piece = piece
+    def __init__(self, block: int = BLOCK) -> None:
+        """`block`: bytes that are pinned at a time, a multiple of the page size."""
+        self._block = block
         self._thread: threading.Thread | None = None
         self._wanted = 0
         self.size = 0
-        """Bytes that are ready, whole pieces from the beginning of the map."""
+        """Bytes that are ready, whole blocks from the beginning of the map."""
 
     @property
     def is_prepared(self) -> bool:
@@ -64,9 +64,9 @@ class Staging:
         """Give all memory back but about `size` bytes, and make no more ready."""
         self._wanted = size
         self._wait()
-        kept = min(self.size, -(-size // self._piece) * self._piece)
+        kept = min(self.size, -(-size // self._block) * self._block)
         if kept < self.size:
-            for start in range(kept, self.size, self._piece) if torch.cuda.is_available() else ():
+            for start in range(kept, self.size, self._block) if torch.cuda.is_available() else ():
                 torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self._bytes(start).data_ptr()))
             self._map.madvise(mmap.MADV_DONTNEED, kept, self.size - kept)
             self.size = kept
@@ -83,25 +83,19 @@ class Staging:
         return [self._copy(tensor, start) for tensor, start in zip(tensors, starts, strict=False)]
 
     def _copy(self, tensor: torch.Tensor, start: int) -> torch.Tensor:
-        """Piece by piece: one call of CUDA cannot copy to memory that was pinned by several."""
+        """Block by block: one call of CUDA cannot copy to memory that was pinned by several."""
         if not tensor.numel():
             return torch.empty_like(tensor, device="cpu")
-        flat = tensor.detach().contiguous().view(-1)
-        copy = torch.frombuffer(self._map, dtype=tensor.dtype, count=len(flat), offset=start)
-        source, target = flat.view(torch.uint8), copy.view(torch.uint8)
-        for begin, end in self._within_pieces(start, start + len(source)):
-            target[begin:end].copy_(source[begin:end], non_blocking=True)
+        copy = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+        source, target = bytes_of(tensor.contiguous()), bytes_of(copy)
+        for begin, end in within_blocks(start, start + len(source), self._block):
+            target[begin - start : end - start].copy_(source[begin - start : end - start], non_blocking=True)
         return copy.view(tensor.shape)
-
-    def _within_pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yields the parts of the bytes from `start` to `end` that lie in one piece each, relative to `start`."""
-        ends = range((start // self._piece + 1) * self._piece, end, self._piece)
-        yield from pairwise(at - start for at in (start, *ends, end))
 
     @cached_property
     def _map(self) -> mmap.mmap:
         """Addresses for as much as the host has."""
-        size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // self._piece * self._piece
+        size = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // self._block * self._block
         made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
         made.madvise(mmap.MADV_DONTFORK)  # after a fork the device could write to pages that are the child's
         with suppress(OSError):  # a kernel without huge pages
@@ -123,13 +117,13 @@ class Staging:
     def _extend(self) -> None:
         while self.size < self._wanted:
             self._pin(self._bytes(self.size))
-            self.size += self._piece
+            self.size += self._block
 
-    def _pin(self, piece: torch.Tensor) -> None:
+    def _pin(self, block: torch.Tensor) -> None:
         """Zeros make its pages, faster than the driver would one by one."""
         if torch.cuda.is_available():
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(piece.zero_().data_ptr(), piece.nbytes, 0))
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(block.zero_().data_ptr(), block.nbytes, 0))
 
     def _bytes(self, start: int) -> torch.Tensor:
-        """The piece that begins at `start`. Raises ValueError beyond what the host has."""
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=self._piece, offset=start)
+        """The block that begins at `start`. Raises ValueError beyond what the host has."""
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=self._block, offset=start)

@@ -88,11 +88,15 @@ class State:
         """The state with these networks only."""
         return replace(self, networks={name: network for name, network in self.networks.items() if name in names})
 
+    def copied_bytes(self, reshardable: bool) -> int:
+        """Bytes of what a save copies on this rank."""
+        return sum(network.copied_bytes(reshardable) for network in self.networks.values())
+
 
 def prepare(state: State, staging: Staging) -> None:
     """Begin to make ready what a save that is written while training continues copies into, unless that was done. Only GPUs need it."""
     if torch.cuda.is_available() and not staging.is_prepared:
-        staging.prepare(sum(network.copied_bytes(reshardable=False) for network in state.networks.values()))
+        staging.prepare(state.copied_bytes(reshardable=False))
 
 
 def save(directory: Path, state: State, reshardable: bool, staging: Staging) -> Writing:
@@ -105,7 +109,7 @@ def save(directory: Path, state: State, reshardable: bool, staging: Staging) -> 
         directory.mkdir(parents=True)
     dist.barrier()
     if reshardable:
-        staging.shrink(sum(network.copied_bytes(reshardable) for network in state.networks.values()))
+        staging.shrink(state.copied_bytes(reshardable))
     sharded = _sharded(state, _formatted(reshardable), loading=False)
     common = {
         "layout": state.layout,
