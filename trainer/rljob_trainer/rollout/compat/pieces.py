@@ -13,10 +13,32 @@ PIECE = 16
 """Steps of the engine; each draws a token of a response."""
 
 
-class Pieces:
-    """What is held back. Outputs are vLLM's EngineCoreOutput."""
+class LogProbs:
+    """A step's log-probabilities, in place of vLLM's LogprobsLists, of which its scheduler cuts each request's part.
 
-    def __init__(self) -> None:
+    Cutting three arrays for every token costs as much as all else that is done here. So a request that draws one token gets two numbers, and a piece
+    makes arrays of them. Where one draws several, or some request asks for more than the drawn token's, vLLM's own arrays are cut.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self._simple = whole.logprobs.shape[1] == 1 and whole.cu_num_generated_tokens is None
+        if self._simple:
+            self._log_probs, self._ranks = whole.logprobs[:, 0].tolist(), whole.sampled_token_ranks.tolist()
+
+    def slice_request(self, index: int, tokens: int) -> Any:
+        """Of a request, by its index in the step: a pair of numbers for one token, else LogprobsLists."""
+        if self._simple and tokens == 1:
+            return self._log_probs[index], self._ranks[index]
+        return self._whole.slice_request(index, tokens)
+
+
+class Pieces:
+    """What is held back. Outputs are vLLM's EngineCoreOutput, with log-probabilities of LogProbs; what goes out has vLLM's again, which `rows` makes
+    of their fields."""
+
+    def __init__(self, rows: Callable[..., Any]) -> None:
+        self._rows = rows
         self._held: dict[str, list[Any]] = {}
         self._step = 0
 
@@ -24,22 +46,26 @@ class Pieces:
         """What goes out after a step that made `outputs`: a request's first, its last, and every PIECE-th, with those before it. Of requests
         `at_once` everything.
 
-        Every step is another request's PIECE-th: all at once would be a pause of 5 ms with 512 requests (joining one takes 10 us).
+        Every step is another request's PIECE-th: all at once would be a pause of 2 ms with 512 requests (joining one takes 5 us).
         """
         self._step += 1
-        return [whole for output in outputs if (whole := self._add(output, at_once)) is not None]
+        found = []
+        for output in outputs:
+            request = output.request_id
+            if (held := self._held.get(request)) is not None:
+                held.append(output)
+            elif not at_once(request):
+                self._held[request] = held = [output]
+            if held is None:
+                found.append(joined([output], self._rows))
+            elif (hash(request) + self._step) % PIECE == 0 or not _is_only_tokens(output):
+                found.append(self.take(request))
+        return found
 
     def take(self, request_id: str) -> Any | None:
         """What is held back of a request that makes no more outputs."""
         held = self._held.pop(request_id, None)
-        return held and joined(held)
-
-    def _add(self, output: Any, at_once: Callable[[str], bool]) -> Any | None:
-        request = output.request_id
-        self._held.setdefault(request, []).append(output)
-        if (hash(request) + self._step) % PIECE and _is_only_tokens(output) and not at_once(request):
-            return None
-        return self.take(request)
+        return held and joined(held, self._rows)
 
 
 class InPieces:
@@ -47,15 +73,19 @@ class InPieces:
 
     new_outputs: ClassVar[Callable[[], Any]]
     """An empty EngineCoreOutputs."""
+    new_rows: ClassVar[Callable[..., Any]]
+    """LogprobsLists of its fields."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._pieces = Pieces()
+        self._pieces = Pieces(type(self).new_rows)
         self._ends: list[tuple[int, Any]] = []
 
-    def update_from_output(self, *step: Any) -> dict[int, Any]:
+    def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
         """By client. What a step has to say besides its requests' outputs is not held back."""
-        found: dict[int, Any] = super().update_from_output(*step)  # type: ignore[misc]
+        if computed.logprobs is not None:
+            computed.logprobs = LogProbs(computed.logprobs)
+        found: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
         for of_client in found.values():
             of_client.outputs = self._pieces.due(of_client.outputs, self._has_stop_texts)
         for client, end in self._ends:
@@ -85,19 +115,28 @@ class InPieces:
         return True
 
 
-def joined(outputs: Sequence[Any]) -> Any:
+def joined(outputs: Sequence[Any], rows: Callable[..., Any]) -> Any:
     """The last, with the tokens, log-probabilities and experts of all, and the most NaNs of a step. Those before it have nothing else."""
     last = outputs[-1]
+    if found := [(o.new_token_ids, o.new_logprobs) for o in outputs if o.new_logprobs is not None]:
+        last.new_logprobs = rows(*_arrays(found), None)
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
-        if found := [output.new_logprobs for output in outputs if output.new_logprobs is not None]:
-            ids, log_probs, ranks, _ = zip(*found, strict=True)
-            rows = (np.concatenate(_as_narrow(ids)), np.concatenate(_as_narrow(log_probs)), np.concatenate(ranks))
-            last.new_logprobs = found[0]._make([*rows, None])
         if last.routed_experts is not None:
             last.routed_experts = np.concatenate([output.routed_experts for output in outputs])
-        last.num_nans_in_logits = max(output.num_nans_in_logits for output in outputs)
+        last.num_nans_in_logits = max([output.num_nans_in_logits for output in outputs])
     return last
+
+
+def _arrays(steps: Sequence[tuple[list[int], Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Token ids and log-probabilities, a row for each token, and the ranks of the tokens drawn. Of each step its tokens and what LogProbs gave."""
+    if {len(found) for _, found in steps} == {2}:
+        log_probs, ranks = zip(*[found for _, found in steps], strict=True)
+        numbers = np.array([[tokens[0] for tokens, _ in steps], ranks], np.int32)
+        return numbers[0].reshape(-1, 1), np.array(log_probs, np.float32).reshape(-1, 1), numbers[1]
+    whole = [_arrays([(tokens, found)]) if len(found) == 2 else found[:3] for tokens, found in steps]
+    ids, log_probs, ranks = zip(*whole, strict=True)
+    return np.concatenate(_as_narrow(ids)), np.concatenate(_as_narrow(log_probs)), np.concatenate(ranks)
 
 
 def _as_narrow(steps: Sequence[np.ndarray]) -> Sequence[np.ndarray]:

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import LogprobsLists
 
 from rljob_trainer.patches import Patch
 from rljob_trainer.rollout.compat import VERSIONS
@@ -17,13 +18,13 @@ from rljob_trainer.rollout.compat.pieces import InPieces
 class SchedulerInPieces(InPieces, Scheduler):
     """For an engine that schedules a step when the one before has ended, as on CPU."""
 
-    new_outputs = EngineCoreOutputs
+    new_outputs, new_rows = EngineCoreOutputs, LogprobsLists
 
 
 class AsyncSchedulerInPieces(InPieces, AsyncScheduler):
     """For an engine that schedules a step while the one before runs, as on a GPU."""
 
-    new_outputs = EngineCoreOutputs
+    new_outputs, new_rows = EngineCoreOutputs, LogprobsLists
 
 
 def scheduler(vllm_config: Any, **more: Any) -> Scheduler:
