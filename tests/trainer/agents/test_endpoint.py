@@ -188,6 +188,33 @@ async def test_a_request_that_cannot_be_read_is_refused_with_the_place(body: obj
     assert status == 400 and error["message"].startswith(says)
 
 
+async def test_what_a_client_no_longer_waits_for_is_not_generated_to_its_end_and_is_no_answer() -> None:
+    """As a client library's time limit ends a request, and asks again."""
+    began, given_up = asyncio.Event(), asyncio.Event()
+
+    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
+        if turn > 0:
+            return (Segment(np.array([5], np.int32), "policy", np.zeros(1, np.float32), 0),), False
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+        raise AssertionError
+
+    async with served(()) as (session, policy):
+        session._sample = sample
+        url, body = f"{policy.base_url}/chat/completions", {"messages": [{"role": "user", "content": "1+2="}]}
+        first = asyncio.create_task(posted(url, body))
+        await asyncio.wait_for(began.wait(), 10)
+        first.cancel()
+        await asyncio.wait_for(given_up.wait(), 10)
+        async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
+            assert response.status == 200
+        rollout = session.rollout([(await policy.trajectory()).tokens])
+    assert rollout is not None and (rollout.turns, rollout.left_out) == (1, 0)
+
+
 async def test_another_route_of_openai_s_is_not_found_in_its_words() -> None:
     async with served(()) as (_, policy):
         status, error = await posted(f"{policy.base_url}/embeddings", {})

@@ -3,7 +3,7 @@
 POST /SESSION/v1/chat/completions, on loopback. `messages`, `tools`, `max_tokens` (or `max_completion_tokens`) and `stop` are read. Temperature, seed
 and the like are the job's, whatever is asked for; `n` above 1 and `stream` are refused. Errors have OpenAI's statuses and bodies: 400 for what cannot
 be answered, with the code context_length_exceeded where the model's context is too short for it, and 503 where the rollouts failed, which ends the
-attempt.
+attempt. What a client no longer waits for is not generated to its end, and is no answer of the trajectory, though it counts for maxTurns.
 """
 
 import json
@@ -54,7 +54,7 @@ class Endpoint:
         """On a port that is free."""
         app = web.Application(client_max_size=2**26, middlewares=[_errors_as_json])
         app.add_routes([web.post("/{session}/v1/chat/completions", self._completions)])
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, loopback(), 0)
         await site.start()
