@@ -152,6 +152,8 @@ async def rollout(prompt, policy, row):
         ("return Trajectory([-1])", "value", "-1 is no token id"),
         ("return Trajectory(turn.whole, reward=float('nan'))", "value", "not a finite number"),
         ("await policy.generate([])", "raised", "PolicyError: nothing to continue"),
+        ("await policy.generate([1], max_tokens=1.5)", "raised", "TypeError: max_tokens: 1.5 is no whole number"),
+        ("await policy.generate([1], stop=[3])", "raised", "TypeError: stop: 3 is no text"),
     ],
 )
 async def test_a_sample_whose_agent_fails_leaves_the_batch_and_is_counted(bench, tmp_path, caplog, how, kind, reason):

@@ -6,7 +6,7 @@ Imported by the function's process, so nothing large: tokens are lists of ids he
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, Literal, cast
+from typing import Any, Literal, SupportsIndex, cast
 
 LARGEST = 2**31
 Message = Mapping[str, Any]
@@ -97,7 +97,7 @@ class Policy:
     ) -> Turn | None:
         """What the policy writes behind the context; None when maxTurns or maxTokens of spec.rollout.agent leave no room for another turn.
 
-        Temperature and seed are the job's. Raises PolicyError.
+        Temperature and seed are the job's. Raises PolicyError, and TypeError or ValueError for arguments of another type.
 
         Args:
             context: token ids, or the messages of a conversation, which the chat template renders. Of messages that repeat a conversation with its
@@ -105,8 +105,7 @@ class Policy:
             max_tokens: at most so many, in place of spec.rollout.sampling.maxTokens, if these are fewer
             stop: text or texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
         """
-        texts = [stop] if isinstance(stop, str) else stop  # a text is a sequence too, of its characters
-        limits = {"max_tokens": max_tokens, "stop": None if texts is None else list(texts)}
+        limits = _limits(max_tokens, stop)
         if context and isinstance(context[0], Mapping):
             messages = [dict(message) for message in cast(Sequence[Message], context)]
             found = await self._ask("converse", {"messages": messages, **limits})
@@ -149,3 +148,16 @@ def ids(tokens: Sequence[int]) -> list[int]:
     if strange := [token for token in found if not 0 <= token < LARGEST]:
         raise ValueError(f"{strange[0]} is no token id")
     return found
+
+
+def _limits(max_tokens: int | None, stop: Sequence[str] | None) -> dict[str, Any]:
+    """As the driver is asked. Raises TypeError here, in the agent's process: what the driver stumbles over ends the attempt."""
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, SupportsIndex | None):
+        raise TypeError(f"max_tokens: {max_tokens!r} is no whole number")
+    texts = [stop] if isinstance(stop, str) else stop  # a text is a sequence too, of its characters
+    if strange := [text for text in texts or () if not isinstance(text, str)]:
+        raise TypeError(f"stop: {strange[0]!r} is no text")
+    return {
+        "max_tokens": None if max_tokens is None else index(max_tokens),
+        "stop": None if texts is None else list(texts),
+    }
