@@ -61,6 +61,7 @@ def test_a_rollout_whose_engine_is_killed_or_stopped_is_started_again_in_its_pod
     lab: Lab, job: Job, number: signal.Signals
 ) -> None:
     """vLLM's API server answers on without its engine; with SIGSTOP nothing even ends."""
+    job.wait_for_step(3, timeout=400)
     step, pod = job.status().progress.step, names.pod(job.name, names.ROLE_ROLLOUT, 0)
     before = failures_of_rollouts(lab, job)
     lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(number)))
