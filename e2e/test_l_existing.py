@@ -31,7 +31,7 @@ def registry(lab: Lab, tmp_path: Path) -> Iterator[None]:
         pytest.skip("the registry runs on nodes of the local cluster")
     images = []
     for image in (lab.provider.operator_image, lab.provider.trainer_image):
-        layout = tmp_path / image.replace("/", "-")
+        layout = tmp_path / image.replace("/", "-").replace(":", "-")  # skopeo takes what follows a colon for the tag
         steps.run_step("exporting an image", steps.SCRIPTS / "images", "export", image, str(layout))
         images.append(f"{image}={layout}")
     command = [sys.executable, "-m", "e2e.registry", "5000", str(steps.CACHE / "images" / "blobs"), *images]
