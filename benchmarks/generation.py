@@ -24,7 +24,6 @@ from typing import Any
 
 from benchmarks import asynchrony, step, weights
 from benchmarks.shapes import MODELS
-from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.machine import gpus
@@ -131,12 +130,11 @@ def through_a_server(model: Path, options: argparse.Namespace) -> list[dict[str,
     job = RLJobSpec.model_validate(given)
     prompts = encoded(model, options.work / "served.parquet", "mixed")[:SERVED_PROMPTS]
     with weights.server(job, gpus()[0] if gpu else ""):
-        endpoint = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{weights.PORT}")
-        publish(job, model, endpoint)
-        return [asyncio.run(served(endpoint, prompts, Sampling(max_tokens=options.max_tokens))) for _ in range(REPEATS)]
+        publish(job, model)
+        return [asyncio.run(served(prompts, Sampling(max_tokens=options.max_tokens))) for _ in range(REPEATS)]
 
 
-def publish(job: RLJobSpec, model: Path, endpoint: RolloutEndpoint) -> None:
+def publish(job: RLJobSpec, model: Path) -> None:
     from safetensors.torch import load_file
 
     from rljob_trainer.weights.publisher import Publisher
@@ -145,14 +143,14 @@ def publish(job: RLJobSpec, model: Path, endpoint: RolloutEndpoint) -> None:
     device = "cuda" if job.trainer.device == "gpu" else "cpu"
     tensors = [item for file in sorted(model.glob("*.safetensors")) for item in load_file(file, device).items()]
     published = Publisher(1, weights.TOKEN, transport_of(job, "127.0.0.1")).publish(
-        0, iter(tensors), [endpoint], lambda: None
+        0, iter(tensors), [weights.ENDPOINT], lambda: None
     )
     if published.failed:
         raise RuntimeError(str(published.failed))
 
 
-async def served(endpoint: RolloutEndpoint, prompts: list[list[int]], sampling: Sampling) -> dict[str, Any]:
-    async with RolloutClient(endpoint, weights.TOKEN, 1) as client:
+async def served(prompts: list[list[int]], sampling: Sampling) -> dict[str, Any]:
+    async with RolloutClient(weights.ENDPOINT, weights.TOKEN, 1) as client:
 
         async def ask(i: int, ids: list[int]) -> list[Generation]:
             return await client.generate(GenerationRequest(ids, step.SAMPLES, sampling, seed=i * step.SAMPLES))

@@ -31,6 +31,7 @@ from rljob_trainer.rollout.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
 PORT = 29610
+ENDPOINT = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{PORT}")
 READY_SECONDS = 300
 GPU_ARGUMENTS = {"enforce-eager": True, "gpu-memory-utilization": 0.3}
 
@@ -135,12 +136,11 @@ def update(job: RLJobSpec, repeats: int) -> int:
     engine = Engine(job, lambda: None)
     size = sum(tensor.nbytes for _, tensor in engine.export())
     publisher = Publisher(1, TOKEN, transport_of(job, "127.0.0.1"))
-    endpoint = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{PORT}")
     tensors = [(name, tensor.clone()) for name, tensor in engine.export()]
     cases: dict[str, tuple[Any, list[RolloutEndpoint]]] = {
         "export": (engine.export, []),
-        "update from tensors": (lambda: iter(tensors), [endpoint]),
-        "update from the engine": (engine.export, [endpoint]),
+        "update from tensors": (lambda: iter(tensors), [ENDPOINT]),
+        "update from the engine": (engine.export, [ENDPOINT]),
     }
     for what, (source, targets) in cases.items():
         times = []
@@ -157,7 +157,7 @@ def update(job: RLJobSpec, repeats: int) -> int:
             seconds=rounded(times),
             gigabytes_per_s=round(size / best / 1e9, 2),
         )
-    say(what="served", log_probs=asyncio.run(generated(endpoint)))
+    say(what="served", log_probs=asyncio.run(generated(ENDPOINT)))
     dist.destroy_process_group()
     return size
 

@@ -42,6 +42,7 @@ PATCHES = (
             "vllm/v1/core/sched/scheduler.py:Scheduler.update_from_output": "70db93b7b3b20987",
             "vllm/v1/core/sched/scheduler.py:Scheduler.finish_requests": "251076b25b7f9acb",
             "vllm/v1/engine/__init__.py:EngineCoreOutput": "0a3701fb7b23141b",
+            "vllm/v1/outputs.py:LogprobsLists": "8487fac20ac007a1",
         },
     ),
 )
