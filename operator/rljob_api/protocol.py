@@ -71,6 +71,8 @@ class Resume(Wire):
     policy: Literal["auto", "required", "never"]
     step: int | None = None
     """A complete checkpoint to go back to; later ones leave the lineage. None: the newest of the lineage."""
+    saved: int | None = None
+    """Step of the newest checkpoint that the job reported before this attempt. If none is left, the attempt fails instead of starting over."""
 
 
 class Control(Wire):
