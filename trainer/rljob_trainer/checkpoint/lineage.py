@@ -116,7 +116,9 @@ def _all_gone(root: Path, steps: list[int]) -> ConfigurationError:
     """The job must not lose its training silently: the user decides whether it starts over."""
     held = ", ".join(f"global_step_{step}" for step in steps)
     rule = f"this job has saved {held} there, and no complete checkpoint of its lineage is left"
-    fix = "restore one and continue with `resume --from-step N`, or start over from the model with `resume --from-step 0`"
+    fix = (
+        "restore one and continue with `resume --from-step N`, or start over from the model with `resume --from-step 0`"
+    )
     if others := read_manifests(root):
         left = names.step_dir(root, others[-1].step)
         fix += f"; a new job can start from {left}, which is complete but not of this lineage, through {FIELD}"
