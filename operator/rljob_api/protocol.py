@@ -156,6 +156,8 @@ class RolloutState(Wire):
     """Step of the policy that it serves; None: it has none of this attempt's yet."""
     unauthorized: bool = False
     """Whether it refuses the job's token (401), because trainer and rollout hold different ones."""
+    quarantine: Line = ""
+    """Why it is left out of publications for a while: it answers, but failed several in a row. Empty: it is not left out."""
 
 
 class Point(Wire):
