@@ -18,7 +18,6 @@ from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.objectives.metrics import LOSS, MetricAccumulator
 from rljob_trainer.objectives.objective import Objective
 
-
 MOST_SKIPS = 10
 """Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""
 FIELD = "spec.train.onNonFinite"

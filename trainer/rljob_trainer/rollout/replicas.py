@@ -112,8 +112,8 @@ class Replicas:
             replica.not_before = now + min(2.0 ** min(replica.failures - 1, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
 
     def rejected(self, endpoint: RolloutEndpoint, now: float, reason: str) -> None:
-        """It was lost by an update, and goes into quarantine when that repeats. Raises PolicyRejectedError when every replica was, REJECTIONS times in
-        a row."""
+        """It was lost by an update; when that repeats, it goes into quarantine. Raises PolicyRejectedError when every replica was, REJECTIONS times
+        in a row."""
         if (replica := self.find(endpoint)) is None:
             return
         replica.rejections, replica.rejection = replica.rejections + 1, reason
