@@ -27,7 +27,7 @@ from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.driver import Driver
@@ -235,6 +235,7 @@ def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[Pr
         partial(validate_row, spec.rewards, by_driver=False),
         directory / "rows" / "train",
         images,
+        Vocabulary.of(spec),
     )
     require_prompts_of_every_file(spec.data, train)
     validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.takes_place)
