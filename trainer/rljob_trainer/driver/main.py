@@ -21,6 +21,7 @@ from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.buffer.teacher import Teacher, require_same_vocabulary
+from rljob_trainer.data.endings import unheard_end
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.image_reader import image_reader
@@ -59,6 +60,9 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
     tokenizer = load_tokenizer(control.spec)
+    if text := unheard_end(control.spec, tokenizer):
+        log.warning("%s", text)
+        progress.update(warnings=[text])
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with (

@@ -4,15 +4,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import EVALUATIONS, Sinks
 
 
 class Reporter:
     """Call `begin` before the first metric."""
 
-    def __init__(self, progress: ProgressFile, is_served: Callable[[], bool], loading: Callable[[], list[str]]):
+    def __init__(
+        self, progress: ProgressFile, is_served: Callable[[], bool], loading: Callable[[], list[str]], alarms: Alarms
+    ):
         """`is_served`: whether enough rollouts have the policy, and the pools are ready. `loading`: roles whose models are still being loaded."""
-        self._progress, self._is_served, self._loading = progress, is_served, loading
+        self._progress, self._is_served, self._loading, self._alarms = progress, is_served, loading, alarms
+        self._standing = progress.progress.warnings
         self._sinks: Sinks
         self._rank_phase, self._work_phase = "loading", "training"
 
@@ -38,7 +42,9 @@ class Reporter:
         """A step is done."""
         self.record(step, metrics)
         self._progress.heartbeat()
-        self._progress.update(step=step, history=self._sinks.history())
+        self._alarms.after(step, metrics)
+        warnings = [*self._standing, *self._alarms.texts]
+        self._progress.update(step=step, history=self._sinks.history(), warnings=warnings)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of the current step, and show them in the progress."""
