@@ -14,6 +14,7 @@ from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.policies.describe import is_display, is_observational
+from rljob_operator.reconcile.large_specs import LargeSpecs
 from rljob_operator.reconcile.writer import Writer
 from rljob_operator.render import render
 from rljob_operator.schedulers import scheduler_of
@@ -48,6 +49,7 @@ class Reconciler:
         self._observer = Observer(api, cache, self._state, progress_interval, network_policies, _scalable)
         self._writer = Writer(api, cache)
         self._scheduler = GangScheduler(cache)
+        self._specs = LargeSpecs()
         self._longest_spacing = progress_interval
         self._clock = clock
 
@@ -58,8 +60,12 @@ class Reconciler:
             self._state.forget(key)
             self._scheduler.forget(key)
             self._cache.forget(key)
+            self._specs.forget(key)
             return None
         job = entry.value
+        again = await self._specs.settle(key, job.validation, self._clock())
+        if self._cache.jobs.get(key) is not entry:  # it has changed meanwhile
+            return 0.0
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
             s = replace(s, scheduling=result)
@@ -74,7 +80,7 @@ class Reconciler:
         self._state.conflicts[key] = conflicts
         if conflicts != s.conflicts:
             return 0.0
-        waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed]
+        waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed, again]
         return min((t for t in waits if t is not None), default=None)
 
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
