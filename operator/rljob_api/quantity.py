@@ -20,11 +20,23 @@ Resources = dict[str, int]
 
 def parse(text: object) -> int:
     """A quantity in thousandths, rounded up. Raises ValueError for what is none."""
+    return math.ceil(_value(text) * 1000)
+
+
+def same(one: object, other: object) -> bool:
+    """Whether both are the same quantity, in whatever form it is written: `0.5` and `500m`."""
+    try:
+        return _value(one) == _value(other)
+    except ValueError:
+        return False
+
+
+def _value(text: object) -> Decimal:
     written = str(text).strip()
     found = NUMBER.fullmatch(written) if len(written) <= LONGEST else None
     if not found or found[2] not in SUFFIXES:
         raise ValueError(f"{written[:LONGEST]!r} is no Kubernetes quantity")
-    return math.ceil(Decimal(found[1]) * SUFFIXES[found[2]] * 1000)
+    return Decimal(found[1]) * SUFFIXES[found[2]]
 
 
 def show(thousandths: int) -> str:

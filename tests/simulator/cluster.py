@@ -1,10 +1,11 @@
-"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels."""
+"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels; it stores pods in their canonical form."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
 from rljob_operator.times import stamp
+from simulator.canonical import canonical
 from simulator.objects import copied, merge, node_object, operate
 
 EPOCH = 1_767_225_600.0
@@ -75,6 +76,7 @@ class FakeCluster:
     async def apply(self, obj: Object, live: Object) -> Object:
         stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
         merge(stored, obj)
+        canonical(stored)
         return self._changed("apply", stored)
 
     async def merge(self, obj: Object, live: Object) -> Object:
@@ -130,6 +132,7 @@ class FakeCluster:
             raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
         stored = copied(obj)
+        canonical(stored)
         stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": stamp(EPOCH + self.version)}
         self.touch(stored)
         self.objects[key] = stored
