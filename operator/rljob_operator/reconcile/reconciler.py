@@ -14,6 +14,7 @@ from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.policies.describe import is_display, is_observational
+from rljob_operator.reconcile.events import EventRecorder
 from rljob_operator.reconcile.large_specs import LargeSpecs
 from rljob_operator.reconcile.writer import Writer
 from rljob_operator.render import render
@@ -50,6 +51,7 @@ class Reconciler:
         self._writer = Writer(api, cache)
         self._scheduler = GangScheduler(cache)
         self._specs = LargeSpecs()
+        self._events = EventRecorder(api)
         self._longest_spacing = progress_interval
         self._clock = clock
 
@@ -61,6 +63,7 @@ class Reconciler:
             self._scheduler.forget(key)
             self._cache.forget(key)
             self._specs.forget(key)
+            self._events.forget(key)
             return None
         job = entry.value
         again = await self._specs.settle(key, job.validation, self._clock())
@@ -76,7 +79,7 @@ class Reconciler:
             conflicts = await self._act(s, decision)
         finally:  # status is written last, so an operator that crashes on every write still makes progress
             postponed = None if has_intent else await self._write_status(key, job.object, s, decision)
-            await self._writer.events(s.job, decision.events, s.now)
+            await self._events.record(s.job, decision.events, s.now)
         self._state.conflicts[key] = conflicts
         if conflicts != s.conflicts:
             return 0.0

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rljob_api import names, reasons
-from rljob_api.status import JobStatus, RLJobMeta
+from rljob_api.status import JobStatus
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
@@ -14,8 +14,6 @@ from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotF
 from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
-from rljob_operator.policies.decide import Event
-from rljob_operator.reconcile.events import event_object
 from rljob_operator.schedulers.builtin.gate import is_gated, operations
 
 log = logging.getLogger(__name__)
@@ -161,15 +159,6 @@ class Writer:
             if error.code not in (404, 409, 422) or is_gated(await self._refresh("Pod", namespace, pod.name), pod.uid):
                 raise
             raise Conflict(409, f"pod {pod.name} was ungated already, or is gone") from error
-
-    async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
-        """Writes and logs events. One that cannot be written is lost: it is not worth another reconcile."""
-        for event in events:
-            log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
-            try:
-                await self._api.create(event_object(job, event, now))
-            except ApiError as error:
-                log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
 
 def waves(children: list[Object]) -> list[list[Object]]:
