@@ -9,6 +9,7 @@ from rljob_api import names, reasons
 from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -95,7 +96,7 @@ def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> Checkpoi
 def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
     """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there: the next
     attempt reports anew what it finds."""
-    return found.step <= p.step and found.path == str(names.step_dir(Path(spec.checkpoint.path), found.step))
+    return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
