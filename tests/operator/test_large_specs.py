@@ -14,7 +14,7 @@ from api.specs import raw_spec
 from rljob_api.job_policy import JobPolicy
 from rljob_api.validation import Violation, validator
 from rljob_operator.cache.jobs import LazyValidation
-from rljob_operator.reconcile.large_specs import FIRST_PAUSE, LargeSpecs
+from rljob_operator.reconcile.large_specs import BUSY, FIRST_PAUSE, LargeSpecs
 from rljob_operator.render import render
 from simulator.crowd import Crowd
 from simulator.makers import make_job
@@ -23,7 +23,7 @@ from simulator.world import NAMESPACE, World
 
 LARGE = raw_spec(data={"train": [f"/data/{i}.parquet" for i in range(800)]})
 """Valid, and too large for the event loop."""
-BUSY, RECONCILE = 40, 400
+LOOP, RECONCILE = 40, 400
 """How many reconciles of an ordinary job's first version the loop may be busy with one hostile job without a pause, and a whole reconcile may cost,
 with the processes that it starts: about 50 ms and 0.5 s."""
 
@@ -76,7 +76,7 @@ async def costs_too_much(spec: dict[str, Any], ordinary: float, monkeypatch: pyt
     """In each of three tries: what else the machine or the garbage collector does must not decide."""
     for _ in range(3):
         busy, whole = await cost_of(spec, monkeypatch)
-        if busy <= max(0.05, BUSY * ordinary) and whole <= max(1.0, RECONCILE * ordinary):
+        if busy <= max(0.05, LOOP * ordinary) and whole <= max(1.0, RECONCILE * ordinary):
             return False
     return True
 
@@ -168,5 +168,20 @@ async def test_a_slow_check_of_one_job_delays_no_other() -> None:
     small = LazyValidation(raw_spec(), "small", JobPolicy())
     assert await specs.settle((NAMESPACE, "small"), small, 0.0) is None
     assert small.result.valid and not checking.done()
+    further = LazyValidation(LARGE, "further", JobPolicy())
+    assert await specs.settle((NAMESPACE, "further"), further, 0.0) == BUSY, "no worker of the queue waits"
+    assert further.is_unchecked and not checking.done()
     assert await checking is None
     assert large.result.valid
+    assert await specs.settle((NAMESPACE, "further"), further, BUSY) is None
+
+
+async def test_a_job_that_nobody_has_checked_yet_is_left_alone() -> None:
+    world = World()
+    world.apply(data=LARGE["data"])
+    world.feed.deliver()
+    async with world.operator._specs._turn:
+        assert await world.operator((NAMESPACE, "demo")) == BUSY
+    assert world.cluster.writes == []
+    assert await world.operator((NAMESPACE, "demo")) != BUSY
+    assert world.cluster.writes != []

@@ -21,8 +21,9 @@ MAPS = ("labels", "annotations", "nodeSelector", "matchLabels", "requests", "lim
 def canonical(obj: Object) -> None:
     """Makes the object what the API server would store of it."""
     if obj["kind"] in ("Pod", "StatefulSet"):
-        obj["metadata"] = _stored(obj["metadata"])
-        obj["spec"] = _stored(obj["spec"])
+        for part in ("metadata", "spec"):
+            if part in obj:
+                obj[part] = _stored(obj[part])
 
 
 def _stored(value: Any, field: str = "") -> Any:

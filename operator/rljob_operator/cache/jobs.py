@@ -31,7 +31,7 @@ KNOWN_META = {
 UNCHECKABLE = Violation(
     "spec", "set", "cannot be checked: a rule of rljob has failed", "report it with the operator's log"
 )
-UNCHECKED = Violation("spec", "set", "is large and has not been checked yet", "wait for the operator")
+UNCHECKED = ValidationResult(None, (Violation("spec", "set", "is large and has not been checked yet", "wait"),))
 
 
 class LazyValidation:
@@ -40,7 +40,7 @@ class LazyValidation:
     def __init__(self, raw: Object, name: str, policy: JobPolicy) -> None:
         self.raw, self.name, self.policy = raw, name, policy
         self._known: ValidationResult | None = None
-        self._meanwhile = ValidationResult(None, (UNCHECKED,))
+        self._meanwhile = UNCHECKED
 
     @property
     def is_known(self) -> bool:
@@ -65,6 +65,11 @@ class LazyValidation:
     @result.setter
     def result(self, found: ValidationResult) -> None:
         self._known = found
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether nobody has tried to validate the spec yet."""
+        return not self.is_known and self._meanwhile is UNCHECKED
 
     def postpone(self, why: Violation) -> None:
         """The result is not known yet, for this reason."""

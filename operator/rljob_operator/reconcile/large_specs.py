@@ -17,6 +17,8 @@ from rljob_operator.times import stamp
 
 CPU_SECONDS, MEMORY = 0.5, 256 * 2**20
 """Processor time and bytes of data that the validation of one spec may take. The largest that is allowed takes an eighth of it."""
+BUSY = 1.0
+"""Seconds until a large spec is tried again while another one is validated."""
 PATIENCE = 60.0
 """Seconds by the clock, on a machine that is busy with other things."""
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
@@ -40,12 +42,12 @@ class Excess:
 
 
 class LargeSpecs:
-    """One large spec is validated at a time, so that their number does not matter."""
+    """One large spec is validated at a time, so that their number does not matter. The others come back, and keep no worker of the queue waiting."""
 
     def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
         self._cpu_seconds = cpu_seconds
         self._excess: dict[Key, Excess] = {}
-        self._turn = asyncio.Semaphore()
+        self._turn = asyncio.Lock()
 
     async def settle(self, job: Key, validation: LazyValidation, now: float) -> float | None:
         """Validates the spec if that has not been done. Returns the seconds after which it has to be done again; None: the result is known."""
@@ -54,11 +56,14 @@ class LargeSpecs:
         if beyond := tuple(extent_violations(validation.raw)):
             validation.result = ValidationResult(None, beyond)
             return None
-        excess = self._excess.pop(job, Excess())
+        excess = self._excess.get(job, Excess())
         if not excess.waits(now):
+            if self._turn.locked():
+                return BUSY
             async with self._turn:
                 found = await self._validated(validation)
             if found:
+                self.forget(job)
                 validation.result = found
                 return None
             excess = excess.longer(now)
