@@ -1,4 +1,4 @@
-"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels; it stores pods in their canonical form."""
+"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels, canonical pods."""
 
 import asyncio
 from collections.abc import AsyncIterator
