@@ -1,5 +1,6 @@
 """A configuration as rules read it: values by key, and what the command line adds."""
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Said
-from rljob_api.nearest import nearest
 
 MOST = 2**31 - 1
 """That an RLJob counts."""
@@ -115,8 +115,8 @@ class Settings:
 
     def _unknown(self, name: str) -> str:
         known = [*self._names, *(f"{row.key[:-1]}{key}" for row in self.system.rows for key in row.known)]
-        near = nearest(name, known, 0.75)
-        return "unknown key" + (f"; did you mean {near}?" if near else "") + f" (or --allow {name})"
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        return "unknown key" + (f"; did you mean {near[0]}?" if near else "") + f" (or --allow {name})"
 
     @property
     def system_keys(self) -> frozenset[str]:
