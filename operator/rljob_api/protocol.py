@@ -44,6 +44,8 @@ class Member(Wire):
     """Node rank of the pod in its gang."""
     address: str
     """Pod IP."""
+    node: str = ""
+    """Name of the node that the pod is on."""
     role: str = names.ROLE_TRAINER
     """Whose gang it belongs to: `trainer`, `critic`, `reference`, or `reward` with the place in spec.rewards."""
 

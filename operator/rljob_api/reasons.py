@@ -24,6 +24,14 @@ NOT_BOUND = (
 )
 UNSCHEDULABLE = "Unschedulable"  # no node takes a pod, for example because its claim does not exist; also the event
 
+# Nodes
+NODES_SOUND = "NodesSound"  # no pod is on a node that the job should leave
+NODE_EXCLUDED = (
+    "NodeExcluded"  # the job avoids a node that failures point at or that its owner wants to be left; also the event
+)
+NODE_NEEDED = "NodeNeeded"  # the job uses such a node, since no others have capacity for the whole gang; also the event
+LEAVING_NODE = "LeavingNode"  # the attempt drains, because a node's owner wants it to be left and others have capacity
+
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
 TOO_FEW_ROLLOUTS = "TooFewRollouts"  # fewer than minReplicas rollouts answer

@@ -12,6 +12,7 @@ State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "S
 ConditionType = Literal[
     "Admitted",
     "Placed",
+    "NodesSound",
     "TrainerReady",
     "RolloutsReady",
     "Reconciling",
@@ -182,6 +183,26 @@ class Exclusion(Wire):
     """Why the node refused the pod, as the cluster's scheduler says it."""
 
 
+class NodeStatus(Wire):
+    """A node that failures of this job point at, or that its owner wants to be left."""
+
+    node: str
+    """Name of the node."""
+    state: Literal["suspect", "excluded", "needed"] = "suspect"
+    """`excluded`: the job's pods go to other nodes; `needed`: they should, but no other nodes have capacity for the whole gang, so this one is used;
+    `suspect`: fewer failures than `scheduling.excludeAfterFailures` point at it, or the operator has not compared capacities yet."""
+    failures: list[str] = []
+    """Failures that point at the node: `attempt 3`, or the uid of a pod."""
+    cause: str = ""
+    """The last of these failures, in one sentence."""
+    until: str = ""
+    """When the failures are forgotten, and with them the exclusion; empty: there are none."""
+    quarantine: str = ""
+    """Why its owner wants it to be left, for example `cordoned`; empty: its owner does not. See `jobs.leaveNodes` of the chart."""
+    retry_at: str = ""
+    """When the job tries other nodes again, after its scheduler took none of its pods there; empty: as soon as they have capacity."""
+
+
 class Crossing(Wire):
     """Traffic that crosses one level of the topology. Each pair of pods counts at the widest level that separates it."""
 
@@ -293,6 +314,8 @@ class JobStatus(Wire):
     """Complete checkpoints of the job."""
     placement: PlacementStatus | None = None
     """Nodes of the pods, with `scheduling.backend: builtin`; unset while the job needs no pods."""
+    nodes: list[NodeStatus] = []
+    """Nodes that failures of this job point at, or that their owner wants to be left, with what the job does about each."""
     conditions: list[Condition] = []
     """Conditions, for people and for `kubectl wait`."""
 

@@ -1,5 +1,6 @@
 """Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -39,6 +40,11 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
 """By metric name: its help text, and its value for a job; None: not known yet, or the task has none."""
 PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {
     "rljob_job_state": ("1 for the job's state", "state", lambda s: {s.state: 1}),
+    "rljob_job_nodes": (
+        "Nodes that failures point at or that their owner wants to be left",
+        "state",
+        lambda s: Counter(entry.state for entry in s.nodes),
+    ),
     "rljob_job_ready_pool_servers": ("Pods of a pool that are ready", "pool", lambda s: _ready(s.pools)),
     "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
     "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),

@@ -155,6 +155,25 @@ def test_a_job_whose_pods_exchange_nothing_across_nodes_says_so(api: FakeApi, rl
     assert "\nPLACEMENT   stage b0/r0; rollouts b1/r0; all traffic within a node\n" in rljob("status", "demo").out
 
 
+def test_nodes_that_the_job_avoids_or_needs_have_a_line_each(api: FakeApi, rljob: Rljob) -> None:
+    cause = "attempt 2: ProcessKilled: demo-trainer-1 (rank 9): Signal 9 (SIGKILL)"
+    failed = {"failures": ["attempt 1", "attempt 2"], "cause": cause, "until": "2026-11-21T12:40:00Z"}
+    nodes = [
+        {"node": "n1", "state": "excluded", **failed},
+        {"node": "n2", "state": "needed", "quarantine": "cordoned, condition GpuXidError"},
+        {"node": "n3", "state": "suspect", **failed},
+        *({"node": f"m{i}", "state": "excluded", "quarantine": "cordoned"} for i in range(4)),
+    ]
+    api.add(make_job(**running(), nodes=nodes))
+    lines = (
+        f"EXCLUDED    n1 until 2026-11-21T12:40:00Z: 2 failures, {cause}\n"
+        "NEEDED      n2: cordoned, condition GpuXidError\n"
+        "EXCLUDED    m0: cordoned\n"
+        "            and 3 more nodes\n"
+    )
+    assert f"policy of step 120\n{lines}\nREWARD" in rljob("status", "demo").out
+
+
 def test_a_narrow_page_loses_the_share_before_the_time_that_is_left() -> None:
     job = Job(make_job(**running()))
     assert status.page(job, [], NOW, 95).split("\n")[0].endswith("Running, step 120/500 (24 %), about 50m left")

@@ -20,8 +20,12 @@ def test_an_attempt_opens_when_every_pod_has_reported() -> None:
     assert decision.status.attempt == Attempt(
         number=1,
         members=[
-            Member(pod="demo-trainer-0", pod_uid="pod-0", boot_id="boot-0", node_rank=0, address="10.0.0.0"),
-            Member(pod="demo-trainer-1", pod_uid="pod-1", boot_id="boot-1", node_rank=1, address="10.0.0.1"),
+            Member(
+                pod="demo-trainer-0", pod_uid="pod-0", boot_id="boot-0", node_rank=0, address="10.0.0.0", node="node-1"
+            ),
+            Member(
+                pod="demo-trainer-1", pod_uid="pod-1", boot_id="boot-1", node_rank=1, address="10.0.0.1", node="node-1"
+            ),
         ],
         generation=1,
         started_at=stamp(NOW),

@@ -19,7 +19,7 @@ from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, ProgressStatus, RoleStatus
+from rljob_api.status import LastFailure, NodeStatus, ProgressStatus, RoleStatus
 
 LINES = 25
 EVENTS = 6
@@ -28,6 +28,7 @@ KEY = 12
 MESSAGE_LINES = 4
 TRACEBACK_LINES = 2
 CHECKPOINTS = 8
+NODES = 3
 PACE_STEPS = 10
 WITHOUT_PODS = ("Suspended", *ENDED)
 MANY = 10**12
@@ -39,7 +40,7 @@ def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int =
     most = min(height, LINES)
     sections = [
         summary(job, now, width),
-        roles(job, width),
+        [*roles(job, width), *nodes(job, width)],
         metrics(job, now, width),
         checkpoints(job, width),
         failure(job, now, width),
@@ -154,6 +155,19 @@ def roles(job: Job, width: int) -> list[str]:
     ]
     placed = placement.line(s.placement.report, width) if s.placement else []
     return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed]
+
+
+def nodes(job: Job, width: int) -> list[str]:
+    """Nodes that the job avoids, or needs although it should leave them, and why."""
+    found = [entry for entry in job.status.nodes if entry.state != "suspect"]
+    lines = [cut(f"{entry.state.upper():<{KEY}}{_node(entry)}", width) for entry in found[:NODES]]
+    return [*lines, *([f"{'':<{KEY}}and {len(found) - NODES} more nodes"] if found[NODES:] else [])]
+
+
+def _node(entry: NodeStatus) -> str:
+    until = f" until {entry.until}" if entry.until else ""
+    count = f"{len(entry.failures)} failures, {entry.cause}" if entry.failures else ""
+    return one_line(f"{entry.node}{until}: {'; '.join(text for text in (entry.quarantine, count) if text)}")
 
 
 def released(job: Job, pods: RoleStatus) -> bool:

@@ -104,6 +104,10 @@ class SchedulingSpec(Model):
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
 
+    exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2
+    """Failures within an hour that point at one node (a pod that its kubelet refused, an error of its GPUs, a killed process, the loss of the node)
+    after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
+
     @property
     def assigns_nodes(self) -> bool:
         """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""

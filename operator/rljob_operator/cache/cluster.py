@@ -50,7 +50,7 @@ class ClusterCache:
     def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
         self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
-        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj), group=key_of)
+        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj, policy.leave_nodes), group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), Usage.shrinks, group=lambda obj: CAPACITY)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {

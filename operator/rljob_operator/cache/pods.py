@@ -39,6 +39,8 @@ class Pod:
     """Its node is tainted out-of-service."""
     waiting: str = ""
     """Why the container does not run, such as `ImagePullBackOff: ...`."""
+    failed: str = ""
+    """Why the pod as a whole failed, in its kubelet's words, such as `UnexpectedAdmissionError: ...`; empty: it has not, or for no given reason."""
     exited: str = ""
     """How the container ended last, such as `OOMKilled (exit code 137)`."""
     unschedulable: str = ""
@@ -50,6 +52,11 @@ class Pod:
     """Its affinity while it is gated, to which the node is added when it is ungated."""
     ungated_at: float | None = None
     """When we removed its gate, in seconds since the epoch; None: we have not."""
+
+    @property
+    def never_started(self) -> bool:
+        """Whether its kubelet refused or lost it before the job's container ran, which is not the job's doing."""
+        return self.phase == "Failed" and not (self.exited or self.running or self.disrupted)
 
 
 def is_of_a_job(pod: Object) -> bool:
@@ -84,6 +91,7 @@ def parse_pod(pod: Object) -> Pod:
         running="running" in state,
         deleting="deletionTimestamp" in meta,
         disrupted=_disrupted(status),
+        failed=_failed(status),
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
         unschedulable=_unschedulable(status),
@@ -111,6 +119,12 @@ def _time(note: str | None) -> float | None:
         return seconds(note) if note else None
     except (ValueError, OverflowError):
         return None
+
+
+def _failed(status: Object) -> str:
+    if status.get("phase") != "Failed":
+        return ""
+    return ": ".join(text for text in (status.get("reason"), status.get("message")) if text)
 
 
 def _waiting(waiting: Object) -> str:

@@ -51,12 +51,16 @@ class Snapshot:
     """Whether the scheduler of the published spec lets rollouts come and go while an attempt runs."""
     scheduling: SchedulingResult | None = None
     """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Why their owner wants nodes to be left, by node: of those that the job's pods are on, and those in status.nodes."""
+    has_refuge: bool | None = None
+    """Whether the whole gang has capacity on nodes that the job need not leave; None: nobody asked."""
     now: float = 0.0
     """Seconds since the epoch."""
 
     @cached_property
-    def template_hashes(self) -> dict[tuple[int, int], tuple[RLJobSpec, Mapping[str, str]]]:
-        """Memory of `render.template.template_hashes`: by the spec's id and the token's number, the spec and the hashes by role."""
+    def template_hashes(self) -> dict[tuple[int, int, frozenset[str]], tuple[RLJobSpec, Mapping[str, str]]]:
+        """Memory of `render.template.template_hashes`: by the spec's id, token and avoided nodes, the spec and the hashes by role."""
         return {}
 
     @cached_property

@@ -5,6 +5,7 @@ from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.nodes import needed, why
 from rljob_operator.policies.refusal import on_nodes, refusal_message
 from rljob_operator.times import stamp
 
@@ -12,6 +13,8 @@ ConditionValue = tuple[bool | None, str, str]
 """Status (None: unknown), reason and message."""
 TRANSIENT = ("Pending", "Starting", "Restarting", "Suspending")
 """States that the operator is working to leave."""
+MOST_NODES = 3
+"""Nodes that a message names, at most."""
 STATUSES = {True: "True", False: "False", None: "Unknown"}
 
 
@@ -20,6 +23,7 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
     values: dict[ConditionType, ConditionValue] = {
         "Admitted": _admitted(s),
         "Placed": _placed(s, status),
+        "NodesSound": _nodes_sound(s, status),
         "TrainerReady": (state == "Running", _reason(status, state), ""),
         "RolloutsReady": _rollouts_ready(s, status),
         "Reconciling": (state in TRANSIENT, _reason(status, state), status.message if state in TRANSIENT else ""),
@@ -71,6 +75,18 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.NOT_BOUND, why
     placed = on_nodes(s, status)
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
+
+
+def _nodes_sound(s: Snapshot, status: JobStatus) -> ConditionValue:
+    """False while the job leaves a node, or uses one that it should leave."""
+    used = {pod.node for pod in s.pods if not pod.deleting}
+    bad = [entry for entry in status.nodes if entry.node in used and entry.state != "suspect"]
+    if lacking := [needed(entry) for entry in bad if entry.state == "needed"]:
+        return False, reasons.NODE_NEEDED, "; ".join(lacking[:MOST_NODES])
+    if bad:
+        texts = (f"leaves node {entry.node}: {why(entry)}" for entry in bad[:MOST_NODES])
+        return False, reasons.NODE_EXCLUDED, "; ".join(texts)
+    return True, reasons.NODES_SOUND, ""
 
 
 def _rollouts_ready(s: Snapshot, status: JobStatus) -> ConditionValue:

@@ -12,6 +12,7 @@ from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.nodes import are_judged, leaving_problem
 from rljob_operator.policies.outcome import is_backing_off
 from rljob_operator.policies.placement import rank
 from rljob_operator.policies.suspension import resume_point
@@ -25,7 +26,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     start = seconds(status.restarts.not_before)
     if is_backing_off(start, s.now):
         return Change(status, due=(start,))
-    if any(opening_problems(s, status)):
+    if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
@@ -53,7 +54,7 @@ def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     attempt is open, so it has to go first."""
     if s.spec is None:
         return
-    newest = template_hashes(s, s.spec, status.token)
+    newest = template_hashes(s, s.spec, status)
     for role, wanted in _wanted(s, status, s.spec).items():
         yield from _of_gang(s, status, role, wanted, newest[role])
     servers = (pod for pod in outdated(s, s.spec, status) if not names.is_model_role(pod.role))
@@ -73,7 +74,7 @@ def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], newes
 
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
     """Pods whose template differs from the spec's, without those that are being deleted."""
-    newest = template_hashes(s, spec, status.token)
+    newest = template_hashes(s, spec, status)
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
 
 
@@ -100,7 +101,7 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:
         return "has not reported yet"
     if report.state == "running":
         return f"still runs attempt {report.attempt}"
-    return "restarts" if report.boot_id in _dead_boots(status) else ""
+    return "restarts" if report.boot_id in _dead_boots(status) else leaving_problem(s, status, pod)
 
 
 def _dead_boots(status: JobStatus) -> set[str]:
@@ -116,5 +117,11 @@ def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
     assert report is not None
     node_rank = rank(status, pod, index)
     return Member(
-        pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=node_rank, address=pod.ip, role=pod.role
+        pod=pod.name,
+        pod_uid=pod.uid,
+        boot_id=report.boot_id,
+        node_rank=node_rank,
+        address=pod.ip,
+        node=pod.node,
+        role=pod.role,
     )

@@ -9,7 +9,13 @@ from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.policies.members import has_finished, member_statuses
 from rljob_operator.times import stamp
 
-UNCOUNTED = (reasons.POD_DELETING, reasons.RESTART_REQUESTED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
+UNCOUNTED = (
+    reasons.POD_DELETING,
+    reasons.LEAVING_NODE,
+    reasons.RESTART_REQUESTED,
+    reasons.TOKEN_REPLACED,
+    reasons.ACCOUNT_REPLACED,
+)
 """Reasons for which an attempt that did not fail is followed by another: a restart that is not counted."""
 LONGEST_BACKOFF = 600.0
 """Seconds to wait before a counted restart, at most."""

@@ -15,7 +15,7 @@ from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import template_hashes
+from rljob_operator.render.template import avoided_nodes, pod_template, template_hashes
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
@@ -39,12 +39,13 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _has_terminating_pods(s, role)]
     if spec.has_token and (not (freed or in_use) or absent):
-        objects += _token(s, status, sets, template_hashes(s, spec, status.token))
+        objects += _token(s, status, sets, template_hashes(s, spec, status))
     for role, live in sets.items():
         if live is not None and in_use:
             objects += [] if names.is_model_role(role) else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
-            objects.append(stateful_set(s.job, spec, role, 0 if freed else sizes[role], status.token))
+            template = pod_template(s.job, spec, role, status.token, avoided_nodes(spec, status, s.now))
+            objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
 
 
