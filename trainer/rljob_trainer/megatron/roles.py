@@ -62,7 +62,7 @@ class FrozenRole:
 
         def measure(step: Step) -> dict[str, Array]:
             step.keep("reference_log_probs", log_probs(list(step.micro_batches()), self._objective.temperature))
-            return {"reference_log_probs": torch.cat(step.gather("reference_log_probs")).numpy()}
+            return {"reference_log_probs": step.whole(step.by_row(step.own("reference_log_probs"))).numpy()}
 
         return measure
 
@@ -105,7 +105,7 @@ class CriticRole:
             checkpoint.prepare(self._state(), self._staging)
         self._step = step = Step.of(batch, self._spec, self._parallel, self._objective)
         step.keep("values", self._network.values(list(step.micro_batches())))
-        return {"values": torch.cat(step.gather("values")).numpy()}
+        return {"values": step.whole(step.by_row(step.own("values"))).numpy()}
 
     def learn(self, columns: Mapping[str, Array]) -> dict[str, float]:
         """Learn from the batch that was measured last; returns the metrics, the same on all ranks.
