@@ -159,18 +159,13 @@ def receive(directory: Path, options: argparse.Namespace) -> Received:
     """On a rank."""
     from rljob_trainer.collective import Ranks
     from rljob_trainer.driver.client import DriverClient
-    from rljob_trainer.megatron.batching import plan_step
+    from rljob_trainer.megatron.batching import Planner
     from rljob_trainer.scatter import Scatter
 
     layout, spec = Layout(options.ranks), spec_of(options)
     ranks = Ranks(600)
     driver = DriverClient.connect(directory / "driver.sock", directory / "error", 60) if ranks.is_first else None
-
-    def parts(columns: Any) -> list[list[int]]:
-        plan = plan_step(columns, spec, layout)
-        return [plan.rows(rank) for rank in range(layout.data)]
-
-    scatter = Scatter(ranks, driver, ranks.rank, parts)
+    scatter = Scatter(ranks, driver, ranks.rank, Planner(spec, layout).parts)
     answer = ranks.broadcast(driver.next() if driver else None)  # the first answer comes once the batch is assembled
     before, began = reset_peak(), time.monotonic()
     batch = scatter.receive(answer["batch"])

@@ -1,5 +1,4 @@
-"""Advantages of a whole step at once, padded to its longest response [n, T]: the plainest form of what depends on time or is whitened. Ranks with a part of
-the tokens each must come to the same numbers."""
+"""Advantages of a whole step at once, padded to its longest response [n, T]: the plainest form of what depends on time or is whitened."""
 
 import torch
 

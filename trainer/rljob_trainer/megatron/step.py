@@ -7,9 +7,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from rljob_trainer.megatron.batching import Plan, plan_step
+from rljob_trainer.megatron.batching import Plan, Planner
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import returned_experts
@@ -40,10 +39,10 @@ class Step:
     """Rows of this rank's copy, ascending."""
 
     @staticmethod
-    def of(batch: Batch, spec: RLJobSpec, parallel: ParallelState, objective: Objective) -> "Step":
+    def of(batch: Batch, planner: Planner, parallel: ParallelState) -> "Step":
         """`batch`: the whole batch, or this rank's part of it. Raises ValueError when no trajectory has a response."""
-        plan = plan_step(batch.columns, spec, parallel.layout, objective.pairs, objective.scores)
-        cuts = [_mini_batch(batch, cut, parallel, objective.scores) for cut in plan.mini_batches]
+        spec, plan = planner.spec, planner.plan(batch.columns)
+        cuts = [_mini_batch(batch, cut, parallel, planner.with_last_token) for cut in plan.mini_batches]
         step = Step(batch, cuts, parallel, plan.rows(parallel.data_rank))
         own = {i: batch.trajectories[i] for i in step.rows}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
