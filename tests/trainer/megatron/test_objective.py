@@ -169,8 +169,15 @@ def test_turns_earn_where_they_end_and_a_trajectory_of_branches_weighs_as_one(
     turns = [torch.from_numpy(t.response_turn_rewards).double() for t in batch.samples]
     assert any(row.any() for row in turns)
     mask, counts = torch.cat(masks), torch.tensor([len(row) for row in masks])
-    rewards, groups = (torch.from_numpy(c) for c in (batch.columns.reward, batch.columns.group))
-    episodes = Episodes(rewards, groups, counts, mask, torch.zeros_like(mask), turn_rewards=torch.cat(turns))
+    columns = batch.columns
+    episodes = Episodes(
+        *(torch.from_numpy(column) for column in (columns.reward, columns.group)),
+        counts,
+        mask,
+        torch.zeros_like(mask),
+        turn_rewards=torch.cat(turns),
+        trajectories=torch.from_numpy(columns.trajectory),
+    )
     expected = estimate(episodes, spec.algorithm, reinforce).advantages
     torch.testing.assert_close(torch.cat(advantages).double(), expected, rtol=1e-5, atol=1e-6)
     of_rows = [float((w * m).sum()) for w, m in zip(weights, masks, strict=True)]

@@ -102,14 +102,15 @@ class Episodes:
         return self.of_trajectories(self.rewards) + self.over_branches(self.total(self.token_rewards * self.mask))
 
     def rewards_of_tokens(self) -> torch.Tensor:
-        """[t], rewards by token: those of tokens and turns where they were earned, and the rest of the response's reward at its last token. A
-        response that maxTokens cut off counts as ended, too. Collective."""
-        earned = torch.zeros_like(self.mask) if self.turn_rewards is None else self.turn_rewards * self.mask
-        rest = (self.rewards - self.total(earned))[self._here]
-        rewards = self.token_rewards * self.mask + earned
+        """[t], rewards by token: those of tokens and turns where they were earned, and the rest of the trajectory's reward at the last token of each
+        of its branches. A response that maxTokens cut off counts as ended, too. Collective."""
+        rewards, rest = self.token_rewards * self.mask, self.rewards
+        if self.turn_rewards is not None:
+            earned = self.turn_rewards * self.mask
+            rewards, rest = rewards + earned, rest - self.over_branches(self.total(earned))[self.trajectory]
         counts = self._sampled_counts
         last = torch.arange(len(self.mask))[self._sampled][counts.cumsum(0)[counts > 0] - 1]
-        rewards[last] += rest[counts > 0]
+        rewards[last] += rest[self._here][counts > 0]
         return rewards
 
     @property
