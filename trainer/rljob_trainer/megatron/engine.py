@@ -14,6 +14,7 @@ import torch
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.arrays import Array
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
@@ -65,6 +66,10 @@ class Engine:
     def data_rank(self) -> int:
         """Data-parallel rank."""
         return self._parallel.data_rank
+
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
 
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the batch that it trains, ascending."""

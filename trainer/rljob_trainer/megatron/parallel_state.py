@@ -1,7 +1,10 @@
 """This rank's process groups, and its coordinates in the layout."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -48,6 +51,18 @@ class ParallelState:
         found = self.over_context(values.to(self.device))
         dist.all_reduce(found, group=self.model_group)
         return found.cpu()
+
+    def share(self, block: npt.NDArray[Any]) -> None:
+        """Overwrite a block in host memory with that of this copy's first rank. Collective over the copy; on GPUs the bytes travel between them."""
+        if self.layout.model == 1:
+            return
+        held = torch.from_numpy(block.view(np.uint8))
+        sent = held.to(self.device)
+        if self.layout.context > 1 and dist.get_rank(self.model_group) == 0:
+            dist.broadcast(sent, group=self.context_group, group_src=0)
+        dist.broadcast(sent, group=self.model_group, group_src=0)
+        if sent.is_cuda:
+            held.copy_(sent)
 
     def over_world(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, of values in host memory."""

@@ -48,6 +48,10 @@ class FrozenRole:
         """This rank's data-parallel copy of the model."""
         return self._parallel.data_rank
 
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
         return self._planner.parts(columns)
@@ -96,6 +100,10 @@ class CriticRole:
     def data_rank(self) -> int:
         """This rank's data-parallel copy of the model."""
         return self._parallel.data_rank
+
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
 
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
