@@ -401,3 +401,17 @@ def test_a_status_names_a_bounded_number_of_nodes() -> None:
         job.with_status(nodes=first).failing(1, kind="killed").having(quarantined=quarantined, has_refuge=False).next()
     )
     assert again.nodes == first, "node-1, on which a rank was killed, has no entry, and no other loses its own"
+
+
+async def test_a_node_is_taken_back_when_the_other_one_binds_no_pod() -> None:
+    world = on_nodes(World(steps=4000), "n1", "n2", "n3", task="sft")
+    await world.until(state="Running", attempt=1)
+    (spare,) = {"n1", "n2", "n3"} - places(world)
+    world.cluster.full.add(spare)
+    bad = node_of(world, "demo-trainer-1")
+    for attempt in (1, 2):
+        await kill_on(world, bad, attempt)
+    await world.until(state="Running", step=9, attempt=3)
+    assert bad in places(world)
+    assert (entry := the_node(world, bad)) and entry.state == "needed"
+    assert world.status.placement and [e.node for e in world.status.placement.excluded] == [spare]
