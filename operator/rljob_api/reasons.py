@@ -65,7 +65,9 @@ CONTAINER_RESTARTED = "ContainerRestarted"
 COLLECTIVE_FAILED = "CollectiveFailed"
 NO_PROGRESS = "NoProgress"
 POD_DELETED = "PodDeleted"
+POD_FAILED = "PodFailed"
 POD_DISRUPTED = "PodDisrupted"
+POD_STUCK = "PodStuck"  # also the condition Stalled, and the event
 NODE_LOST = "NodeLost"
 CONFIGURATION_ERROR = "ConfigurationError"
 
@@ -75,14 +77,18 @@ MEANING = {
     CONTAINER_RESTARTED: "a member's launcher died in its pod, for example out of memory",
     COLLECTIVE_FAILED: "ranks lost each other and no process names another cause",
     NO_PROGRESS: "the heartbeat did not advance for stallTimeoutSeconds",
+    POD_FAILED: "the kubelet failed a member's pod, for example because it used too much of its node's storage",
     POD_DELETED: "somebody deleted a member's pod",
     POD_DISRUPTED: "a member's pod was evicted, preempted or given up by its kubelet",
+    POD_STUCK: "a member's pod was deleted and still runs nodeLossSeconds after its grace period",
     NODE_LOST: "a member's node was unreachable for nodeLossSeconds",
     CONFIGURATION_ERROR: "a process found a mistake in the spec, the data or the files that it names",
 }
-COUNTED = frozenset({APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS})
+COUNTED = frozenset(
+    {APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS, POD_FAILED}
+)
 """Count against maxRestarts."""
-NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, NODE_LOST})
+NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, POD_STUCK, NODE_LOST})
 """Cost a restart that does not count. A ConfigurationError, the rest of MEANING, cannot be fixed by a restart: the job fails at once."""
 FAILURES = frozenset(MEANING)
 

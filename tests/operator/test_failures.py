@@ -4,7 +4,7 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
-from rljob_operator.policies.outcome import backoff
+from rljob_operator.policies.backoff import backoff
 from rljob_operator.times import stamp
 from simulator.makers import NOW, checkpoint, make_job
 
@@ -49,14 +49,21 @@ def test_a_lost_pod_explains_what_its_peers_report() -> None:
         reasons.POD_DELETED,
         "demo-trainer-1",
     )
-    assert status.restarts == Restarts(total=1, counted=0)
+    assert status.restarts == Restarts(total=1, counted=0, uncounted=1)
 
 
 @pytest.mark.parametrize(
     ("change", "reason", "counted"),
     [
         ({"phase": "Failed", "running": False, "disrupted": "preempted by x"}, reasons.POD_DISRUPTED, 0),
+        ({"phase": "Failed", "running": False, "failed": "Evicted: it used too much"}, reasons.POD_FAILED, 1),
+        (
+            {"phase": "Failed", "running": False, "failed": "Terminated", "disrupted": "its node shuts down"},
+            reasons.POD_DISRUPTED,
+            0,
+        ),
         ({"deleting": True, "running": False}, reasons.POD_DELETED, 0),
+        ({"deleting": True, "running": False, "phase": "Failed"}, reasons.POD_DELETED, 0),
         ({"lost_since": NOW - 120}, reasons.NODE_LOST, 0),
         ({"running": False, "exited": "OOMKilled (exit code 137)"}, reasons.CONTAINER_RESTARTED, 1),
     ],

@@ -124,7 +124,8 @@ class LifecycleSpec(Model):
     drain_timeout_seconds: PositiveInt = 600
     """Seconds that a drain waits for the end of the step and its checkpoint, before it stops the attempt."""
     node_loss_seconds: PositiveInt = 120
-    """Seconds that a node may be unreachable before its pods count as lost."""
+    """Seconds that a node may be unreachable before its pods count as lost, and that a deleted pod may outlive its grace period before it counts as
+    stuck. Other pods stand in for both."""
     pending_deadline_seconds: PositiveInt | None = None
     """Seconds after the job was created or resumed in which all trainer pods have to start; otherwise the job fails. Unset: it waits."""
     active_deadline_seconds: PositiveInt | None = None

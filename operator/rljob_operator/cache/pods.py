@@ -11,6 +11,8 @@ from rljob_operator.times import seconds
 
 USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 """Reasons for which the container of every pod waits while it starts."""
+LONGEST = 1024
+"""Characters of a message that a pod's status holds, at most: whoever may write the status may write anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +33,14 @@ class Pod:
     running: bool = False
     """The job's container in it has a live process."""
     deleting: bool = False
+    delete_by: float | None = None
+    """When its grace period ends or has ended, in seconds since the epoch by the API server's clock; None: nobody has deleted it."""
+    finalizers: tuple[str, ...] = ()
+    """What keeps it after its end."""
     disrupted: str = ""
     """Message of the DisruptionTarget condition, when it is true."""
+    failed: str = ""
+    """Why the kubelet has ended it, or has not admitted it, such as `Evicted: The node was low on resource: memory.`; empty: it has not."""
     lost_since: float | None = None
     """When its node ceased to be Ready, in seconds since the epoch by the cluster's clock; 0: the node does not exist any more; None: it is ready."""
     out_of_service: bool = False
@@ -83,7 +91,10 @@ def parse_pod(pod: Object) -> Pod:
         ready=condition_of(status, "Ready").get("status") == "True",
         running="running" in state,
         deleting="deletionTimestamp" in meta,
+        delete_by=_time(meta.get("deletionTimestamp")),
+        finalizers=tuple(meta.get("finalizers") or ()),
         disrupted=_disrupted(status),
+        failed=_failed(status, "deletionTimestamp" in meta),
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
         unschedulable=_unschedulable(status),
@@ -102,7 +113,16 @@ def _disrupted(status: Object) -> str:
     condition = condition_of(status, "DisruptionTarget")
     if condition.get("status") != "True":
         return ""
-    return condition.get("message") or condition.get("reason") or "disrupted"
+    said: str = condition.get("message") or condition.get("reason") or "disrupted"
+    return said[:LONGEST]
+
+
+def _failed(status: Object, deleting: bool) -> str:
+    """A pod that somebody deletes ends in the same phase, without a reason: nobody but its kubelet gives one."""
+    if status.get("phase") != "Failed":
+        return ""
+    said = ": ".join(text for text in (status.get("reason"), status.get("message")) if text)
+    return said[:LONGEST] or ("" if deleting else "no reason given")
 
 
 def _time(note: str | None) -> float | None:

@@ -37,7 +37,7 @@ class Cause:
     def __str__(self) -> str:
         """One sentence for status.message and events."""
         f = self.failure
-        if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.NO_PROGRESS}:
+        if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.POD_FAILED, reasons.NO_PROGRESS}:
             return one_line(f.message)
         where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
         what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)

@@ -18,6 +18,7 @@ from rljob_operator.policies.placement import assign_nodes
 from rljob_operator.policies.progress import record_progress, record_rollout_failure
 from rljob_operator.policies.requests import consume_request
 from rljob_operator.policies.state import postpone_spec
+from rljob_operator.policies.stuck import report_stuck_pods
 from rljob_operator.policies.suspension import expire_override, free_pods
 
 POLICIES: tuple[Policy, ...] = (
@@ -37,6 +38,7 @@ POLICIES: tuple[Policy, ...] = (
     enforce_pending_deadline,  # if none opens for too long: the end
     clean_up_after_ttl,  # the children of a job that has ended
     delete_pods,  # that keep the next attempt from opening
+    report_stuck_pods,  # that were deleted and do not end
     postpone_spec,  # an event for a spec that takes effect with the next attempt
     describe,  # state, message, counts and conditions, which nothing above reads
 )

@@ -10,20 +10,24 @@ from rljob_api.validation.result import lines
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import retry_at
 from rljob_operator.policies.causes import Cause
+from rljob_operator.policies.members import on_node
 from rljob_operator.policies.opening import opening_problems
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.policies.refusal import is_refused, refusal_message
 from rljob_operator.policies.state import is_running, postponement
+from rljob_operator.policies.stuck import stuck_pods
 from rljob_operator.policies.suspension import is_suspension_wanted, resume_point
-from rljob_operator.times import seconds
+from rljob_operator.times import seconds, stamp
 
 LONGEST = 4096
 """Characters of a message."""
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
-    return plain(_message(s, status))[:LONGEST]
+    sentences = (_message(s, status), stuck_pods(status.stuck_pods))
+    return plain("; ".join(text for text in sentences if text))[:LONGEST]
 
 
 def _message(s: Snapshot, status: JobStatus) -> str:
@@ -60,9 +64,10 @@ def _why(last: LastFailure) -> str:
 
 def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if attempt.command == "drain":
-        return f"finishing the step and saving ({attempt.reason})"
+        return f"finishing the step and saving ({_command_reason(s, attempt)})"
     if attempt.command == "stop":
-        cause = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else attempt.reason
+        failed = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else None
+        cause = failed or _command_reason(s, attempt)
         return f"stopping attempt {attempt.number}: {cause}"
     if is_running(s, attempt):
         return (
@@ -80,6 +85,15 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         problems = "; ".join([*unplaced, *_pod_problems(s, status, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+
+
+def _command_reason(s: Snapshot, attempt: Attempt) -> str:
+    """Why the attempt is drained or stopped: `PodDeleting: demo-trainer-1`."""
+    if attempt.reason != reasons.POD_DELETING:
+        return attempt.reason
+    deleting = [m.pod for m in attempt.members if (pod := s.pod(m)) and pod.deleting]
+    others = f" and {len(deleting) - 1} more" if len(deleting) > 1 else ""
+    return f"{attempt.reason}: {deleting[0]}{others}" if deleting else attempt.reason
 
 
 def _start_point(status: JobStatus) -> str:
@@ -126,6 +140,9 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
 
 def _pod_problem(s: Snapshot, pod: Pod) -> str:
     report = s.report(pod)
+    if until := retry_at(s, pod.name):
+        last = s.failed[pod.name].pod
+        return f"the kubelet ended it{on_node(last)}: {last.failed}; the next try starts at {stamp(until)}"
     if pod.unschedulable:
         return f"cannot be scheduled: {pod.unschedulable}"
     if pod.waiting:

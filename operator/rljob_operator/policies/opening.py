@@ -11,8 +11,8 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import is_backing_off
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.outcome import is_backing_off
 from rljob_operator.policies.placement import rank
 from rljob_operator.policies.suspension import resume_point
 from rljob_operator.render.template import template_hashes
