@@ -24,6 +24,10 @@ NOT_BOUND = (
 )
 UNSCHEDULABLE = "Unschedulable"  # no node takes a pod, for example because its claim does not exist; also the event
 
+STRANDED = (
+    "Stranded"  # pods held nodes for strandedSeconds although others had none, so they are released; also the event
+)
+
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
 TOO_FEW_ROLLOUTS = "TooFewRollouts"  # fewer than minReplicas rollouts answer

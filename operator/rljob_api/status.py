@@ -277,6 +277,11 @@ class JobStatus(Wire):
     """Whether the children are deleted, because `lifecycle.ttlSecondsAfterFinished` has passed."""
     pending_since: str = ""
     """When the job began to wait for the pods of its first attempt, or of the first after a resume; empty: it does not wait."""
+    stranded_since: str = ""
+    """Since when pods hold nodes although others have none, so that no attempt can run, held against `lifecycle.strandedSeconds`; empty: that is not
+    so."""
+    released_until: str = ""
+    """Until when a job that was stranded has no pods. Only with a scheduler that would start some of them again at once; empty: it has its pods."""
     active_seconds: float = 0.0
     """Total run time of attempts that have ended, in seconds, held against `lifecycle.activeDeadlineSeconds`."""
     suspended: bool = False

@@ -17,6 +17,7 @@ from rljob_operator.policies.opening import opening_problems
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.policies.refusal import is_refused, refusal_message
 from rljob_operator.policies.state import is_running, postponement
+from rljob_operator.policies.stranded import release_note
 from rljob_operator.policies.stuck import stuck_pods
 from rljob_operator.policies.suspension import is_suspension_wanted, resume_point
 from rljob_operator.times import seconds, stamp
@@ -114,10 +115,14 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     if s.now < seconds(status.restarts.not_before):
         return f"{after}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
-        return f"{after}waiting for capacity: {status.placement.problem}"
+        return f"{after}waiting for capacity: {status.placement.problem}{release_note(s, status)}"
     problems = _pod_problems(s, status, s.launchers)
     found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
-    return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
+    return (
+        f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}{release_note(s, status)}"
+        if found
+        else after.rstrip("; ")
+    )
 
 
 def _launchers(s: Snapshot) -> str:

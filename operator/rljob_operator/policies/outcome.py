@@ -10,7 +10,7 @@ from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.policies.members import has_finished, member_statuses
 from rljob_operator.times import stamp
 
-UNCOUNTED = (reasons.POD_DELETING, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
+UNCOUNTED = (reasons.POD_DELETING, reasons.STRANDED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
 """Reasons for which an attempt that did not fail, and that nobody asked to restart, is followed by another."""
 
 

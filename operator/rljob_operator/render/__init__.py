@@ -23,7 +23,8 @@ Object = dict[str, Any]
 
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """All children of the job, none of those that are to be deleted. `reconcile.writer.waves` decides the order of writes."""
-    spec, freed = s.spec_of(status.attempt), status.suspended or bool(status.outcome)
+    spec = s.spec_of(status.attempt)
+    freed = status.suspended or bool(status.outcome or status.released_until)
     if status.cleaned_up:
         return []
     if spec is None:
