@@ -66,6 +66,7 @@ POD_DELETING = "PodDeleting"  # a member's pod is being deleted, so the gang dra
 APPLICATION_FAILED = "ApplicationFailed"
 PROCESS_KILLED = "ProcessKilled"
 CONTAINER_RESTARTED = "ContainerRestarted"
+OUT_OF_MEMORY = "OutOfMemory"
 COLLECTIVE_FAILED = "CollectiveFailed"
 NO_PROGRESS = "NoProgress"
 POD_DELETED = "PodDeleted"
@@ -78,7 +79,8 @@ CONFIGURATION_ERROR = "ConfigurationError"
 MEANING = {
     APPLICATION_FAILED: "a process raised an exception",
     PROCESS_KILLED: "a process was killed by a signal, for an unknown cause",
-    CONTAINER_RESTARTED: "a member's launcher died in its pod, for example out of memory",
+    CONTAINER_RESTARTED: "a member's launcher died in its pod",
+    OUT_OF_MEMORY: "the kernel killed processes of a member's container, since it ran out of host memory",
     COLLECTIVE_FAILED: "ranks lost each other and no process names another cause",
     NO_PROGRESS: "the heartbeat did not advance for stallTimeoutSeconds",
     POD_FAILED: "the kubelet failed a member's pod, for example because it used too much of its node's storage",
@@ -89,9 +91,11 @@ MEANING = {
     CONFIGURATION_ERROR: "a process found a mistake in the spec, the data or the files that it names",
 }
 COUNTED = frozenset(
-    {APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS, POD_FAILED}
+    {APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS, OUT_OF_MEMORY, POD_FAILED}
 )
 """Count against maxRestarts."""
+CONTAINER_ENDED = frozenset({CONTAINER_RESTARTED, OUT_OF_MEMORY})
+"""The member's container ended, and its pod starts another one."""
 NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, POD_STUCK, NODE_LOST})
 """Cost a restart that does not count. A ConfigurationError, the rest of MEANING, cannot be fixed by a restart: the job fails at once."""
 FAILURES = frozenset(MEANING)

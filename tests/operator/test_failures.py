@@ -7,6 +7,7 @@ from rljob_api.status import Restarts
 from rljob_operator.policies.backoff import backoff
 from rljob_operator.times import stamp
 from simulator.makers import NOW, checkpoint, make_job
+from simulator.world import NAMESPACE, World
 
 
 def test_a_failure_stops_the_rest_of_the_gang_first() -> None:
@@ -65,7 +66,8 @@ def test_a_lost_pod_explains_what_its_peers_report() -> None:
         ({"deleting": True, "running": False}, reasons.POD_DELETED, 0),
         ({"deleting": True, "running": False, "phase": "Failed"}, reasons.POD_DELETED, 0),
         ({"lost_since": NOW - 120}, reasons.NODE_LOST, 0),
-        ({"running": False, "exited": "OOMKilled (exit code 137)"}, reasons.CONTAINER_RESTARTED, 1),
+        ({"running": False, "exited": "Error (exit code 137)"}, reasons.CONTAINER_RESTARTED, 1),
+        ({"running": False, "exited": "OOMKilled (exit code 137)", "out_of_memory": True}, reasons.OUT_OF_MEMORY, 1),
     ],
 )
 def test_only_what_nobody_did_on_purpose_counts(change: dict[str, object], reason: str, counted: int) -> None:
@@ -136,3 +138,24 @@ def test_a_rollout_that_is_misconfigured_fails_the_job() -> None:
     status = job.next()
     assert status.attempt and status.attempt.reason == reasons.CONFIGURATION_ERROR
     assert "spec.rollout.vllmArgs: no such argument" in status.message
+
+
+async def test_a_container_that_ran_out_of_memory_is_called_that_also_when_its_successor_runs_already() -> None:
+    world = World(steps=400)
+    world.apply(lifecycle={"backoffSeconds": 1})
+    await world.until(state="Running", step=3)
+    pod = world.cluster.edit("Pod", NAMESPACE, "demo-trainer-1")
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Gi"}}
+    (container,) = pod["status"]["containerStatuses"]
+    container["lastState"] = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    world.restart_container(1)
+    await world.until(state="Running", attempt=2)
+    last = world.status.last_failure
+    assert last and (last.reason, last.pod, world.status.restarts.counted) == (
+        reasons.OUT_OF_MEMORY,
+        "demo-trainer-1",
+        1,
+    )
+    assert last.failure and last.failure.message == (
+        "the container of pod demo-trainer-1 on node node-1 needed more host memory than its limit of 64Gi: OOMKilled (exit code 137)"
+    )

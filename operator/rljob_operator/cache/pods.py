@@ -11,6 +11,8 @@ from rljob_operator.times import seconds
 
 USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 """Reasons for which the container of every pod waits while it starts."""
+OOM_KILLED = "OOMKilled"
+"""Reason that the container runtime gives when the kernel has killed the container's processes for lack of memory."""
 LONGEST = 1024
 """Characters of a message that a pod's status holds, at most: whoever may write the status may write anything."""
 
@@ -49,6 +51,10 @@ class Pod:
     """Why the container does not run, such as `ImagePullBackOff: ...`."""
     exited: str = ""
     """How the container ended last, such as `OOMKilled (exit code 137)`."""
+    out_of_memory: bool = False
+    """The kernel has ended its last life for lack of memory."""
+    memory_limit: str = ""
+    """The container's memory limit, such as `64Gi`; empty: it has none."""
     unschedulable: str = ""
     """The scheduler's message when no node takes it; empty: it does not say so."""
     template_hash: str = ""
@@ -97,6 +103,8 @@ def parse_pod(pod: Object) -> Pod:
         failed=_failed(status, "deletionTimestamp" in meta),
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
+        out_of_memory=bool(ended) and ended.get("reason") == OOM_KILLED,
+        memory_limit=_memory_limit(pod, own),
         unschedulable=_unschedulable(status),
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         gates=gates,
@@ -141,6 +149,11 @@ def _waiting(waiting: Object) -> str:
 
 def _exited(terminated: Object) -> str:
     return f"{terminated.get('reason', 'Error')} (exit code {terminated.get('exitCode')})"
+
+
+def _memory_limit(pod: Object, name: str) -> str:
+    container: Object = next((c for c in pod.get("spec", {}).get("containers", []) if c.get("name") == name), {})
+    return str((container.get("resources") or {}).get("limits", {}).get("memory", ""))
 
 
 def _unschedulable(status: Object) -> str:

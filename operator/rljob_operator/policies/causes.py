@@ -22,6 +22,8 @@ BY_KIND = {
 }
 PROCESS_REASONS = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
 """Reasons that a process gives for its own end. A broken collective is not one: it only says that another process ended."""
+OBSERVED = reasons.NOT_COUNTED | reasons.CONTAINER_ENDED | {reasons.POD_FAILED, reasons.NO_PROGRESS}
+"""Reasons that the operator gives, in whole sentences."""
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
 """Phases in which the trainer waits for its rollouts."""
 
@@ -37,7 +39,7 @@ class Cause:
     def __str__(self) -> str:
         """One sentence for status.message and events."""
         f = self.failure
-        if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.POD_FAILED, reasons.NO_PROGRESS}:
+        if self.reason in OBSERVED:
             return one_line(f.message)
         where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
         what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)

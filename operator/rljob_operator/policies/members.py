@@ -90,8 +90,13 @@ def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -
     if is_stuck(last, s.lifecycle.node_loss_seconds, s.now):
         return reasons.POD_STUCK, f"pod {last.name}{on_node(last)} was deleted and does not end"
     if ended or (report and report.boot_id != member.boot_id):
-        return (
-            reasons.CONTAINER_RESTARTED,
-            f"the container of pod {last.name} ended: {last.exited or 'no reason given'}",
-        )
+        return _end_of_container(last)
     return "", ""
+
+
+def _end_of_container(pod: Pod) -> tuple[str, str]:
+    container = f"the container of pod {pod.name}"
+    if pod.out_of_memory:
+        limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "what its node has"
+        return reasons.OUT_OF_MEMORY, f"{container}{on_node(pod)} needed more host memory than {limit}: {pod.exited}"
+    return reasons.CONTAINER_RESTARTED, f"{container} ended: {pod.exited or 'no reason given'}"

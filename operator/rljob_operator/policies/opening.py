@@ -106,7 +106,7 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:
 def _dead_boots(status: JobStatus) -> set[str]:
     """Boots that ended with their container. Until it reports again, the pod's report is still that of the dead boot."""
     a = status.attempt
-    if a is None or a.reason != reasons.CONTAINER_RESTARTED:
+    if a is None or a.reason not in reasons.CONTAINER_ENDED:
         return set()
     return {m.boot_id for m in a.members if m.pod == a.failed_pod}
 
