@@ -69,6 +69,7 @@ CONTAINER_RESTARTED = "ContainerRestarted"
 OUT_OF_MEMORY = "OutOfMemory"
 COLLECTIVE_FAILED = "CollectiveFailed"
 NO_PROGRESS = "NoProgress"
+VOLUME_FULL = "VolumeFull"  # also the condition Stalled
 POD_DELETED = "PodDeleted"
 POD_FAILED = "PodFailed"
 POD_DISRUPTED = "PodDisrupted"
@@ -84,6 +85,7 @@ MEANING = {
     COLLECTIVE_FAILED: "ranks lost each other and no process names another cause",
     NO_PROGRESS: "the heartbeat did not advance for stallTimeoutSeconds",
     POD_FAILED: "the kubelet failed a member's pod, for example because it used too much of its node's storage",
+    VOLUME_FULL: "a volume had no space left",
     POD_DELETED: "somebody deleted a member's pod",
     POD_DISRUPTED: "a member's pod was evicted, preempted or given up by its kubelet",
     POD_STUCK: "a member's pod was deleted and still runs nodeLossSeconds after its grace period",
@@ -96,8 +98,10 @@ COUNTED = frozenset(
 """Count against maxRestarts."""
 CONTAINER_ENDED = frozenset({CONTAINER_RESTARTED, OUT_OF_MEMORY})
 """The member's container ended, and its pod starts another one."""
-NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, POD_STUCK, NODE_LOST})
+NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, POD_STUCK, NODE_LOST, VOLUME_FULL})
 """Cost a restart that does not count. A ConfigurationError, the rest of MEANING, cannot be fixed by a restart: the job fails at once."""
+DELAYED = frozenset({VOLUME_FULL})
+"""Those of NOT_COUNTED that cost a back-off even the first time, since they last until somebody does something."""
 FAILURES = frozenset(MEANING)
 
 # Outcomes

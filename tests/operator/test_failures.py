@@ -5,7 +5,7 @@ import pytest
 from rljob_api import reasons
 from rljob_api.status import Restarts
 from rljob_operator.policies.backoff import backoff
-from rljob_operator.times import stamp
+from rljob_operator.times import seconds, stamp
 from simulator.makers import NOW, checkpoint, make_job
 from simulator.world import NAMESPACE, World
 
@@ -159,3 +159,27 @@ async def test_a_container_that_ran_out_of_memory_is_called_that_also_when_its_s
     assert last.failure and last.failure.message == (
         "the container of pod demo-trainer-1 on node node-1 needed more host memory than its limit of 64Gi: OOMKilled (exit code 137)"
     )
+
+
+async def test_a_full_volume_is_waited_for_longer_each_time_and_ends_no_job() -> None:
+    world = World(steps=400)
+    world.apply(lifecycle={"maxRestarts": 0, "backoffSeconds": 4})
+    waits = []
+    for attempt in (1, 2, 3):
+        await world.until(state="Running", attempt=attempt)
+        world.launcher(1).fail("full", "OSError", world.now)
+        await world.until(state="Restarting")
+        while world.status.attempt and not world.status.attempt.ended_at:
+            await world.turn()
+        waits.append(seconds(world.status.restarts.not_before) - world.now)
+    assert waits == [4, 8, 16]
+    assert world.status.last_failure and world.status.last_failure.reason == reasons.VOLUME_FULL
+    conditions = {c.type: c for c in world.status.conditions}
+    assert (conditions["Stalled"].status, conditions["Stalled"].reason) == ("True", reasons.VOLUME_FULL)
+    assert conditions["Reconciling"].status == "False", "never both"
+    why = "attempt 3 failed (demo-trainer-1 (rank 0): OSError: it broke); make room on the volume; the next starts at "
+    assert world.status.message == conditions["Stalled"].message == why + world.status.restarts.not_before
+    await world.until(state="Running", attempt=4)
+    assert next(c for c in world.status.conditions if c.type == "Stalled").status == "False"
+    await world.until(step=world.status.progress.step + 5)
+    assert world.status.restarts.uncounted == 0, "there was room, and it has saved"

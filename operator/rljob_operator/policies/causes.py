@@ -19,10 +19,11 @@ BY_KIND = {
     "configuration": reasons.CONFIGURATION_ERROR,
     "collective": reasons.COLLECTIVE_FAILED,
     "killed": reasons.PROCESS_KILLED,
+    "full": reasons.VOLUME_FULL,
 }
 PROCESS_REASONS = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
 """Reasons that a process gives for its own end. A broken collective is not one: it only says that another process ended."""
-OBSERVED = reasons.NOT_COUNTED | reasons.CONTAINER_ENDED | {reasons.POD_FAILED, reasons.NO_PROGRESS}
+OBSERVED = reasons.FAILURES - frozenset(BY_KIND.values())
 """Reasons that the operator gives, in whole sentences."""
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
 """Phases in which the trainer waits for its rollouts."""

@@ -98,7 +98,15 @@ def _stalled(status: JobStatus, state: State) -> ConditionValue:
     """Whether the job gets no further unless somebody does something. A pod that does not end stalls no job that runs without it."""
     if state in TRANSIENT and status.stuck_pods:
         return True, reasons.POD_STUCK, stuck_pods(status.stuck_pods)
+    if state in TRANSIENT and has_just_failed(status, reasons.VOLUME_FULL):
+        return True, reasons.VOLUME_FULL, status.message
     return state == "Failed", _reason(status, state), status.message if state == "Failed" else ""
+
+
+def has_just_failed(status: JobStatus, reason: str) -> bool:
+    """Whether the last attempt failed for this reason, and no other has been opened since."""
+    last, attempt = status.last_failure, status.attempt
+    return bool(last and attempt and (last.attempt, last.reason) == (attempt.number, reason))
 
 
 def _succeeded(status: JobStatus) -> ConditionValue:

@@ -113,7 +113,8 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     again = bool(last and status.attempt and last.attempt == status.attempt.number)
     after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
     if s.now < seconds(status.restarts.not_before):
-        return f"{after}the next starts at {status.restarts.not_before}"
+        full = "make room on the volume; " if again and last and last.reason == reasons.VOLUME_FULL else ""
+        return f"{after}{full}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
         return f"{after}waiting for capacity: {status.placement.problem}{release_note(s, status)}"
     problems = _pod_problems(s, status, s.launchers)

@@ -42,7 +42,7 @@ def _cost(s: Snapshot, status: JobStatus, cause: Cause) -> JobStatus:
     if cause.reason == reasons.CONFIGURATION_ERROR:
         return set_(status, outcome="Failed", outcome_reason=cause.reason)
     if cause.reason in reasons.NOT_COUNTED:
-        return set_(status, restarts=_uncounted(s, status.restarts))
+        return set_(status, restarts=_uncounted(s, status.restarts, cause.reason in reasons.DELAYED))
     counted = status.restarts.counted + 1
     if counted > s.lifecycle.max_restarts:
         restarts = status.restarts.model_copy(update={"counted": counted})
@@ -59,12 +59,12 @@ def _after_drain(s: Snapshot, status: JobStatus, reason: str) -> Restarts:
     return _uncounted(s, status.restarts) if reason in UNCOUNTED else status.restarts
 
 
-def _uncounted(s: Snapshot, restarts: Restarts) -> Restarts:
-    """The first one starts at once: most often something has happened that will not happen again soon, such as the drain of a node. Those that follow
-    in a row wait, since each costs the load of the model and all steps since the last checkpoint."""
+def _uncounted(s: Snapshot, restarts: Restarts, delayed: bool = False) -> Restarts:
+    """Unless `delayed`, the first one starts at once: most often something has happened that will not happen again soon, such as the drain of a node.
+    Those that follow in a row wait, since each costs the load of the model and all steps since the last checkpoint."""
     news: dict[str, object] = {"total": restarts.total + 1, "uncounted": restarts.uncounted + 1}
-    if restarts.uncounted:
-        news["not_before"] = stamp(s.now + backoff(s.lifecycle.backoff_seconds, restarts.uncounted))
+    if number := restarts.uncounted + delayed:
+        news["not_before"] = stamp(s.now + backoff(s.lifecycle.backoff_seconds, number))
     return restarts.model_copy(update=news)
 
 
