@@ -5,6 +5,7 @@ import pytest
 from rljob_api import reasons
 from rljob_api.status import Restarts
 from rljob_operator.policies.backoff import backoff
+from rljob_operator.policies.causes import Cause
 from rljob_operator.times import seconds, stamp
 from simulator.makers import NOW, checkpoint, make_job
 from simulator.world import NAMESPACE, World
@@ -157,7 +158,27 @@ async def test_a_container_that_ran_out_of_memory_is_called_that_also_when_its_s
         1,
     )
     assert last.failure and last.failure.message == (
-        "the container of pod demo-trainer-1 on node node-1 needed more host memory than its limit of 64Gi: OOMKilled (exit code 137)"
+        "the container on node node-1 needed more memory than its limit of 64Gi: OOMKilled (exit code 137)"
+    )
+    assert str(Cause(last.reason, last.pod, last.failure)).startswith("demo-trainer-1: OutOfMemory: the container on ")
+
+
+async def test_a_process_that_ran_out_of_memory_is_called_that_when_its_launcher_says_so() -> None:
+    """Its container lives on, so the next attempt does not wait for another boot."""
+    world = World(steps=400)
+    world.apply(lifecycle={"backoffSeconds": 1})
+    await world.until(state="Running", step=3)
+    world.launcher(1).fail("killed", "OutOfMemory", world.now)
+    await world.until(state="Running", attempt=2)
+    last = world.status.last_failure
+    assert last and (last.reason, last.pod, world.status.restarts.counted) == (
+        reasons.OUT_OF_MEMORY,
+        "demo-trainer-1",
+        1,
+    )
+    assert (
+        last.failure
+        and str(Cause(last.reason, last.pod, last.failure)) == "demo-trainer-1 (rank 0): OutOfMemory: it broke"
     )
 
 

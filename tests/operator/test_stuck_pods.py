@@ -7,10 +7,12 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.status import Condition
 from rljob_operator.cache.pods import Pod
+from rljob_operator.metrics import Metrics
 from rljob_operator.model.ordinals import ordinals, server_ordinals
 from rljob_operator.times import stamp
 from simulator.crowd import Crowd
 from simulator.makers import NOW, make_job
+from simulator.scraping import samples
 from simulator.world import NAMESPACE, World
 
 LIMIT = 60
@@ -72,6 +74,9 @@ async def test_a_pod_whose_container_cannot_be_killed_is_named_and_another_stand
     assert stalled(world).status == "False", "the job goes on"
     assert said in world.status.message, "and the pod still holds its devices"
     assert len(warnings(world)) == 1 and warnings(world)[0].startswith(said)
+    world.feed.deliver()
+    found = {x.name: x.value for x in samples(Metrics(world.feed.cache, {}, lambda: 0.0, {}))}
+    assert found["rljob_job_stuck_pods"] == 1
 
 
 async def test_a_pod_that_a_foreign_finalizer_keeps_is_passed_over_too() -> None:

@@ -13,6 +13,8 @@ ConditionValue = tuple[bool | None, str, str]
 """Status (None: unknown), reason and message."""
 TRANSIENT = ("Pending", "Starting", "Restarting", "Suspending")
 """States that the operator is working to leave."""
+WITHOUT_ATTEMPT = ("Pending", "Restarting", "Suspending")
+"""Those in which no attempt runs or starts."""
 STATUSES = {True: "True", False: "False", None: "Unknown"}
 
 
@@ -96,9 +98,9 @@ def _checkpointed(status: JobStatus) -> ConditionValue:
 
 def _stalled(status: JobStatus, state: State) -> ConditionValue:
     """Whether the job gets no further unless somebody does something. A pod that does not end stalls no job that runs without it."""
-    if state in TRANSIENT and status.stuck_pods:
+    if state in WITHOUT_ATTEMPT and status.stuck_pods:
         return True, reasons.POD_STUCK, stuck_pods(status.stuck_pods)
-    if state in TRANSIENT and has_just_failed(status, reasons.VOLUME_FULL):
+    if state in WITHOUT_ATTEMPT and has_just_failed(status, reasons.VOLUME_FULL):
         return True, reasons.VOLUME_FULL, status.message
     return state == "Failed", _reason(status, state), status.message if state == "Failed" else ""
 

@@ -95,8 +95,7 @@ def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -
 
 
 def _end_of_container(pod: Pod) -> tuple[str, str]:
-    container = f"the container of pod {pod.name}"
     if pod.out_of_memory:
         limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "what its node has"
-        return reasons.OUT_OF_MEMORY, f"{container}{on_node(pod)} needed more host memory than {limit}: {pod.exited}"
-    return reasons.CONTAINER_RESTARTED, f"{container} ended: {pod.exited or 'no reason given'}"
+        return reasons.OUT_OF_MEMORY, f"the container{on_node(pod)} needed more memory than {limit}: {pod.exited}"
+    return reasons.CONTAINER_RESTARTED, f"the container of pod {pod.name} ended: {pod.exited or 'no reason given'}"
