@@ -134,7 +134,7 @@ def test_a_condition_that_says_a_gpu_is_broken_is_as_good_as_a_cordon(
 
 def set_condition(lab: Lab, node: str, kind: str, status: str) -> None:
     """As a health monitor does."""
-    patch = {"status": {"conditions": [{"type": kind, "status": status, "reason": "Tested", "message": "by e2e"}]}}
+    patch = {"status": {"conditions": [{"type": kind, "status": status, "reason": "e2e", "message": "set by a test"}]}}
     lab.kube.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", json.dumps(patch))
 
 

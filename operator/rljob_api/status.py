@@ -86,8 +86,11 @@ class Restarts(Wire):
     """How often another attempt followed one that did not finish, for whatever reason."""
     counted: int = 0
     """Failures in a row that count against `lifecycle.maxRestarts`. An attempt that has done three steps and saved a checkpoint resets them."""
+    uncounted: int = 0
+    """Other restarts in a row, which nobody requested: after deleted, disrupted and lost pods. They do not end the job; from the second one on, each
+    waits longer. What resets `counted` resets them."""
     not_before: str = ""
-    """When the next attempt may start at the earliest: the end of the delay before a counted restart."""
+    """When the next attempt may start at the earliest: the end of the delay before a restart."""
 
 
 class Override(Wire):
@@ -161,6 +164,21 @@ class LastFailure(Wire):
     """Failure that the pod reported, or that the operator observed."""
     time: str = ""
     """When the operator recorded the failure."""
+
+
+class StuckPod(Wire):
+    """A pod that was deleted and does not end, although its node answers."""
+
+    pod: str
+    """Name of the pod."""
+    uid: str
+    """UID of the pod."""
+    node: str = ""
+    """Node that it is on; empty: none."""
+    since: str = ""
+    """When its grace period ended."""
+    why: str = ""
+    """What keeps it, and what to do, as a sentence about the pod."""
 
 
 class PodAssignment(Wire):
@@ -282,6 +300,11 @@ class JobStatus(Wire):
     """Whether the children are deleted, because `lifecycle.ttlSecondsAfterFinished` has passed."""
     pending_since: str = ""
     """When the job began to wait for the pods of its first attempt, or of the first after a resume; empty: it does not wait."""
+    stranded_since: str = ""
+    """Since when pods hold nodes although others have none, so that no attempt can run, held against `lifecycle.strandedSeconds`; empty: that is not
+    so."""
+    released_until: str = ""
+    """Until when a job that was stranded has no pods. Only with a scheduler that would start some of them again at once; empty: it has its pods."""
     active_seconds: float = 0.0
     """Total run time of attempts that have ended, in seconds, held against `lifecycle.activeDeadlineSeconds`."""
     suspended: bool = False
@@ -298,6 +321,8 @@ class JobStatus(Wire):
     """The last failed attempt, with its root cause."""
     last_rollout_failure: RolloutFailure | None = None
     """The last failure of a rollout server, or of a pool's."""
+    stuck_pods: list[StuckPod] = []
+    """Pods that were deleted and do not end. The first eight, by name."""
     lost_steps: int = 0
     """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""

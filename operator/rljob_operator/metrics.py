@@ -31,6 +31,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     "rljob_job_lost_steps": ("Steps that were done and had to be done again", lambda job, s: s.lost_steps),
     "rljob_job_goodput_ratio": ("Steps kept, of all steps done", lambda job, s: _goodput(s)),
     "rljob_job_first_step_seconds": ("From the job's creation to its first step", lambda job, s: _first_step(job, s)),
+    "rljob_job_stuck_pods": (
+        "Pods that were deleted and do not end, up to those that status.stuckPods names",
+        lambda job, s: len(s.stuck_pods),
+    ),
     "rljob_job_ready_trainers": ("Trainer pods that are ready", lambda job, s: s.trainer.ready),
     "rljob_job_ready_rollouts": (
         "Rollout pods that are ready",

@@ -336,3 +336,9 @@ def test_no_line_of_a_page_is_wider_than_the_terminal() -> None:
             if width >= 40:  # below, a table cannot be
                 assert max(cell_len(line) for line in page.split("\n")) <= width
     assert "HELD-OUT 0.30 → 0.80" in status.page(Job(jobs[0]), [], NOW, 80)
+
+
+def test_pods_that_do_not_end_are_below_the_roles() -> None:
+    stuck = [{"pod": "demo-trainer-1", "uid": "u", "node": "n1", "since": ago(minutes=12), "why": "hangs"}]
+    page = status.page(Job(make_job(**running() | {"stuckPods": stuck})), [], NOW)
+    assert "STUCK         demo-trainer-1 on n1, should have ended 12m ago" in page.split("\n")

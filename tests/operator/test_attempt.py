@@ -125,7 +125,7 @@ def test_a_drained_pod_that_is_gone_has_still_drained() -> None:
     status = make_job().with_attempt(**told).reported(**DRAINED).without_pod(1).next()
     assert status.attempt and status.attempt.ended_at
     assert status.last_failure is None
-    assert status.restarts == Restarts(total=1)
+    assert status.restarts == Restarts(total=1, uncounted=1)
 
 
 def test_a_node_that_stays_away_is_lost_and_not_before() -> None:

@@ -9,8 +9,8 @@ from simulator.objects import copied
 
 
 def sync_stateful_sets(cluster: FakeCluster) -> None:
-    """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do those of a set that
-    is gone (the garbage collector's work)."""
+    """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do failed ones, which are
+    replaced, and those of a set that is gone (the garbage collector's work)."""
     sets = {o["metadata"]["uid"] for key, o in cluster.objects.items() if key[0] == "StatefulSet"}
     for key, pod in list(cluster.objects.items()):
         if key[0] == "Pod" and (owner := owner_of(pod)) and owner not in sets:
@@ -20,6 +20,9 @@ def sync_stateful_sets(cluster: FakeCluster) -> None:
             continue
         size = sts["spec"]["replicas"]
         for ordinal in range(size):
+            pod = cluster.objects.get(("Pod", namespace, f"{name}-{ordinal}"))
+            if pod and pod.get("status", {}).get("phase") == "Failed" and not pod["metadata"].get("finalizers"):
+                cluster.remove(pod)
             if ("Pod", namespace, f"{name}-{ordinal}") not in cluster.objects:
                 _start_pod(cluster, sts, ordinal)
         for pod in cluster.pods(namespace):

@@ -59,6 +59,7 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
+            failed=self._cache.failed.of(key),
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
             unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
             control=control,

@@ -63,11 +63,13 @@ def _hints(s: Snapshot, status: JobStatus) -> Iterator[Hint]:
     cause = recorded_cause(attempt) if attempt and just_ended(s, status) else None
     if attempt and cause and (node := _node(attempt, cause.pod)) and _points_at_node(cause):
         yield Hint(node, f"attempt {attempt.number}", f"attempt {attempt.number}: {cause.reason}: {cause}")
-    for pod in s.pods:
-        report = s.report(pod)
+    recent = [last.pod for last in s.failed.values() if s.now - last.at < REMEMBERED_SECONDS]
+    for pod in (*s.pods, *recent):
         if pod.node and pod.never_started:
             yield Hint(pod.node, pod.uid, f"pod {pod.name} failed before it started: {pod.failed}")
-        elif pod.node and report and report.failure and pod in s.servers and names_gpu(report.failure):
+    for pod in s.servers:
+        report = s.report(pod)
+        if pod.node and report and report.failure and names_gpu(report.failure):
             yield Hint(pod.node, f"{pod.uid} {report.failure.time:.0f}", f"{pod.name}: {report.failure.message}")
 
 

@@ -20,6 +20,8 @@ from rljob_operator.policies.placement import assign_nodes
 from rljob_operator.policies.progress import record_progress, record_rollout_failure
 from rljob_operator.policies.requests import consume_request
 from rljob_operator.policies.state import postpone_spec
+from rljob_operator.policies.stranded import release_stranded
+from rljob_operator.policies.stuck import report_stuck_pods
 from rljob_operator.policies.suspension import expire_override, free_pods
 
 POLICIES: tuple[Policy, ...] = (
@@ -37,11 +39,13 @@ POLICIES: tuple[Policy, ...] = (
     enforce_active_deadline,  # if attempts ran for too long: the end
     free_pods,  # suspend, or resume
     assign_nodes,  # a node for every pod, before any is ungated
+    release_stranded,  # pods that hold nodes for too long while others have none
     open_attempt,  # the next attempt
     enforce_pending_deadline,  # if none opens for too long: the end
     clean_up_after_ttl,  # the children of a job that has ended
     leave_nodes,  # that are avoided
     delete_pods,  # that keep the next attempt from opening
+    report_stuck_pods,  # that were deleted and do not end
     postpone_spec,  # an event for a spec that takes effect with the next attempt
     describe,  # state, message, counts and conditions, which nothing above reads
 )

@@ -11,9 +11,10 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import is_backing_off
 from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.members import member_status
 from rljob_operator.policies.nodes import are_judged, leaving_problem
-from rljob_operator.policies.outcome import is_backing_off
 from rljob_operator.policies.placement import rank
 from rljob_operator.policies.suspension import resume_point
 from rljob_operator.render.template import template_hashes
@@ -102,15 +103,16 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:
         return "has not reported yet"
     if report.state == "running":
         return f"still runs attempt {report.attempt}"
-    return "restarts" if report.boot_id in _dead_boots(status) else leaving_problem(s, status, pod)
+    return "restarts" if report.boot_id in _dead_boots(s, status) else leaving_problem(s, status, pod)
 
 
-def _dead_boots(status: JobStatus) -> set[str]:
-    """Boots that ended with their container. Until it reports again, the pod's report is still that of the dead boot."""
+def _dead_boots(s: Snapshot, status: JobStatus) -> set[str]:
+    """Boots that ended with their container. Until it reports again, the pod's report is still that of the dead boot. A boot that has reported the
+    end of the attempt has outlived it."""
     a = status.attempt
-    if a is None or a.reason != reasons.CONTAINER_RESTARTED:
+    if a is None or a.reason not in reasons.CONTAINER_ENDED:
         return set()
-    return {m.boot_id for m in a.members if m.pod == a.failed_pod}
+    return {m.boot_id for m in a.members if m.pod == a.failed_pod and member_status(s, a, m).state != "stopped"}
 
 
 def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:

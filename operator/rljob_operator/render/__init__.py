@@ -9,7 +9,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
 from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ordinals import wanted_ordinals
+from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
@@ -23,7 +23,8 @@ Object = dict[str, Any]
 
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """All children of the job, none of those that are to be deleted. `reconcile.writer.waves` decides the order of writes."""
-    spec, freed = s.spec_of(status.attempt), status.suspended or bool(status.outcome)
+    spec = s.spec_of(status.attempt)
+    freed = status.suspended or bool(status.outcome or status.released_until)
     if status.cleaned_up:
         return []
     if spec is None:
@@ -92,5 +93,6 @@ def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
 
 def _has_terminating_pods(s: Snapshot, role: str) -> bool:
     """Whether pods of a former StatefulSet are still terminating. A new one could not create pods of the same names, and would back off for
-    minutes."""
-    return any(p.deleting for p in s.pods if p.role == role)
+    minutes. Pods that do not end are not waited for."""
+    limit = s.lifecycle.node_loss_seconds
+    return any(p.deleting and not is_held(p, limit, s.now) for p in s.pods if p.role == role)
