@@ -32,6 +32,7 @@ SCHEMA = yaml.load((ROOT / "crds/rljob.yaml").read_text(), yaml.CSafeLoader)["sp
 VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
 KUBERNETES = {
     "CrashLoopBackOff",
+    "DisruptionTarget",
     "ErrImagePull",
     "ImagePullBackOff",
     "Unschedulable",
