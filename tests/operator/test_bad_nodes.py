@@ -143,6 +143,7 @@ async def test_a_job_that_excludes_no_nodes_stays_and_is_given_up() -> None:
     [
         ("killed", "Signal 9 (SIGKILL)", "", True),
         ("killed", "Signal 9 (SIGKILL)", "the container was OOMKilled", False),
+        ("killed", "OutOfMemory", "the container may use 3 GiB", False),
         ("application", "RuntimeError", "CUDA error: uncorrectable ECC error encountered", True),
         ("application", "RuntimeError", "NVRM: Xid (PCI:0000:41:00): 79, pid=1, GPU has fallen off the bus", True),
         ("collective", "DistBackendError", "Xid 94: contained", True),

@@ -33,6 +33,9 @@ VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
 KUBERNETES = {
     "CrashLoopBackOff",
     "DisruptionTarget",
+    "Evicted",
+    "NodeAffinity",
+    "OutOfcpu",
     "ErrImagePull",
     "ImagePullBackOff",
     "Unschedulable",

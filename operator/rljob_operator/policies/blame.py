@@ -26,7 +26,7 @@ GPU_ERROR = re.compile(
     re.IGNORECASE,
 )
 """Errors of CUDA and NVML that name the device and not the program."""
-OUT_OF_MEMORY = re.compile(r"out of memory|OOM", re.IGNORECASE)
+OUT_OF_MEMORY = re.compile(r"out ?of ?memory|OOM", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
