@@ -15,6 +15,7 @@ from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, Event, decide
 from rljob_operator.policies.describe import is_display, is_observational
+from rljob_operator.policies.nodes import nodes_to_leave
 from rljob_operator.reconcile.events import EventRecorder
 from rljob_operator.reconcile.large_specs import LargeSpecs
 from rljob_operator.reconcile.writer import ForeignStatus, Writer
@@ -79,7 +80,8 @@ class Reconciler:
             return again
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
-            s = replace(s, scheduling=result)
+            refuge = await self._scheduler.has_refuge(s, nodes_to_leave(s))
+            s = replace(s, scheduling=result, has_refuge=refuge)
             decision = decide(s)
             if has_intent := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)
