@@ -161,7 +161,7 @@ def targets_of(targets: Sequence[str] | None, config: dict[str, Any]) -> tuple[s
 def language_of(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json with what it says of its language model at the top, where that of a model with a vision tower may be in a section of its own."""
     kept = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
-    return config | config.get("text_config", {}) | kept
+    return config | (config.get("text_config") or {}) | kept
 
 
 def has_latent_attention(config: dict[str, Any]) -> bool:
@@ -173,6 +173,6 @@ def rope_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The rope type of a config.json and its numbers, under the names before and since transformers 5; of the layers that see everything, where
     others have numbers of their own. `mrope` in the files of models that read images is the default of three positions."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)
+    rope = rope.get("full_attention") or rope
     kind = rope.get("rope_type") or rope.get("type") or "default"
     return "default" if kind == "mrope" else kind, rope
