@@ -71,6 +71,8 @@ class Resume(Wire):
     policy: Literal["auto", "required", "never"]
     step: int | None = None
     """A complete checkpoint to go back to; later ones leave the lineage. None: the newest of the lineage."""
+    saved: int | None = None
+    """Step of the newest checkpoint that the job reported before this attempt. If none is left, the attempt fails instead of starting over."""
 
 
 class Control(Wire):
@@ -154,6 +156,8 @@ class RolloutState(Wire):
     """Step of the policy that it serves; None: it has none of this attempt's yet."""
     unauthorized: bool = False
     """Whether it refuses the job's token (401), because trainer and rollout hold different ones."""
+    quarantine: Line = ""
+    """Why it is left out of publications for a while: it answers, but failed several in a row. Empty: it is not left out."""
 
 
 class Point(Wire):

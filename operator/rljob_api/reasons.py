@@ -35,9 +35,7 @@ ROLLOUT_FAILED = (
 
 # Checkpoints
 CHECKPOINT_SAVED = "CheckpointSaved"  # a complete checkpoint is known; also the event for each new one
-CHECKPOINT_MISSING = (
-    "CheckpointMissing"  # event: an attempt started from an earlier step, because the newest known checkpoint is gone
-)
+CHECKPOINT_MISSING = "CheckpointMissing"  # event: an attempt started from an earlier checkpoint, because the newest known checkpoint is gone
 NO_CHECKPOINT = "NoCheckpoint"  # no complete checkpoint yet
 
 # Suspension and requests

@@ -53,6 +53,8 @@ class Attempt(Wire):
     """The pods that run the attempt: the trainer's, and those of gangs of other models."""
     resume_step: int | None = None
     """Step of the checkpoint that a request resumes from; unset: the newest."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint that the job had when the attempt was opened; unset: it had none."""
     generation: int = 0
     """Generation of the spec that the attempt runs."""
     started_at: str = ""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rljob_api import names, reasons
+from rljob_api.protocol import Progress
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_api.text import one_line, plain
@@ -18,6 +19,8 @@ from rljob_operator.policies.state import is_running, postponement
 from rljob_operator.policies.suspension import is_suspension_wanted, resume_point
 from rljob_operator.times import seconds
 
+MOST_NAMED = 5
+"""Servers that are named together."""
 LONGEST = 4096
 """Characters of a message."""
 
@@ -64,13 +67,11 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if attempt.command == "stop":
         cause = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else attempt.reason
         return f"stopping attempt {attempt.number}: {cause}"
-    if is_running(s, attempt):
-        return (
-            f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
-            if s.violations
-            else postponement(s, status)
-        )
     progress = current_progress(s, attempt)
+    if is_running(s, attempt):
+        if s.violations:
+            return f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
+        return "; ".join(filter(None, [postponement(s, status), *_quarantined(progress)]))
     if progress and progress.phase == "fetching":
         return f"fetching {progress.fetching}"
     if progress and progress.loading:
@@ -80,6 +81,15 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         problems = "; ".join([*unplaced, *_pod_problems(s, status, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+
+
+def _quarantined(progress: Progress | None) -> list[str]:
+    """Servers that get no policy for a while, with the reasons of the first."""
+    out = [r for r in progress.rollouts if r.quarantine] if progress else []
+    if not out:
+        return []
+    pods = ", ".join(r.pod for r in out[:MOST_NAMED]) + (" and others" if len(out) > MOST_NAMED else "")
+    return [f"{pods} {'is' if len(out) == 1 else 'are'} left out for a while: {out[0].pod}: {out[0].quarantine}"]
 
 
 def _start_point(status: JobStatus) -> str:

@@ -35,6 +35,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
             for i, pod in enumerate(pod for pod in s.of(role) if pod.ordinal in wanted)
         ],
         resume_step=status.resume_step,
+        saved_step=status.checkpoint.latest.step if status.checkpoint.latest else None,
         generation=s.job.generation,
         started_at=stamp(s.now),
     )

@@ -102,8 +102,7 @@ def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event
     if known is None or step is None or not _has_chosen(old, p, status) or step >= known.step:
         return ()
     assert status.attempt is not None
-    start = f"resumes from step {step}" if step else "starts from the initial weights"
-    text = f"attempt {status.attempt.number} {start}: the checkpoint of step {known.step} is not at {known.path}"
+    text = f"attempt {status.attempt.number} resumes from step {step}: the checkpoint of step {known.step} is not at {known.path}"
     return (Event("Warning", reasons.CHECKPOINT_MISSING, text),)
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
 from rljob_api.spec.job import MOST_CHECKPOINTS
-from rljob_trainer.checkpoint.fence import FencedOut, claim, newest
+from rljob_trainer.checkpoint.fence import FencedOut, claim, extend, newest
 from rljob_trainer.checkpoint.files import make_directory, sync_directory, sync_names
-from rljob_trainer.checkpoint.lineage import Run, Start, choose, inherited, refuse_foreign_job
+from rljob_trainer.checkpoint.lineage import Run, Start, choose, refuse_foreign_job
 from rljob_trainer.checkpoint.manifest import (
     SCRATCH,
     STEP_DIRECTORY,
@@ -37,7 +37,7 @@ class Store:
         _make(root)
         self._refuse_older_attempt()
         refuse_foreign_job(root, run.job_uid)
-        self._lineage, self.start = choose(root, inherited(root), run)
+        self._lineage, self.start = choose(root, run)
         self._fence = claim(root, run.job_uid, run.attempt, [m.entry() for m in self._lineage])
 
     start: Start | None
@@ -91,6 +91,7 @@ class Store:
         else:
             self._put(manifest)
         self._lineage.append(manifest)
+        self._fence = extend(self._root, self._fence, [m.entry() for m in self._lineage])
         self._prune()
 
     def _scratch(self, step: int) -> Path:

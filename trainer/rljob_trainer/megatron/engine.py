@@ -125,8 +125,9 @@ class Engine:
         loss.
 
         Raises:
-            MismatchError: before the policy's optimizer step; see parity.LIMIT.
+            MismatchError: before the policy's optimizer step; see parity.RunLimit.
             NonFiniteError: before an optimizer step, unless `onNonFinite: skip`.
+            ConfigurationError: after too many skipped steps in a row.
         """
         self.memory.enter("train")
         for name, values in targets.columns.items():

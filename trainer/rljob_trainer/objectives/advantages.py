@@ -70,12 +70,14 @@ class Episodes:
         return self.of_trajectories(self.rewards) + self.totals((self.token_rewards * self.mask).sum(1))
 
     def rewards_of_tokens(self) -> torch.Tensor:
-        """[n, T], rewards by token: those of tokens and turns where they were earned, and the rest of the response's reward at its last token. A
-        response that maxTokens cut off counts as ended, too."""
-        earned = torch.zeros_like(self.mask) if self.turn_rewards is None else self.turn_rewards * self.mask
-        rewards = self.token_rewards * self.mask + earned
+        """[n, T], rewards by token: those of tokens and turns where they were earned, and the rest of the trajectory's reward at the last token of
+        each of its branches. A response that maxTokens cut off counts as ended, too."""
+        rewards, rest = self.token_rewards * self.mask, self.rewards
+        if self.turn_rewards is not None:
+            earned = self.turn_rewards * self.mask
+            rewards, rest = rewards + earned, rest - self.totals(earned.sum(1))[self.trajectory]
         last = (self.mask * torch.arange(1, self.mask.shape[1] + 1)).argmax(1)
-        rewards[torch.arange(len(last)), last] += (self.rewards - earned.sum(1)) * (self.lengths > 0)
+        rewards[torch.arange(len(last)), last] += rest * (self.lengths > 0)
         return rewards
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:

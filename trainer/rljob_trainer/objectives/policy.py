@@ -21,7 +21,7 @@ from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.user_functions import Formulas
 from rljob_trainer.objectives.value import ValueObjective
-from rljob_trainer.parity import arithmetic_of, require_match
+from rljob_trainer.parity import RunLimit, arithmetic_of
 from rljob_trainer.trajectory import Bools
 
 MEANS = {
@@ -55,6 +55,7 @@ class PolicyObjective(Objective):
     def __init__(self, spec: RLJobSpec) -> None:
         """Raises ConfigurationError for a user's function that cannot be loaded."""
         self._spec = spec
+        self._parity = RunLimit(arithmetic_of(spec))
         self._algorithm = spec.algorithm.model_copy(update={"rollout_correction": spec.rollout_correction})
         self._formulas = Formulas.of(spec.algorithm)
         self.files = self._formulas.files
@@ -214,7 +215,7 @@ class PolicyObjective(Objective):
         on_policy = sums["on_policy"]
         if on_policy and not (self._bypass and update):
             mean = sums["on_policy_difference"] / on_policy
-            require_match(arithmetic_of(self._spec), mean, sums.max("on_policy_difference"))
+            self._parity.require(mean, sums.max("on_policy_difference"), update)
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})
@@ -234,9 +235,10 @@ class PolicyObjective(Objective):
             self.kl_coefficient = adapt(self.kl_coefficient, kl, trajectories, adaptive)
 
     def state(self) -> dict[str, Any]:
-        return {"kl_coefficient": self.kl_coefficient}
+        return {"kl_coefficient": self.kl_coefficient, "parity": self._parity.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        self._parity.load_state(state["parity"])
         if self._algorithm.kl.adaptive:
             self.kl_coefficient = state["kl_coefficient"]
 
