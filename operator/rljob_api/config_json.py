@@ -64,7 +64,7 @@ def _is_count(value: Any, low: int) -> bool:
 
 
 def _dense_layers(language: Mapping[str, Any]) -> Iterator[Unfit]:
-    dense, layers = language.get("first_k_dense_replace"), language.get("num_hidden_layers")
+    dense, layers = language.get("first_k_dense_replace") or 0, language.get("num_hidden_layers") or MOST
     if _is_count(dense, 0) and _is_count(layers, 1) and dense > layers:
         yield Unfit("first_k_dense_replace", dense, f"must be at most num_hidden_layers = {layers}")
 

@@ -90,8 +90,8 @@ class Shape:
         if unfit(config):
             return None
         config = language_of(config)
-        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-        needed += OF_LATENTS if config.get("kv_lora_rank") else ()
+        latents = OF_LATENTS if config.get("kv_lora_rank") else ()
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents)
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
         heads, hidden = config["num_attention_heads"], config["hidden_size"]

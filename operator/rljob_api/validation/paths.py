@@ -11,6 +11,8 @@ from rljob_api.spec.common import AbsolutePath
 from rljob_api.validation.pods import volume_of
 from rljob_api.validation.result import Violation
 
+PATH = get_args(AbsolutePath)[1:]
+"""What marks a field as a path in the pods."""
 DATA_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl")
 """Ends of the names of data files, by which the trainer chooses a reader."""
 
@@ -84,4 +86,4 @@ def _holds_paths(annotations: tuple[Any, ...]) -> bool:
     inner = (
         part for a in annotations if get_origin(a) in (Annotated, Union, types.UnionType, list) for part in get_args(a)
     )
-    return any(a in AbsolutePath.__metadata__ for a in annotations) or any(_holds_paths((part,)) for part in inner)
+    return any(a in PATH for a in annotations) or any(_holds_paths((part,)) for part in inner)
