@@ -4,15 +4,16 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kubectl_rljob.importer import places
+from kubectl_rljob.importer import places, values
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
 from kubectl_rljob.importer.settings import Settings, System, integer
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from kubectl_rljob.importer.trinity.evaluation import sets
 from kubectl_rljob.importer.trinity.rows import ACTOR, CRITIC, REF, ROWS, TASKS
-from kubectl_rljob.importer.trinity.run import files, run
+from kubectl_rljob.importer.trinity.run import files, run, tuning
 from kubectl_rljob.importer.values import divisor, items, place
+from kubectl_rljob.importer.verl.roles import optimizer
 from rljob_api.spec.algorithm import MOST_STALENESS
 
 DISTILL = "on_policy_distill"
@@ -95,6 +96,8 @@ def amounts(settings: Settings) -> Iterator[Said]:
         settings, length.total(settings), updates
     )
     yield from decay(settings)
+    if settings["algorithm.algorithm_type"] == "ppo":
+        yield from optimizer(settings, CRITIC, "critic.optimizer", length.total(settings), updates)
     tokens, response = prompt_tokens(settings), settings.integer("model.max_response_tokens")
     yield settings.field("data.maxPromptTokens", tokens, "model.max_prompt_tokens", "model.max_model_len")
     yield settings.field("rollout.sampling.maxTokens", response, "model.max_response_tokens")
@@ -293,6 +296,7 @@ def unread(settings: Settings) -> dict[str, str]:
 TRINITY = System(
     "Trinity-RFT",
     ROWS,
-    (run, sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
+    (run, tuning, sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
+    values.TRINITY,
     unread,
 )
