@@ -95,7 +95,7 @@ def test_of_a_loop_the_first_pass_is_read_and_said() -> None:
         "for lr in 1e-6 5e-7; do run $lr; done\nuntil true; do run c; done\nfor x in $NONE; do run d; done"
     )
     assert shell.commands == [["run", "1e-6"], ["true"]]
-    assert shell.told == {
+    assert shell.remarks == {
         "a loop: for lr": "only its first pass is read, with lr=1e-6",
         "a loop: until": "is passed over: its condition fails",
         "a loop: for x": "is passed over: it has no value to begin with",

@@ -14,6 +14,7 @@ from kubectl_rljob.importer.megatron import (
     transformer_config,
     virtual_pipeline,
 )
+from kubectl_rljob.importer.rlinf_precision import dtype
 from kubectl_rljob.importer.rlinf_rows import ROWS
 from kubectl_rljob.importer.settings import Settings, System, show
 from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
@@ -28,9 +29,6 @@ AGGREGATIONS = {
     "seq-mean-token-sum": "sequenceMeanTokenSum",
     "seq-mean-token-sum-norm": "sequenceMeanTokenSumNorm",
 }
-HALF = ("bf16", "bfloat16", "fp16", "16", "float16")
-WHOLE = ("fp32", "32", "float32")
-"""How types are written; of the first, from the third on, float16."""
 ESTIMATORS = {"low_var_kl": "k3", "k3": "k3", "mse": "k2", "k2": "k2", "kl": "k1", "k1": "k1"}
 
 
@@ -60,31 +58,6 @@ def sources(settings: Settings) -> Iterator[Said]:
     yield from dtype(settings)
     yield from places.files(settings, "data.train", "data.train_data_paths")
     yield from places.files(settings, "data.validation", "data.val_data_paths")
-
-
-def dtype(settings: Settings) -> Iterator[Said]:
-    """With mixed precision, float32 is only what FSDP keeps its shards in: passes and generation have another type."""
-    precision, rollout = "actor.model.precision", "rollout.model.precision"
-    autocast = settings["actor.fsdp_config.amp_autocast.enabled"]
-    mixed = (
-        "actor.fsdp_config.mixed_precision.param_dtype",
-        *(["actor.fsdp_config.amp_autocast.precision"] if autocast else []),
-    )
-    passes = next((key for key in mixed if str(settings[key]) in HALF), None)
-    whole = str(settings[precision]) in WHOLE
-    if str(settings[precision]) in HALF[2:]:
-        yield settings.changed(precision, "bfloat16 in its place, without loss scaling")
-    elif whole and passes:
-        yield settings.field("model.dtype", "bfloat16", passes)
-        yield settings.changed(
-            precision, f"bfloat16, as {passes} says of the passes; main weights and moments are float32 in any case"
-        )
-        if str(settings[passes]) in HALF[2:]:
-            yield settings.changed(passes, "bfloat16 in its place, without loss scaling")
-    elif whole:
-        yield settings.field("model.dtype", "float32", precision)
-        if rollout in settings and str(settings[rollout]) not in WHOLE:
-            yield settings.changed(rollout, "servers have the policy's type, float32")
 
 
 def longest(settings: Settings) -> int:

@@ -34,7 +34,7 @@ class Shell:
     """Words of every command that is none of the shell's own."""
     exported: dict[str, None] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
-    told: dict[str, str] = field(default_factory=dict)
+    remarks: dict[str, str] = field(default_factory=dict)
     """Loops, and what is read of each."""
     functions: dict[str, list[str]] = field(default_factory=dict)
     """Tokens of their bodies, by name."""
@@ -122,15 +122,15 @@ class Shell:
         values = [counted[2]] if counted else [text for word in words for text in expand(word, self.variables)]
         name = counted[1] if counted else name
         if not values:
-            self.told[f"a loop: {token} {name}"] = "is passed over: it has no value to begin with"
+            self.remarks[f"a loop: {token} {name}"] = "is passed over: it has no value to begin with"
             return False
         self.variables.values[name] = values[:1]
-        self.told[f"a loop: {token} {name}"] = f"only its first pass is read, with {name}={values[0]}"
+        self.remarks[f"a loop: {token} {name}"] = f"only its first pass is read, with {name}={values[0]}"
         return True
 
     def _holds(self, token: str, head: list[str]) -> bool:
         holds = self._block(TokenStream(head), ()) is (token == "while")
-        self.told[f"a loop: {token}"] = (
+        self.remarks[f"a loop: {token}"] = (
             "only its first pass is read" if holds else "is passed over: its condition fails"
         )
         return holds

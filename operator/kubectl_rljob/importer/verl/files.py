@@ -87,7 +87,7 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Source:
 
 def _without_overrides(text: str, shell: Shell) -> str:
     """What was read in vain: loops that were passed over, and why it is no YAML."""
-    passed = "".join(f"; {loop} {what}" for loop, what in shell.told.items() if "passed over" in what)
+    passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
     try:
         found = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
     except Unreadable as error:
@@ -108,5 +108,5 @@ def _told(shell: Shell) -> list[Note]:
             for name in unset
         ),
         *(Note(Outcome.CHANGED, f"$({c})", "no command is run: its output is taken for empty") for c in shell.probed),
-        *(Note(Outcome.CHANGED, loop, what) for loop, what in shell.told.items()),
+        *(Note(Outcome.CHANGED, loop, what) for loop, what in shell.remarks.items()),
     ]
