@@ -1,7 +1,7 @@
 """The families of models that a job can train, and what is proven for each. Validation, sizing and docs/models.md use this table, and the tests
 iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,9 +152,15 @@ FAMILIES = {
 }
 
 
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Of a config.json; None: its model_type is no family's, or no text."""
+    kind = config.get("model_type")
+    return FAMILIES.get(kind) if isinstance(kind, str) else None
+
+
 def targets_of(targets: Sequence[str] | None, config: dict[str, Any]) -> tuple[str, ...]:
     """Matrices that get adapters in the model of a config.json. `targets` None: all that its family has adapters for."""
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     return tuple(targets) if targets else (family.adapters if family and family.adapters else ADAPTED)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import FAMILIES, has_latent_attention, language_of, rope_of
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -75,7 +75,7 @@ def _like_the_policy(spec: RLJobSpec) -> list[str]:
 
 def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Features of a model, in a supported family, that would be trained wrongly."""
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     rope_type, rope = rope_of(config)
     published = LLAMA3 if rope_type == "llama3" else family.rope if family else {}
     other_frequencies = any(rope.get(key, number) != number for key, number in published.items())
@@ -185,7 +185,7 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
 
 
 def _are_whole(config: dict[str, Any]) -> bool:
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     return family is not None and family.whole_experts
 
 
@@ -194,7 +194,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
     if spec.supervised:
         return
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
         fix = f"set spec.trainer.device: {family.servers[0]}, or set spec.task to sft, dpo or pretrain"
