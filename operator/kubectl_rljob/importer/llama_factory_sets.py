@@ -116,7 +116,7 @@ def _together(settings: Settings, forms: Mapping[str, Mapping[str, Field]], unkn
     if unknown and _templated(settings):
         yield Field(texts, True, "LLaMA-Factory puts every row through the template")
     else:
-        yield from (form[texts] for form in list(forms.values())[:1] for form in forms.values() if texts in form)
+        yield from [form[texts] for form in forms.values() if texts in form][:1]
 
 
 def _templated(settings: Settings) -> bool:

@@ -413,10 +413,8 @@ ROLLOUT_ROWS = (
     read(f"{ROLLOUT}val_kwargs.temperature", "evaluation.sampling.temperature", 0),
     implied(f"{ROLLOUT}val_kwargs.do_sample", "verl reads the temperature alone; 0 is greedy"),
     lacks(f"{ROLLOUT}multi_turn.enable", AGENT),
-    *(
-        lacks(f"{ROLLOUT}multi_turn.{key}", AGENT, "")
-        for key in ("tool_config_path", "interaction_config_path", "format")
-    ),
+    *(lacks(f"{ROLLOUT}multi_turn.{key}", AGENT, "") for key in ("tool_config_path", "interaction_config_path")),
+    lacks(f"{ROLLOUT}multi_turn.format", AGENT, "hermes"),
     *(lacks(f"{ROLLOUT}multi_turn.max_{who}_turns", AGENT) for who in ("assistant", "user")),
     implied(f"{ROLLOUT}multi_turn.*", "read with tools or several turns only"),
     lacks(f"{ROLLOUT}agent.default_agent_loop", AGENT, "single_turn_agent"),
@@ -433,6 +431,7 @@ ROLLOUT_ROWS = (
     implied(f"{ROLLOUT}max_model_len", "is maxPromptTokens + maxTokens"),
     implied(f"{ROLLOUT}prompt_length", "is data.maxPromptTokens"),
     implied(f"{ROLLOUT}response_length", "is maxTokens"),
+    implied(f"{ROLLOUT}single_turn_response_length", "is maxTokens, or maxTokens of an agent's turns"),
     implied(f"{ROLLOUT}calculate_log_probs", "vLLM's log-probabilities are always compared with the trainer's"),
     implied(f"{ROLLOUT}free_cache_engine", "colocated servers give their memory back while the policy is trained"),
     implied(f"{ROLLOUT}checkpoint_engine.*", "weights go to the rollouts by NCCL"),
