@@ -116,11 +116,11 @@ def _urgent(p: ProgressStatus) -> tuple[object, ...]:
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:
-    """Resets the count of failures once an attempt has made, and saved, STABLE_STEPS steps."""
+    """Resets the counts of restarts in a row once an attempt has made, and saved, STABLE_STEPS steps."""
     assert status.attempt is not None
     saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
-    if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
-        return status.restarts.model_copy(update={"counted": 0})
+    if saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
+        return status.restarts.model_copy(update={"counted": 0, "uncounted": 0})
     return status.restarts
 
 
