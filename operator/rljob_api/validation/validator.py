@@ -20,6 +20,7 @@ from rljob_api.validation import (
     gangs,
     layout,
     passthrough,
+    paths,
     pod_fields,
     pods,
     pools,
@@ -54,6 +55,7 @@ CHECKS: tuple[Check, ...] = (
     *pod_fields.RULES,
     *pools.RULES,
     *sources.RULES,
+    *paths.RULES,
     *gangs.RULES,
 )
 
