@@ -6,6 +6,7 @@ The destructor of `ProcessGroupGloo` waits for pending work while it holds the G
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import torch.distributed as dist
@@ -31,7 +32,9 @@ class TrainerEnd:
     def accept(self, given_up: Callable[[], bool]) -> None:
         """Wait for the workers to join; returns without a group when `given_up`."""
         if size := self.rendezvous.size(given_up):
-            self._group = _group(self.rendezvous.store, 0, size, self.address)
+            made = _in_background(lambda: _group(self.rendezvous.store, 0, size, self.address))
+            if wait_until(made.done, given_up):
+                self._group = made.result()
 
     def send(self, payload: Tensor) -> dict[str, Any]:
         """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
@@ -78,6 +81,20 @@ class WorkerEnd:
         with contextlib.suppress(RuntimeError):
             self.wait()
         self._pending = self._group = None
+
+
+def _in_background(make: Callable[[], Any]) -> Future[Any]:
+    """Gloo waits for each member in turn, for TRANSFER_SECONDS or longer, even if one is known to be dead. A group that is made too late is dropped."""
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="gloo-group").start()
+    return made
 
 
 def _from_trainer() -> dist.BroadcastOptions:
