@@ -64,7 +64,9 @@ class WorkerEnd:
     def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
         """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
         self.store, own_address = join(address, port, worker, workers)
-        self._group: Any = _group(self.store, worker + 1, workers + 1, own_address)
+        made = _in_background(lambda: _group(self.store, worker + 1, workers + 1, own_address))
+        wait_until(made.done)
+        self._group: Any = made.result()
         self._pending: dist.Work | None = None
 
     def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
@@ -74,6 +76,7 @@ class WorkerEnd:
     def wait(self) -> None:
         """Wait until the payload is received. Raises RuntimeError when the trainer is gone, or after TRANSFER_SECONDS."""
         if self._pending is not None:
+            wait_until(self._pending.is_completed)  # in small steps, by which health.py sees that this process runs
             self._pending.wait()
             self._pending = None
 
@@ -84,7 +87,7 @@ class WorkerEnd:
 
 
 def _in_background(make: Callable[[], Any]) -> Future[Any]:
-    """Gloo waits for each member in turn, for TRANSFER_SECONDS or longer, even if one is known to be dead. A group that is made too late is dropped."""
+    """Gloo waits for each member in turn, for TRANSFER_SECONDS or longer, even if one is known to be dead. A group that comes too late is dropped."""
     made: Future[Any] = Future()
 
     def run() -> None:
