@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from rljob_api import names
 from rljob_api.protocol import Failure
-from rljob_trainer.failure import LONGEST_TEXT, Kind, last_lines
+from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, Kind, last_lines, with_memory
+from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.processes import Family
 from rljob_trainer.rollout.engine_log import LoggedError, engine_error, server_error
 from rljob_trainer.rollout.health import HealthCheck, Lost
@@ -46,6 +47,7 @@ class ServerProcess:
     ) -> None:
         self._process, self._family, self._check = process, family, check
         self._section, self._tail = section, bytearray()
+        self._oom_kills = oom_kills()
         self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
@@ -88,7 +90,8 @@ class ServerProcess:
             await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
             signalled = exited.done() and exited.result() < 0  # the signal ended its engine, too
             await self._kill()
-            return self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
+            failure = self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
+            return with_memory(failure, oom_kills() - self._oom_kills, memory_limit())
         finally:
             exited.cancel()
             lost.cancel()
@@ -128,7 +131,7 @@ class ServerProcess:
         """The failure of a server that the health check has given up. A dead engine has logged why, unless it was killed."""
         if lost.dead and (error := engine_error(self._log)):
             return self._raised(error)
-        return self._failure("killed", "ServerLost", f"the server was killed: {lost.reason}")
+        return self._failure("killed", SERVER_LOST, f"the server was killed: {lost.reason}")
 
     def _raised(self, error: LoggedError) -> Failure:
         """The failure for a logged error, with the end of its traceback."""
