@@ -6,6 +6,7 @@ The destructor of `ProcessGroupGloo` waits for pending work while it holds the G
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
+JOINED_SECONDS = 5.0
+"""How much later than the workers' ends this end of a group is made."""
 _BEGINNING = threading.Lock()
 """Held while a collective is started, which uses state that torch shares between groups; the transfer itself does not. Each replica has a thread."""
 
@@ -30,14 +33,16 @@ class TrainerEnd:
         self._pending: dist.Work | None = None
 
     def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join; returns without a group when `given_up`."""
+        """Wait for the workers to join; returns without a group when `given_up`, unless they have joined just before."""
         if size := self.rendezvous.size(given_up):
             made = _in_background(lambda: _group(self.rendezvous.store, 0, size, self.address))
-            if wait_until(made.done, given_up):
+            if wait_until(made.done, given_up) or not futures.wait([made], JOINED_SECONDS).not_done:
                 self._group = made.result()
 
     def send(self, payload: Tensor) -> dict[str, Any]:
         """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
+        if self._group is None:
+            raise RuntimeError("the workers have not joined the group")
         with _BEGINNING:
             self._pending = self._group.broadcast([payload], _from_trainer())
         return {}
