@@ -6,8 +6,7 @@ The destructor of `ProcessGroupGloo` waits for pending work while it holds the G
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent import futures
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch.distributed as dist
@@ -36,7 +35,7 @@ class TrainerEnd:
         """Wait for the workers to join; returns without a group when `given_up`, unless they have joined just before."""
         if size := self.rendezvous.size(given_up):
             made = _in_background(lambda: _group(self.rendezvous.store, 0, size, self.address))
-            if wait_until(made.done, given_up) or not futures.wait([made], JOINED_SECONDS).not_done:
+            if wait_until(made.done, given_up) or wait([made], JOINED_SECONDS).done:
                 self._group = made.result()
 
     def send(self, payload: Tensor) -> dict[str, Any]:
