@@ -55,6 +55,19 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Operations of a pass over one sequence of l tokens: token x l + square x l^2."""
+
+    token: int
+    """Matrices that every token is multiplied with: two operations for each parameter that takes part."""
+    square: int
+    """Attention of every token to all before it."""
+
+    def of(self, length: int) -> int:
+        return self.token * length + self.square * length * length
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Widths and counts. A dense model has no experts."""
 
@@ -154,6 +167,16 @@ class Shape:
     @property
     def embedding(self) -> int:
         return self.vocabulary * self.hidden
+
+    @property
+    def work(self) -> Work:
+        """Operations of a forward pass; a backward pass has twice as many. Sliding windows are counted as full attention."""
+        chosen = self.expert * self.experts_per_token / self.experts if self.experts else 0
+        taking_part = round(self.layers * (self.dense + chosen)) + self.embedding
+        scored_and_summed = (
+            self.latent.content + self.latent.rotated + self.latent.value if self.latent else 2 * self.head
+        )
+        return Work(2 * taking_part, self.layers * self.heads * scored_and_summed)
 
     def adapters(self, lora: LoraSpec) -> int:
         """Parameters of one layer's adapters: rank x (inputs + outputs) of each matrix that has one."""
