@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch import Tensor
 from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
+JOIN_SECONDS = 20.0
+"""How long a member waits for each other one, once all have been asked to join."""
 JOINED_SECONDS = 5.0
 """How much later than the workers' ends this end of a group is made."""
 _BEGINNING = threading.Lock()
@@ -91,7 +94,8 @@ class WorkerEnd:
 
 
 def _in_background(make: Callable[[], Any]) -> Future[Any]:
-    """Gloo waits for each member in turn, for TRANSFER_SECONDS or longer, even if one is known to be dead. A group that comes too late is dropped."""
+    """Gloo waits for each member in turn, for JOIN_SECONDS or longer, even if one is known to be dead. A group that comes too late is dropped.
+    The thread is no daemon, which would abort the process at its end."""
     made: Future[Any] = Future()
 
     def run() -> None:
@@ -100,13 +104,14 @@ def _in_background(make: Callable[[], Any]) -> Future[Any]:
         except Exception as error:
             made.set_exception(error)
 
-    threading.Thread(target=run, daemon=True, name="gloo-group").start()
+    threading.Thread(target=run, name="gloo-group").start()
     return made
 
 
 def _from_trainer() -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
     options.rootRank = 0
+    options.timeout = timeout()
     return options
 
 
@@ -115,6 +120,6 @@ def _group(
 ) -> Any:  # torch's stub of ProcessGroupGloo lacks its methods
     backend: Any = dist.ProcessGroupGloo
     options = backend._Options()
-    options._timeout = timeout()
+    options._timeout = timedelta(seconds=JOIN_SECONDS)
     options._devices = [backend.create_device(hostname=address)]
     return backend(dist.PrefixStore("weights", store), rank, size, options)
