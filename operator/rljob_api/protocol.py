@@ -44,6 +44,8 @@ class Member(Wire):
     """Node rank of the pod in its gang."""
     address: str
     """Pod IP."""
+    node: str = ""
+    """Name of the node that the pod is on."""
     role: str = names.ROLE_TRAINER
     """Whose gang it belongs to: `trainer`, `critic`, `reference`, or `reward` with the place in spec.rewards."""
 
@@ -108,9 +110,9 @@ class Control(Wire):
 class Failure(Wire):
     """Why a process ended an attempt."""
 
-    kind: Literal["application", "configuration", "collective", "killed"]
+    kind: Literal["application", "configuration", "collective", "killed", "full"]
     """Kind of the failure. `application`: an exception; `configuration`: a mistake that the user has to fix, so that a restart cannot help;
-    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal."""
+    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal; `full`: a volume has no space left."""
     rank: Count | None = None
     """Global rank of the process that failed; unset: it has none."""
     exception: Text = ""

@@ -140,6 +140,13 @@ class World(Site):
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
 
+    def fail_pod(self, name: str, reason: str, message: str = "", disrupted: str = "") -> None:
+        """As its kubelet does. The StatefulSet's controller replaces it in the same turn, so that only the deletion shows why."""
+        status = self.cluster.edit("Pod", NAMESPACE, name)["status"]
+        status |= {"phase": "Failed", "reason": reason, "message": message, "containerStatuses": []}
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": disrupted}
+        status["conditions"] = [condition] if disrupted else []
+
     def restart_container(self, ordinal: int, role: str = names.ROLE_TRAINER) -> None:
         old = self.launcher(ordinal, role)
         self.launchers[old.pod_uid] = Launcher(old.pod, old.pod_uid, old.boot_id + "+")

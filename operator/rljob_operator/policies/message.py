@@ -11,13 +11,17 @@ from rljob_api.validation.result import lines
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import retry_at
 from rljob_operator.policies.causes import Cause
+from rljob_operator.policies.members import on_node
 from rljob_operator.policies.opening import opening_problems
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.policies.refusal import is_refused, refusal_message
 from rljob_operator.policies.state import is_running, postponement
+from rljob_operator.policies.stranded import release_note
+from rljob_operator.policies.stuck import stuck_pods
 from rljob_operator.policies.suspension import is_suspension_wanted, resume_point
-from rljob_operator.times import seconds
+from rljob_operator.times import seconds, stamp
 
 MOST_NAMED = 5
 """Servers that are named together."""
@@ -26,7 +30,8 @@ LONGEST = 4096
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
-    return plain(_message(s, status))[:LONGEST]
+    sentences = (_message(s, status), stuck_pods(status.stuck_pods))
+    return plain("; ".join(text for text in sentences if text))[:LONGEST]
 
 
 def _message(s: Snapshot, status: JobStatus) -> str:
@@ -63,9 +68,10 @@ def _why(last: LastFailure) -> str:
 
 def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if attempt.command == "drain":
-        return f"finishing the step and saving ({attempt.reason})"
+        return f"finishing the step and saving ({_command_reason(s, attempt)})"
     if attempt.command == "stop":
-        cause = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else attempt.reason
+        failed = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else None
+        cause = failed or _command_reason(s, attempt)
         return f"stopping attempt {attempt.number}: {cause}"
     progress = current_progress(s, attempt)
     if is_running(s, attempt):
@@ -85,6 +91,15 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
 
 def _awaited(progress: Progress | None) -> list[str]:
     return [progress.awaiting] if progress and progress.awaiting else []
+
+
+def _command_reason(s: Snapshot, attempt: Attempt) -> str:
+    """Why the attempt is drained or stopped: `PodDeleting: demo-trainer-1`."""
+    if attempt.reason != reasons.POD_DELETING:
+        return attempt.reason
+    deleting = [m.pod for m in attempt.members if (pod := s.pod(m)) and pod.deleting]
+    others = f" and {len(deleting) - 1} more" if len(deleting) > 1 else ""
+    return f"{attempt.reason}: {deleting[0]}{others}" if deleting else attempt.reason
 
 
 def _quarantined(progress: Progress | None) -> list[str]:
@@ -112,12 +127,17 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     again = bool(last and status.attempt and last.attempt == status.attempt.number)
     after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
     if s.now < seconds(status.restarts.not_before):
-        return f"{after}the next starts at {status.restarts.not_before}"
+        full = "make room on the volume; " if again and last and last.reason == reasons.VOLUME_FULL else ""
+        return f"{after}{full}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
-        return f"{after}waiting for capacity: {status.placement.problem}"
+        return f"{after}waiting for capacity: {status.placement.problem}{release_note(s, status)}"
     problems = _pod_problems(s, status, s.launchers)
     found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
-    return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
+    return (
+        f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}{release_note(s, status)}"
+        if found
+        else after.rstrip("; ")
+    )
 
 
 def _launchers(s: Snapshot) -> str:
@@ -140,6 +160,9 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
 
 def _pod_problem(s: Snapshot, pod: Pod) -> str:
     report = s.report(pod)
+    if until := retry_at(s, pod.name):
+        last = s.failed[pod.name].pod
+        return f"the kubelet ended it{on_node(last)}: {last.failed}; the next try starts at {stamp(until)}"
     if pod.unschedulable:
         return f"cannot be scheduled: {pod.unschedulable}"
     if pod.waiting:

@@ -65,8 +65,17 @@ def test_the_older_one_stays_until_the_newer_is_complete(tmp_path):
 def test_what_a_killed_save_has_written_makes_room_before_the_next_one_needs_it(tmp_path):
     killed = saved(tmp_path, 1, 1).begin(2)
     (killed / "half.bin").write_bytes(b"0" * 1000)
-    scratch = open_store(tmp_path, 2).begin(2)
+    store = open_store(tmp_path, 2)
+    assert [d.name for d in tmp_path.glob("global_step_*")] == ["global_step_1"], "before anything else is written"
+    scratch = store.begin(2)
     assert sorted(d.name for d in tmp_path.glob("global_step_*")) == ["global_step_1", scratch.name]
+
+
+def test_an_attempt_that_may_not_have_the_directory_deletes_nothing_there(tmp_path):
+    running = saved(tmp_path, 1, 1).begin(2)
+    with pytest.raises(ConfigurationError):
+        open_store(tmp_path, 2, model="another")
+    assert running.exists()
 
 
 def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_nothing_for_good(tmp_path, monkeypatch):

@@ -35,10 +35,14 @@ class Tally:
 def write_json(file: Path, content: Any) -> None:
     """Write atomically; durable when this returns."""
     scratch = file.with_name(file.name + ".tmp")
-    with scratch.open("w") as stream:
-        json.dump(content, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with scratch.open("w") as stream:
+            json.dump(content, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:  # for example, the volume is full
+        scratch.unlink(missing_ok=True)
+        raise
     scratch.replace(file)
     sync_directory(file.parent)
 
