@@ -21,7 +21,7 @@ from rljob_operator.times import seconds, stamp
 
 
 def release_stranded(s: Snapshot, status: JobStatus) -> Change:
-    if status.released_until and s.now < (until := seconds(status.released_until)) and not status.outcome:
+    if status.released_until and s.now < (until := seconds(status.released_until)) and may_open(s, status):
         return Change(status, due=(until,))
     status = set_(status, released_until="") if status.released_until else status
     why = _lacking(s, status)
