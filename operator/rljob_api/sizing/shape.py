@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.config_json import OF_LATENTS, unfit
 from rljob_api.families import ADAPTED, language_of, targets_of
 from rljob_api.sizing.tower import Tower
 from rljob_api.spec.model import LoraSpec
@@ -98,9 +99,12 @@ class Shape:
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape | None":
-        """The shape by a config.json; None: it does not say enough."""
+        """The shape by a config.json; None: it does not say enough, or a value that its key cannot have."""
+        if unfit(config):
+            return None
         config = language_of(config)
-        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+        latents = OF_LATENTS if config.get("kv_lora_rank") else ()
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents)
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
