@@ -3,10 +3,13 @@
 Progress is written at once when something changes that people wait for, otherwise at most every `progress_interval` seconds.
 """
 
-from rljob_api import reasons
+from pathlib import Path
+
+from rljob_api import names, reasons
 from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -36,7 +39,7 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
     new = (
         _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     )
-    checkpoint = _checkpoint(progress, status.checkpoint)
+    checkpoint = _checkpoint(progress, spec, status.checkpoint)
     events = _missing(old, progress, status) + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
     status = set_(
         status,
@@ -83,10 +86,17 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
     )
 
 
-def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
+def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> CheckpointStatus:
     if not _started(p):
         return old
-    return CheckpointStatus(latest=p.checkpoints[-1] if p.checkpoints else None, kept=p.checkpoints)
+    kept = [found for found in p.checkpoints if _is_possible(found, p, spec)]
+    return CheckpointStatus(latest=kept[-1] if kept else None, kept=kept)
+
+
+def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
+    """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there: the next
+    attempt reports anew what it finds."""
+    return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
