@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from random import Random
 
+from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Conflict
 from rljob_operator.reconcile.reconciler import Reconciler
@@ -19,6 +20,7 @@ class Site:
     cluster: FakeCluster = field(default_factory=FakeCluster)
     faults: Faults = PROMPT
     random: Random = field(default_factory=lambda: Random(0))
+    policy: JobPolicy = DEFAULT_POLICY
     now: float = 1_000_000.0
     crashes: int = 0
 
@@ -27,7 +29,7 @@ class Site:
 
     def restart_operator(self) -> None:
         """Its cache begin with a list."""
-        cache = ClusterCache(lambda: self.now)
+        cache = ClusterCache(lambda: self.now, self.policy)
         self.cluster.revive()
         self.feed = Feed(self.cluster, cache, self.faults, self.random)
         self.feed.relist()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt, RLJobMeta
+from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
@@ -59,17 +59,24 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
+            failed=self._cache.failed.of(key),
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
             unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
             scalable=control is None or self._scalable(control.spec),
+            quarantined=self._quarantined(job.status, pods),
             progress_interval=self._interval,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
             now=now,
         )
+
+    def _quarantined(self, status: JobStatus, pods: tuple[Pod, ...]) -> dict[str, str]:
+        nodes = {pod.node for pod in pods if pod.node} | {entry.node for entry in status.nodes}
+        found = ((name, self._cache.nodes.get(("", name))) for name in nodes)
+        return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""
@@ -99,7 +106,10 @@ class Observer:
             node = self._cache.nodes.get(("", pod.node))
         if node is None:
             return replace(pod, lost_since=ABSENT)
-        return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
+        seen = node.value
+        return replace(
+            pod, lost_since=seen.lost_since, answers_since=seen.answers_since, out_of_service=seen.out_of_service
+        )
 
     async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and

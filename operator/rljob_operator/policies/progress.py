@@ -3,10 +3,13 @@
 Progress is written at once when something changes that people wait for, otherwise at most every `progress_interval` seconds.
 """
 
-from rljob_api import reasons
+from pathlib import Path
+
+from rljob_api import names, reasons
 from rljob_api.protocol import Checkpoint, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -36,8 +39,12 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
     new = (
         _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     )
-    checkpoint = _checkpoint(progress, status.checkpoint)
-    events = _missing(old, progress, status) + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
+    checkpoint = _checkpoint(progress, spec, status.checkpoint)
+    events = (
+        _missing(old, progress, status)
+        + _warned(old, new)
+        + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
+    )
     status = set_(
         status,
         checkpoint=checkpoint,
@@ -79,14 +86,22 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         export=p.export,
         started_from=p.started_from,
         backend=p.backend,
+        warnings=p.warnings,
         updated_at=stamp(now),
     )
 
 
-def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
+def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> CheckpointStatus:
     if not _started(p):
         return old
-    return CheckpointStatus(latest=p.checkpoints[-1] if p.checkpoints else None, kept=p.checkpoints)
+    kept = [found for found in p.checkpoints if _is_possible(found, p, spec)]
+    return CheckpointStatus(latest=kept[-1] if kept else None, kept=kept)
+
+
+def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
+    """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there: the next
+    attempt reports anew what it finds."""
+    return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
@@ -96,14 +111,18 @@ def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> 
     return (Event("Normal", reasons.CHECKPOINT_SAVED, f"step {new.step} is saved at {new.path}"),)
 
 
+def _warned(old: ProgressStatus, new: ProgressStatus) -> tuple[Event, ...]:
+    """An event for each warning that is new."""
+    return tuple(Event("Warning", reasons.TRAINER_WARNED, text) for text in new.warnings if text not in old.warnings)
+
+
 def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event, ...]:
     """An event if the attempt has just started from an earlier checkpoint than the newest known one, although nobody asked for that."""
     known, step = status.checkpoint.latest, p.started_from
     if known is None or step is None or not _has_chosen(old, p, status) or step >= known.step:
         return ()
     assert status.attempt is not None
-    start = f"resumes from step {step}" if step else "starts from the initial weights"
-    text = f"attempt {status.attempt.number} {start}: the checkpoint of step {known.step} is not at {known.path}"
+    text = f"attempt {status.attempt.number} resumes from step {step}: the checkpoint of step {known.step} is not at {known.path}"
     return (Event("Warning", reasons.CHECKPOINT_MISSING, text),)
 
 
@@ -113,15 +132,15 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once when it changes. The phases within a step are one here, since they change several times per step."""
-    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps)
+    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps, p.warnings)
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:
-    """Resets the count of failures once an attempt has made, and saved, STABLE_STEPS steps."""
+    """Resets the counts of restarts in a row once an attempt has made, and saved, STABLE_STEPS steps."""
     assert status.attempt is not None
     saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
-    if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
-        return status.restarts.model_copy(update={"counted": 0})
+    if saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
+        return status.restarts.model_copy(update={"counted": 0, "uncounted": 0})
     return status.restarts
 
 

@@ -26,6 +26,7 @@ from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting import trackers
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.tracker import End
 from rljob_trainer.rewards.pool import Pools
@@ -57,7 +58,13 @@ class Driver:
         """
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready, self._loading)
+        self._reporter = Reporter(
+            progress,
+            lambda: rollouts.is_enough and pools.ready,
+            self._loading,
+            lambda: rollouts.awaited,
+            Alarms(control.spec),
+        )
         self._trackers = trackers.connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
@@ -100,6 +107,10 @@ class Driver:
         """Rank 0 made progress."""
         self._reporter.rank_moved(count)
 
+    def awaiting(self, what: str) -> None:
+        """Rank 0 waits for `what`; empty: not any more."""
+        self._reporter.rank_awaits(what)
+
     def phase(self, name: str) -> None:
         """Report what the buffer does."""
         self._reporter.work(name)
@@ -116,7 +127,7 @@ class Driver:
         if self._critic and engine:
             self._critic.restore(engine)
         self._step = step
-        self._cursor = Cursor.restore(data, self._data) if data else Cursor()
+        self._cursor = Cursor.restore(data, self._data, self._spec.data) if data else Cursor()
         sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
         self._step_began = time.monotonic()
         found = [Checkpoint.model_validate(c) for c in checkpoints]
@@ -210,7 +221,7 @@ class Driver:
 
     async def saving(self) -> dict[str, Any]:
         self._reporter.enter("saving")
-        return self._cursor.state(self._data)
+        return self._cursor.state(self._data, self._spec.data)
 
     async def save_buffer(self, directory: str) -> None:
         assert self._handed is None, "the buffer has what was not trained"

@@ -9,7 +9,7 @@ from rljob_placement.nodes import Plan
 from rljob_placement.plan import plan
 from rljob_placement.report import report
 
-EXCLUDED = "recently refused a pod of this job"
+EXCLUDED = "avoided by this job"
 
 
 def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
@@ -17,12 +17,24 @@ def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> 
     back those after it."""
     results = []
     for one in sorted(pending, key=lambda request: request.order):
-        found = plan(cluster.closing(one.excluded, EXCLUDED), one.gang, one.stay)
-        if found.problem and one.excluded:  # an excluded node is better than none
+        good = usable(cluster, one)
+        found = plan(good, one.gang, one.stay)
+        if found.problem and good is not cluster:  # a node that is better avoided is better than none
             found = plan(cluster, one.gang, one.stay)
         results.append(SchedulingResult(one, found, _report(cluster, one, found)))
         cluster = cluster.without(results[-1].taken())
     return results, cluster
+
+
+def usable(cluster: Cluster, one: SchedulingRequest) -> Cluster:
+    """The cluster without nodes that the job avoids, and without quarantined ones; the cluster itself if there are none."""
+    sound = cluster.sound()
+    return sound.closing(one.excluded, EXCLUDED) if one.excluded else sound
+
+
+def has_refuge(cluster: Cluster, one: SchedulingRequest) -> bool:
+    """Whether the whole gang has capacity without these nodes."""
+    return not plan(usable(cluster, one), one.gang, one.stay).problem
 
 
 def has_grown(before: Cluster, now: Cluster) -> bool:

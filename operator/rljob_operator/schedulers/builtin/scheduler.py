@@ -9,9 +9,12 @@ from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
-from rljob_operator.schedulers.builtin.cycle import has_grown, schedule_pending
-from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_operator.schedulers.builtin.cycle import has_grown, has_refuge, schedule_pending
+from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Cluster
+
+REFUGE_SECONDS = 10.0
+"""Seconds for which an answer of `has_refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
 
 
 class GangScheduler:
@@ -28,6 +31,8 @@ class GangScheduler:
         """Results that are being written to status, as in kube-scheduler's cache: their nodes count as taken."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
         """Results of the last cycle that lack some or all of the nodes that were asked for."""
+        self._refuges: dict[Key, tuple[SchedulingRequest, float, bool]] = {}
+        """The last answers of `has_refuge`, with their requests and times."""
         self._left = Cluster(())
         """The cluster with what the last cycle left free."""
 
@@ -37,7 +42,7 @@ class GangScheduler:
         key = (s.job.namespace, s.job.name)
         request = self._request(s)
         if request is None:
-            self.forget(key)
+            self._drop(key)
             yield None
             return
         async with self._planning:
@@ -49,18 +54,39 @@ class GangScheduler:
         finally:
             del self._assumed[key]
 
+    async def has_refuge(self, s: Snapshot, leaving: frozenset[str]) -> bool | None:
+        """Whether the whole gang has capacity without these nodes; None: there are none to leave. Also for jobs that other schedulers place, as far
+        as their nodes' capacity tells."""
+        view = self._view(s)
+        if not leaving or view is None:
+            return None
+        request = relocation(view, self._cache.node, leaving)
+        known = self._refuges.get(request.job)
+        if known is None or known[0] != request or not 0 <= s.now - known[1] < REFUGE_SECONDS:
+            taken = {job: result for job, result in (self._assumed | self._reserved).items() if job != request.job}
+            found = await asyncio.to_thread(has_refuge, self._free(taken), request)
+            known = self._refuges[request.job] = (request, s.now, found)
+        return known[2]
+
     def forget(self, job: Key) -> None:
+        """Drops what is known of a job that was deleted."""
+        self._drop(job)
+        self._refuges.pop(job, None)
+
+    def _drop(self, job: Key) -> None:
         """Drops the results of a job that asks for nothing any more."""
         self._reserved.pop(job, None)
         self._unschedulable.pop(job, None)
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
+        view = self._view(s)
+        return None if view is None else scheduling_request(view, self._cache.node)
+
+    def _view(self, s: Snapshot) -> JobView | None:
         spec = s.spec_of(s.status.attempt)
         if spec is None or s.is_void(s.status.attempt):
             return None
-        return scheduling_request(
-            JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now), self._cache.node
-        )
+        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now)
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The last cycle's result for the same request, if it is valid: its nodes are still free, or it has none and nothing became free since."""
