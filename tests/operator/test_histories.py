@@ -66,7 +66,10 @@ class Histories(RuleBasedStateMachine):
         pooled = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]}
         parts: dict[str, Any] = pooled if task.endswith("pool") else OF_FOUR_GANGS if task.endswith("gangs") else {}
         self.world.apply(
-            task=self.task, **parts, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend}
+            task=self.task,
+            **parts,
+            lifecycle={"backoffSeconds": 1, "maxRestarts": 5, "strandedSeconds": 20},
+            scheduling={"backend": backend},
         )
 
     def teardown(self) -> None:
