@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
 from rljob_operator.times import stamp
@@ -55,10 +56,13 @@ class FakeCluster:
         matching = [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()]
         return Listing(str(self.version), copied(matching))
 
-    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
+    async def pages(
+        self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[Listing]:
         """One object on each."""
         found = await self.listing(kind, namespace, selector)
-        for obj in found.objects or [None]:
+        wanted = [pair.split("=") for pair in fields.split(",")] if fields else []
+        for obj in [o for o in found.objects if all(_field(o, path) == value for path, value in wanted)] or [None]:
             yield Listing(found.version, [obj] if obj else [])
 
     async def create(self, obj: Object) -> Object:
@@ -173,6 +177,12 @@ class FakeCluster:
         if self.crash_after is not None and len(self.writes) == self.crash_after:
             self._dead = True
             raise Crash(self.writes[-1])
+
+
+def _field(obj: Any, path: str) -> Any:
+    for key in path.split("."):
+        obj = obj.get(key, {})
+    return obj
 
 
 def _guard(obj: Object) -> Object:

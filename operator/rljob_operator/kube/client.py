@@ -40,9 +40,13 @@ class KubernetesApi:
     async def get(self, kind: str, namespace: str | None, name: str) -> Object:
         return await self._request("GET", kind, path(kind, namespace, name))
 
-    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
-        """Pages of a consistent list of everything written so far: no resourceVersion is given, so the server reads from etcd, not from its cache."""
+    async def pages(
+        self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[Listing]:
+        """Pages of a consistent list of everything written so far: no resourceVersion is given, so the server reads from etcd, not from its cache.
+        `selector`: of labels; `fields`: of fields."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query |= {"fieldSelector": fields} if fields else {}
         while True:
             page = await self._request("GET", kind, path(kind, namespace), query=query)
             objects = [{"apiVersion": page["apiVersion"], "kind": kind, **item} for item in page["items"]]

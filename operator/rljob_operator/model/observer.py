@@ -16,6 +16,7 @@ from rljob_operator.model.children import controls
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.model.uncreated import UncreatedPods
 
 ABSENT = 0.0
 """`lost_since` of a pod whose node does not exist."""
@@ -37,6 +38,7 @@ class Observer:
         self._scalable = scalable
         self._api, self._cache, self._state = api, cache, state
         self._interval, self._network_policies = progress_interval, network_policies
+        self._uncreated = UncreatedPods(api)
 
     async def snapshot(self, key: Key, job: CachedJob, now: float) -> Snapshot:
         pods = [entry.value for entry in self._cache.pods.of(key).values()]
@@ -45,7 +47,17 @@ class Observer:
             pods += await self._strays(key, attempt, {pod.uid for pod in pods})
         located = tuple([await self._on_its_node(pod) for pod in pods])
         found = self._snapshot(key, job, located, now)
+        sets = [o for (kind, _), o in found.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
+        found = replace(found, uncreated=await self._uncreated.reasons(key, sets, located, now))
         return await self._with_heartbeat_age(found, key, job, attempt) if attempt and is_open(attempt) else found
+
+    def due(self, job: Key, now: float) -> float | None:
+        """Seconds until the job has to be observed again, even if nothing changes."""
+        due = self._uncreated.due(job)
+        return max(0.0, due - now) if due is not None else None
+
+    def forget(self, job: Key) -> None:
+        self._uncreated.forget(job)
 
     def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._cache.children_of(key)
@@ -121,7 +133,7 @@ class Observer:
         live = await self._live("ConfigMap", key[0], names.report(attempt.first.pod))
         if live is not None:
             self._cache.put(live)
-            aged = self._snapshot(key, job, s.pods, s.now)
+            aged = replace(self._snapshot(key, job, s.pods, s.now), uncreated=s.uncreated)
         return replace(aged, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
 
     def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:

@@ -42,6 +42,8 @@ class Snapshot:
     """Live objects with this job's label, by kind and name."""
     conflicts: tuple[ChildProblem, ...] = ()
     """Children that could not be written: their names belong to others, or the API server refuses them."""
+    uncreated: Mapping[str, str] = field(default_factory=dict)
+    """Why pods have been missing for some time, by role, as far as that is known."""
     heartbeat_age: float | None = None
     """Seconds since the open attempt's heartbeat last advanced; None: no attempt is open."""
     progress_interval: float = 30.0

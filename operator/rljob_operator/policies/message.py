@@ -85,7 +85,10 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         return f"waiting for {_enumerated(progress.loading)} to load"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        problems = "; ".join([*unplaced, *_pod_problems(s, status, s.servers)])
+        absent = [
+            f"{role} pods do not exist: {why}" for role, why in s.uncreated.items() if not names.is_model_role(role)
+        ]
+        problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
 

@@ -67,6 +67,7 @@ class Reconciler:
         entry = self._cache.jobs.get(key)
         if entry is None or entry.value.meta.deletion_timestamp:  # the garbage collector deletes its children
             self._state.forget(key)
+            self._observer.forget(key)
             self._scheduler.forget(key)
             self._cache.forget(key)
             self._specs.forget(key)
@@ -94,6 +95,7 @@ class Reconciler:
         if conflicts != s.conflicts:
             return 0.0
         waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed, again]
+        waits.append(self._observer.due(key, s.now))
         return min((t for t in waits if t is not None), default=None)
 
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
