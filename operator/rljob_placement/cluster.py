@@ -40,7 +40,7 @@ class Cluster:
 
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
         """The cluster with this much less free, by node."""
-        return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
+        return Cluster(tuple(less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
     def joined(self, other: "Cluster") -> "Cluster":
         """The cluster with what is free in both: parts of the same nodes."""
@@ -73,7 +73,8 @@ def occupied(pod: Object) -> str:
     return node
 
 
-def _less(node: Node, taken: Resources) -> Node:
+def less(node: Node, taken: Resources) -> Node:
+    """The node with this much less free."""
     return replace(node, free={k: v - taken.get(k, 0) for k, v in node.free.items()})
 
 

@@ -65,6 +65,11 @@ class Cache[T]:
         self._groups: dict[Key, dict[Key, Entry[T]]] = {}
         self._deleted: dict[Key, int] = {}
         """Versions of the newest deletions, oldest first."""
+        self._follow: Callable[[Key, T | None], None] = lambda key, value: None
+
+    def follow(self, call: Callable[[Key, T | None], None]) -> None:
+        """`call` gets every change: key and value, or None for an object that is gone."""
+        self._follow = call
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -100,6 +105,7 @@ class Cache[T]:
         self._objects[key] = new
         if new.group:
             self._groups.setdefault(new.group, {})[key] = new
+        self._follow(key, value)
         silent = same and same.group == new.group and not self._predicate(same.value, value)
         return set() if silent else _groups(old, new)
 
@@ -122,7 +128,10 @@ class Cache[T]:
 
     def delete(self, key: Key) -> set[Key]:
         """A live read has just found nothing under this name."""
-        return _groups(self._forget(key))
+        old = self._forget(key)
+        if old:
+            self._follow(key, None)
+        return _groups(old)
 
     def prune(self, listed: Set[Key], version: str, namespace: str | None) -> set[Key]:
         """Drops what a complete list of `namespace` (None: of all) lacks, unless it is newer than the list."""
