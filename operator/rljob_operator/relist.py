@@ -13,7 +13,7 @@ import aiohttp
 
 from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EVERYWHERE, SELECTORS, SERVED
+from rljob_operator.handlers import EVERYWHERE, REFLECTED, SELECTORS, SERVED
 from rljob_operator.kube.api import Api, ApiError, Key, scope_of
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,12 @@ class Relist:
     def serves(self, namespace: str) -> bool:
         """Whether everything in this namespace is known. Until then, what was not listed yet would look absent."""
         return (namespace if namespace in self._namespaces else None) in self._served
+
+    def begin(self) -> None:
+        """Before any job is served, everything is listed again that was listed before: the changes since may have been missed. Reflectors list
+        their kinds themselves."""
+        self._due |= {scope for scope in self._listed if scope[0] not in REFLECTED}
+        self._listed, self._served = set(), set()
 
     async def complete(self) -> None:
         """Waits until everything has been listed that may be read."""

@@ -103,7 +103,7 @@ class Observer:
 
     async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and
-        neither is an outage of the API server, in which the operator loses its lease and restarts."""
+        neither is an outage of the API server, after which the operator begins anew when it has its lease again."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
         aged = replace(s, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
         if (aged.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
