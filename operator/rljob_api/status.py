@@ -274,7 +274,10 @@ class JobStatus(Wire):
     last_failure: LastFailure | None = None
     """The last failed attempt, with its root cause."""
     last_rollout_failure: RolloutFailure | None = None
-    """The last failure of a rollout server, or of a pool's."""
+    """The last failure of a rollout server, or of a pool's, that the operator has seen."""
+    server_failures: dict[str, str] = {}
+    """By pod of a rollout or of a pool, a digest of the failure of its server that was recorded last. So each failure is recorded once, whatever the
+    clocks of the pods say."""
     lost_steps: int = 0
     """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""

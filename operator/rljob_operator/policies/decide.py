@@ -15,7 +15,7 @@ from rljob_operator.policies.describe import describe
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
-from rljob_operator.policies.progress import record_progress, record_rollout_failure
+from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.requests import consume_request
 from rljob_operator.policies.state import postpone_spec
 from rljob_operator.policies.suspension import expire_override, free_pods
@@ -27,7 +27,7 @@ POLICIES: tuple[Policy, ...] = (
     replace_account,  # if it was deleted: the pods whose tokens went with it
     advance_attempt,  # the open attempt: drain, stop, end
     record_progress,  # rank 0's progress, complete when the attempt has just ended
-    record_rollout_failure,  # of servers, which their pods start again
+    record_server_failures,  # of servers, which their pods start again
     count_restart,  # if the attempt failed: a restart, or the end
     succeed,  # if the attempt succeeded: the end
     enforce_active_deadline,  # if attempts ran for too long: the end
