@@ -66,6 +66,19 @@ def parse_node(obj: Object, taken: Resources) -> Node:
     )
 
 
+OCCUPYING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that take resources, see `occupied`."""
+
+
+def essential(pod: Object) -> Object:
+    """The part of a pod that `Cluster.of` reads, which is a small one of a large object."""
+    spec = {key: pod["spec"][key] for key in ("nodeName", "overhead", "resources") if key in pod["spec"]}
+    for kind in ("containers", "initContainers"):
+        found = pod["spec"].get(kind) or []
+        spec[kind] = [{key: c[key] for key in ("resources", "restartPolicy") if key in c} for c in found]
+    return {"spec": spec, "status": {"phase": pod.get("status", {}).get("phase")}}
+
+
 def occupied(pod: Object) -> str:
     """Name of the node on which a pod takes resources; empty: it is on none yet, or has ended."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
