@@ -78,6 +78,40 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
     assert known.prune(set(), "30", "elsewhere") == set()
 
 
+def test_what_a_list_lacked_does_not_come_back_from_a_late_event_or_answer() -> None:
+    known = store()
+    known.put(thing(5, name="a"))
+    known.prune(set(), "9", None)
+    assert known.put(thing(7, name="a")) == set(), "older than the list that lacked it"
+    assert known.put(thing(8, name="never seen")) == set() and known.values() == []
+    assert known.put(thing(10, name="a")) == {JOB}, "made again since"
+
+
+def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
+    known = store()
+    known.prune(set(), "9", "production")
+    assert known.put(thing(7)) == {JOB}
+    known.prune(set(), "9", "research")
+    assert known.put(thing(7)) == set() and known.values() == []
+
+
+def test_a_version_that_a_live_read_did_not_find_does_not_come_back() -> None:
+    known = store()
+    known.put(thing(5))
+    assert known.delete(("research", "a")) == {JOB}
+    assert known.put(thing(5)) == set() and known.values() == []
+    assert known.put(thing(6, uid="successor")) == {JOB}
+
+
+def test_a_history_that_began_again_is_followed_after_its_next_list() -> None:
+    """As after etcd was restored from a backup, whose versions are lower."""
+    known = store()
+    known.put(thing(900))
+    known.prune({("research", "a")}, "1000", None)
+    known.prune({("research", "a")}, "100", None)
+    assert known.put(thing(150, name="b")) == {JOB}
+
+
 def test_a_change_that_does_not_matter_is_kept_and_not_told() -> None:
     known = store()
     known.put(thing(1, 7))
