@@ -137,9 +137,10 @@ class Operator:
         async def login(**_: Any) -> kopf.AiohttpSession:
             await limiter.wait()  # kopf would call again at once if credentials are refused for good
             self._credentials.renew()
+            server = self._credentials.server
             return kopf.AiohttpSession(
-                server=self._credentials.server,
-                aiohttp_session=self._credentials.session(0, watches, self._relist.observe),
+                server=server,
+                aiohttp_session=self._credentials.session(0, watches, partial(self._relist.observe, server)),
                 expiration=datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=LIFETIME),
             )
 

@@ -8,12 +8,13 @@ kinds that kopf does not watch (reflector.py) are made here, too.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EVERYWHERE, REFLECTED, SELECTORS, SERVED
+from rljob_operator.handlers import EVERYWHERE, SELECTORS, SERVED
 from rljob_operator.kube.api import Api, ApiError, Key, scope_of
 
 log = logging.getLogger(__name__)
@@ -39,15 +40,18 @@ class Relist:
         self._namespaces: Sequence[str | None] = namespaces or [None]
         self.scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
         self._due, self._listed, self._forbidden = set[Scope](), set[Scope](), set[Scope]()
+        self._watched = set[Scope]()
+        """Those that kopf has listed."""
         self._served = set[str | None]()
         self._news = asyncio.Condition()
 
     async def observe(
-        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        self, server: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware of kopf's aiohttp client: notes what kopf lists, and what it may not read."""
+        """Middleware of kopf's aiohttp client: notes what kopf lists, and what it may not read. `server`: the API server's URL, which has a path of
+        its own behind a proxy such as Rancher's."""
         response = await handler(request)
-        query, scope = request.url.query, scope_of(request.url.path)
+        query, scope = request.url.query, scope_of(request.url.path.removeprefix(urlsplit(server).path.rstrip("/")))
         if scope in self.scopes and "continue" not in query:
             await self.seen(*scope, response.status, watch="watch" in query)
         return response
@@ -57,9 +61,9 @@ class Relist:
         return (namespace if namespace in self._namespaces else None) in self._served
 
     def begin(self) -> None:
-        """Before any job is served, everything is listed again that was listed before: the changes since may have been missed. Reflectors list
-        their kinds themselves."""
-        self._due |= {scope for scope in self._listed if scope[0] not in REFLECTED}
+        """Before any job is served, everything is listed that kopf watches: changes may have been missed since it was listed last. Reflectors list
+        their kinds themselves, and what kopf does not watch yet, it will list."""
+        self._due |= self._watched - self._forbidden
         self._listed, self._served = set(), set()
 
     async def complete(self) -> None:
@@ -85,6 +89,7 @@ class Relist:
             elif status < 300 and (not watch or scope in self._forbidden):
                 self._forbidden.discard(scope)
                 self._due.add(scope)
+                self._watched.add(scope)
             self._news.notify_all()
 
     def _forbid(self, scope: Scope) -> None:

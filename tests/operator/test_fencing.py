@@ -14,6 +14,7 @@ from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.kube.rate_limit import RateLimiter
+from rljob_operator.operator import Operator, Options
 from simulator.cluster import FakeCluster
 
 POD = {"kind": "Pod", "metadata": {"namespace": "research", "name": "a"}}
@@ -150,3 +151,39 @@ async def test_requests_under_way_are_given_up_and_work_that_cleans_up_writes_no
         leading.cancel()
         await asyncio.wait([leading])
     assert server.asked == ["POST"]
+
+
+async def test_an_operator_that_waits_for_the_lease_keeps_nothing_of_jobs_that_come_and_go() -> None:
+    """Everything is listed and every job is reconciled when it gets the lease, so it need not remember whom events concern."""
+    account = kopf.ConnectionInfo(server="http://127.0.0.1:9")
+    waiting = Operator(Options(identity="two"), Credentials(lambda: account))
+    version = 0
+    for i in range(300):
+        for what in ("ADDED", "MODIFIED", "DELETED"):
+            version += 1
+            meta = {"name": f"job-of-many-{i}", "namespace": "research", "uid": str(i), "resourceVersion": str(version)}
+            job = {"metadata": meta, "spec": {}, "status": {}}
+            waiting._handlers.handle("RLJob", job, gone=what == "DELETED")
+    waiting._cache.jobs._deleted.clear()  # remembered on purpose, up to a number
+    assert kept(waiting) == set()
+    for part in (waiting._api, waiting._lease_api, waiting._watches):
+        await part.close()
+
+
+def kept(root: object) -> set[str]:
+    """Names of jobs in what can be reached from an object of the operator, through its own objects."""
+    found, seen, left = set[str](), set[int](), [root]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, str) and one.startswith("job-of-many"):
+            found.add(one)
+        if isinstance(one, dict):
+            left += [*one.keys(), *one.values()]
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            left += list(one)
+        elif type(one).__module__.startswith("rljob_operator"):
+            left += list(vars(one).values()) if hasattr(one, "__dict__") else []
+    return found
