@@ -70,7 +70,7 @@ OCCUPYING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take resources, see `occupied`."""
 
 
-def essential(pod: Object) -> Object:
+def essential(pod: Object) -> dict[str, Any]:
     """The part of a pod that `Cluster.of` reads, which is a small one of a large object."""
     spec = {key: pod["spec"][key] for key in ("nodeName", "overhead", "resources") if key in pod["spec"]}
     for kind in ("containers", "initContainers"):
