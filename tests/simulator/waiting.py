@@ -53,15 +53,16 @@ class Waiting:
         self.seconds, self.passes = 0.0, Counter()
 
     async def second(self, rate: int, whole: float) -> None:
-        """`rate` pods end, of which the share `whole` had all GPUs of their nodes, and as many that ended earlier are there again."""
+        """`rate` pods end, of which the share `whole` had all GPUs of their nodes, and as many that ended earlier are there again. The first pod of
+        a node has its GPUs."""
         back, self._ended = self._ended[: -5 * rate], self._ended[-5 * rate :]
-        large, small = ([p for p in self._pods.values() if (GPU in str(p["spec"])) == gpus] for gpus in (True, False))
-        ending = [self._random.choice(large if self._random.random() < whole else small) for _ in range(rate)]
+        large, small = ([name for name in self._pods if name.endswith("-0") == gpus] for gpus in (True, False))
+        ending = {self._random.choice(large if self._random.random() < whole else small) for _ in range(rate)}
         began = time.process_time()
         for pod in back:
             self._start(pod)
-        for pod in {p["metadata"]["name"]: p for p in ending}.values():
-            self._end(pod)
+        for name in sorted(ending):
+            self._end(self._pods[name])
         self.crowd.elapse(1)
         self.seconds += time.process_time() - began
         await self._work()
