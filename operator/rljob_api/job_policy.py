@@ -7,6 +7,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.job_defaults import JobDefaults
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.pod_security import MAX_ID, Id, PodSecurity
 from rljob_api.validation import ValidationResult, Violation, validate
@@ -39,7 +40,7 @@ class Limits(Model):
 
 
 class JobPolicy(Model):
-    """The values under `jobs` of the chart that are about the specs of jobs."""
+    """The values under `jobs` of the chart: defaults and limits of the specs of jobs, and which nodes jobs leave."""
 
     pod_security: PodSecurity = IMAGE_USER
     """A field that it leaves open is left out of the pods, so that the platform chooses, as OpenShift does."""
@@ -47,6 +48,7 @@ class JobPolicy(Model):
     """RuntimeClass of jobs that choose none; empty: the default of the nodes."""
     limits: Limits = Limits()
     defaults: JobDefaults = JobDefaults()
+    leave_nodes: LeaveNodes = LeaveNodes()
 
     def admit(self, spec: Mapping[str, Any], name: str, model_config: dict[str, Any] | None = None) -> "Admitted":
         """Validates a raw spec, with the defaults for fields that it leaves open, and with a violation for each limit that it exceeds. The arguments

@@ -44,6 +44,8 @@ class Member(Wire):
     """Node rank of the pod in its gang."""
     address: str
     """Pod IP."""
+    node: str = ""
+    """Name of the node that the pod is on."""
     role: str = names.ROLE_TRAINER
     """Whose gang it belongs to: `trainer`, `critic`, `reference`, or `reward` with the place in spec.rewards."""
 
@@ -71,6 +73,8 @@ class Resume(Wire):
     policy: Literal["auto", "required", "never"]
     step: int | None = None
     """A complete checkpoint to go back to; later ones leave the lineage. None: the newest of the lineage."""
+    saved: int | None = None
+    """Step of the newest checkpoint that the job reported before this attempt. If none is left, the attempt fails instead of starting over."""
 
 
 class Control(Wire):
@@ -106,9 +110,9 @@ class Control(Wire):
 class Failure(Wire):
     """Why a process ended an attempt."""
 
-    kind: Literal["application", "configuration", "collective", "killed"]
+    kind: Literal["application", "configuration", "collective", "killed", "full"]
     """Kind of the failure. `application`: an exception; `configuration`: a mistake that the user has to fix, so that a restart cannot help;
-    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal."""
+    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal; `full`: a volume has no space left."""
     rank: Count | None = None
     """Global rank of the process that failed; unset: it has none."""
     exception: Text = ""
@@ -154,6 +158,8 @@ class RolloutState(Wire):
     """Step of the policy that it serves; None: it has none of this attempt's yet."""
     unauthorized: bool = False
     """Whether it refuses the job's token (401), because trainer and rollout hold different ones."""
+    quarantine: Line = ""
+    """Why it is left out of publications for a while: it answers, but failed several in a row. Empty: it is not left out."""
 
 
 class Point(Wire):

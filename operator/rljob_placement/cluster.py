@@ -21,6 +21,8 @@ class Node:
     """Allocatable: what would be free on it without any pods."""
     closed: str = ""
     """Why it takes no new pods, such as `cordoned`; empty: it may."""
+    quarantine: str = ""
+    """Why pods should go elsewhere if they can; empty: they need not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class Cluster:
     def closing(self, names: Collection[str], why: str) -> "Cluster":
         """The cluster with some nodes closed, and why."""
         return Cluster(tuple(replace(n, closed=n.closed or why) if n.name in names else n for n in self.nodes))
+
+    def sound(self) -> "Cluster":
+        """The cluster with quarantined nodes closed."""
+        quarantined = {n.name for n in self.nodes if n.quarantine}
+        return self.closing(quarantined, "quarantined") if quarantined else self
 
 
 def parse_node(obj: Object, taken: Resources) -> Node:

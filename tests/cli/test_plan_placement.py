@@ -24,6 +24,8 @@ Host memory of a trainer pod: 92.2 GiB (92.2 for a checkpoint), and what its pro
 
 KV cache of a server: 7.0 GiB per GPU would hold all samples in flight at their longest; --gpu says how much there is
 
+Volume: 4 checkpoints of 106.6 GB, 1 export of 15.2 GB; 441.7 GB in all, at most
+
 Placement on 3 nodes, as free now:
 PODS        DOMAIN
 stage 0     b0/r0/n0-0

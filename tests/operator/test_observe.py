@@ -7,6 +7,7 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api import names
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.protocol import Member, Progress, Report
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.cluster import ClusterCache
@@ -102,11 +103,11 @@ def test_a_pod_that_cannot_be_scheduled_and_one_that_was_evicted() -> None:
 
 def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     silent = node_object(False, "2026-01-02T00:00:00Z")
-    assert parse_node(silent).lost_since == seconds("2026-01-02T00:00:00Z")
+    assert parse_node(silent, LeaveNodes()).lost_since == seconds("2026-01-02T00:00:00Z")
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
-    assert parse_node(silent | {"spec": {"taints": [taint]}}).out_of_service
+    assert parse_node(silent | {"spec": {"taints": [taint]}}, LeaveNodes()).out_of_service
     pods = {"pods": 110_000}
-    assert parse_node(node_object(True)) == Node(
+    assert parse_node(node_object(True), LeaveNodes()) == Node(
         name="node-1", schedulable=SchedulableNode("node-1", free=pods, size=pods)
     )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api import reasons
-from rljob_api.protocol import Failure, Report
+from rljob_api.protocol import Failure, Report, RolloutState
 from rljob_operator.policies.describe import is_display, is_observational
 from simulator.makers import NOW, Job, make_job
 
@@ -60,6 +60,13 @@ def test_it_is_written_at_once_so_that_it_is_said_once() -> None:
     before = running().next()
     after = failed(replace(running(), status=before), NOW - 5).next()
     assert is_observational(before, after) and not is_display(before, after)
+
+
+def test_a_server_that_no_update_reaches_is_named_with_the_reason() -> None:
+    out = RolloutState(pod="demo-rollout-1", quarantine="it did not take the policy of step 4: TimeoutError")
+    job = make_job().with_attempt().running(step=4, rollouts=[RolloutState(pod="demo-rollout-0", policy_step=4), out])
+    said = job.next().message
+    assert said == f"demo-rollout-1 is left out for a while: demo-rollout-1: {out.quarantine}"
 
 
 def test_a_job_without_failures_says_nothing() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
 from rljob_operator.times import stamp
-from simulator.objects import copied, merge, node_object, operate
+from simulator.objects import copied, merge, node_object, operate, prune
 
 EPOCH = 1_767_225_600.0
 """When the cluster was made: 2026-01-01."""
@@ -30,6 +30,8 @@ class FakeCluster:
         self.version = 0
         self.removed: list[Object] = []
         """As their deletions show them."""
+        self._applied: dict[str, Object] = {}
+        """What the operator wrote last, by uid: server-side apply removes what it does not write again."""
         self._dead = False
         self.put(node_object(True))
 
@@ -64,6 +66,7 @@ class FakeCluster:
         if obj["kind"] == "RoleBinding":
             self._find("Role", obj["metadata"]["namespace"], obj["roleRef"]["name"])
         created = self.put(obj)
+        self._applied[created["metadata"]["uid"]] = copied(obj)
         self._written("create", obj)
         return copied(created)
 
@@ -74,7 +77,10 @@ class FakeCluster:
 
     async def apply(self, obj: Object, live: Object) -> Object:
         stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
+        uid = stored["metadata"]["uid"]
+        prune(stored, self._applied.get(uid, {}), obj)
         merge(stored, obj)
+        self._applied[uid] = copied(obj)
         return self._changed("apply", stored)
 
     async def merge(self, obj: Object, live: Object) -> Object:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from rljob_api import names
+from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
 from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import Conflict, Key, NotFound
@@ -22,6 +23,7 @@ class Site:
     cluster: FakeCluster = field(default_factory=FakeCluster)
     faults: Faults = PROMPT
     random: Random = field(default_factory=lambda: Random(0))
+    policy: JobPolicy = DEFAULT_POLICY
     now: float = 1_000_000.0
     """The clock on the wall, which may jump."""
     elapsed: float = 0.0
@@ -36,7 +38,7 @@ class Site:
 
     def restart_operator(self) -> None:
         """Its cache begins with a list, and every job is reconciled once."""
-        cache = ClusterCache(lambda: self.now)
+        cache = ClusterCache(lambda: self.now, self.policy)
         self.cluster.revive()
         handlers = EventHandlers(cache, self.enqueue, self.progress_interval)
         self.feed = Feed(self.cluster, cache, self.faults, self.random, handlers)

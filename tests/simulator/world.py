@@ -43,8 +43,8 @@ class Launcher:
     def stop(self, result: str, failure: Failure | None = None) -> None:
         self.state, self.result, self.failure = "stopped", result, failure
 
-    def fail(self, kind: str, exception: str, time: float) -> None:
-        self.stop("failed", Failure(kind=kind, rank=0, exception=exception, message="it broke", time=time))
+    def fail(self, kind: str, exception: str, time: float, message: str = "it broke") -> None:
+        self.stop("failed", Failure(kind=kind, rank=0, exception=exception, message=message, time=time))
 
     def report(self) -> str:
         values = {k: v for k, v in vars(self).items() if v is not None}
@@ -141,6 +141,13 @@ class World(Site):
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
 
+    def fail_pod(self, name: str, reason: str, message: str = "", disrupted: str = "") -> None:
+        """As its kubelet does. The StatefulSet's controller replaces it in the same turn, so that only the deletion shows why."""
+        status = self.cluster.edit("Pod", NAMESPACE, name)["status"]
+        status |= {"phase": "Failed", "reason": reason, "message": message, "containerStatuses": []}
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": disrupted}
+        status["conditions"] = [condition] if disrupted else []
+
     def restart_container(self, ordinal: int, role: str = names.ROLE_TRAINER) -> None:
         old = self.launcher(ordinal, role)
         self.launchers[old.pod_uid] = Launcher(old.pod, old.pod_uid, old.boot_id + "+")
@@ -204,6 +211,9 @@ class World(Site):
 
     def _step(self, gang: list[Launcher], control: Control) -> None:
         rank0, steps = gang[0], control.spec.train.steps or self.steps
+        if rank0.progress is None and self._has_lost_all(control):
+            rank0.fail("configuration", "ConfigurationError", self.now, "no complete checkpoint of its lineage is left")
+            return
         if rank0.progress is None:
             step = self._start_step(control)
             rank0.progress = Progress(phase="loading", started_from=step, step=step, steps=steps)
@@ -222,6 +232,10 @@ class World(Site):
             for launcher in gang:
                 if launcher.role == names.ROLE_TRAINER:
                     launcher.stop("succeeded")
+
+    def _has_lost_all(self, control: Control) -> bool:
+        """As rljob_trainer/checkpoint/lineage.py."""
+        return control.resume.step is None and control.resume.saved is not None and not self.checkpoints
 
     def _start_step(self, control: Control) -> int:
         if control.resume.step is not None:

@@ -22,9 +22,10 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.exports import Exports
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.step import Step
 from rljob_trainer.memory import Plan
 from rljob_trainer.objectives.objective import Targets
-from rljob_trainer.objectives.value import critic_columns
+from rljob_trainer.objectives.value import CRITIC_COLUMNS
 from rljob_trainer.tasks import Outcome, Source
 from rljob_trainer.tasks.choice import source_of
 from rljob_trainer.weights.publisher import Senders
@@ -89,10 +90,13 @@ class Attempt:
         self.evaluate(step)
         return step
 
-    def start_critic_update(self, batch: Batch, targets: Targets) -> None:
-        """Have a critic on a gang of its own learn from the batch while the policy does; `trained` waits for it."""
-        if self._rank_zero and self._critic_apart:
-            self._rank_zero.driver.learn(batch.step, critic_columns(targets))
+    def start_critic_update(self, step: Step, targets: Targets) -> None:
+        """Have a critic on a gang of its own learn from the step while the policy does; `trained` waits for it."""
+        if self._critic_apart:
+            chosen = {name: targets.columns[name] for name in CRITIC_COLUMNS if name in targets.columns}
+            columns = {name: step.whole(values).numpy() for name, values in chosen.items()}
+            if self._rank_zero:
+                self._rank_zero.driver.learn(step.batch.step, columns)
 
     def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:
         """Report the step that the batch has trained, with its metrics. Returns its number."""

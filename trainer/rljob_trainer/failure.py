@@ -1,6 +1,7 @@
 """Failures of processes: classification, and the files `error-<who>.json` in the attempt's directory, one per process."""
 
 import errno
+import os
 import signal
 import time
 import traceback
@@ -8,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.validation.result import Violation, lines
 from rljob_trainer.textfile import replace
 
-Kind = Literal["application", "configuration", "collective", "killed"]
+Kind = Literal["application", "configuration", "collective", "killed", "full"]
 
 KEPT_LINES = 20
 LONGEST_TEXT = 4096
@@ -37,6 +39,10 @@ OUTAGES = frozenset(
     }
 )
 """Errors of network volumes and FUSE while their server does not answer."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a volume that has no space left, or none for this user."""
+OWN_DIRECTORIES = ("/dev/shm", "/tmp", names.WORK_DIR, "</torch_")
+"""Directories of the pod itself, and torch's name for its files in shared memory. They are empty in a new pod, and fill up again."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
 """Logged before the reason why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
 
@@ -56,6 +62,14 @@ class ConfigurationError(ValueError):
 def is_outage(error: BaseException) -> bool:
     """Whether a volume is temporarily unavailable, so that a restart may help."""
     return isinstance(error, OSError) and error.errno in OUTAGES
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a volume has no space left, so that a restart helps once somebody has made room. Libraries in other languages (safetensors) have no
+    errno, only its text."""
+    text = str(error)
+    full = getattr(error, "errno", None) in FULL or any(os.strerror(number) in text for number in FULL)
+    return full and not any(place in text for place in OWN_DIRECTORIES)
 
 
 class PeerLost(ConnectionError):
@@ -95,6 +109,8 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
     chain = list(_chain(error))
     named = next((e for e in chain if isinstance(e, ConfigurationError)), None)
     kind: Kind = "configuration" if named else "collective" if _is_collective(chain[-1]) else "application"
+    if kind == "application" and any(is_full(e) for e in chain):
+        kind = "full"
     shown = named or next((e for e in chain if not _is_collective(e)), error)
     return Failure(
         kind=kind,

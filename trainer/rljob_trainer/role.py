@@ -84,7 +84,7 @@ class RoleService:
         its store, in which `prove` looks for the fence."""
         self._requests, self._model = requests, model
         self._prove: Callable[[], None] | None = prove
-        self._scatter = Scatter(ranks, client, model.data_rank, model.parts)
+        self._scatter = Scatter(ranks, client, model, model.parts)
         self._saving = _Saving(ranks, client, model) if isinstance(model, CriticRole) else None
 
     def until_over(self) -> Outcome:

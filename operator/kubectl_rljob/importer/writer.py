@@ -9,7 +9,7 @@ from kubectl_rljob.importer.engine import NAME, Imported
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 
-WIDEST = 110
+WIDEST = 200
 """Columns of a comment; a longer one is cut."""
 ORDER = [field.alias for field in RLJobSpec.model_fields.values()]
 

@@ -85,7 +85,7 @@ def plan(
     """Check a manifest before it is applied.
 
     Ranks, layout, batches, what the cluster's defaults add, pods, GPUs, memory, placement on the cluster as it is
-    now, and every broken rule at once. Exit code 1 when a rule is broken.
+    now, and every broken rule at once. Exit code 1 when a rule is broken, or the job does not fit.
     """
     config, device = model_config(model) if model else None, _device(gpu, model) if gpu else None
     others = _others(models_of, model)
@@ -103,7 +103,7 @@ def plan(
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
     else:
         session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
-    if any(p.violations for p in plans):
+    if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
 
 

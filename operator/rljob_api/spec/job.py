@@ -104,6 +104,10 @@ class SchedulingSpec(Model):
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
 
+    exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2
+    """Failures within an hour that point at one node (a pod that its kubelet refused, an error of its GPUs, a killed process, the loss of the node)
+    after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
+
     @property
     def assigns_nodes(self) -> bool:
         """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
@@ -124,7 +128,11 @@ class LifecycleSpec(Model):
     drain_timeout_seconds: PositiveInt = 600
     """Seconds that a drain waits for the end of the step and its checkpoint, before it stops the attempt."""
     node_loss_seconds: PositiveInt = 120
-    """Seconds that a node may be unreachable before its pods count as lost."""
+    """Seconds that a node may be unreachable before its pods count as lost, and that a deleted pod may outlive its grace period before it counts as
+    stuck. Other pods stand in for both."""
+    stranded_seconds: PositiveInt = 600
+    """Seconds that pods of the job may hold their nodes although others have none, so that no attempt can run. Then all pods are released, and the
+    job starts again when there is capacity for the whole gang."""
     pending_deadline_seconds: PositiveInt | None = None
     """Seconds after the job was created or resumed in which all trainer pods have to start; otherwise the job fails. Unset: it waits."""
     active_deadline_seconds: PositiveInt | None = None

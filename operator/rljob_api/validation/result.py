@@ -22,6 +22,10 @@ class Violation:
     fix: str
     """What to change."""
 
+    def __post_init__(self) -> None:
+        """Raises Undecidable for a value that cannot be read: what is wrong with it has its own violation."""
+        _ = f"{self.value}"
+
     def __str__(self) -> str:
         return f"{self.field} = {self.value}: {self.rule}; {self.fix}"
 

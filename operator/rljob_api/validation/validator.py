@@ -18,6 +18,7 @@ from rljob_api.validation import (
     gangs,
     layout,
     passthrough,
+    paths,
     pod_fields,
     pods,
     pools,
@@ -48,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     *pod_fields.RULES,
     *pools.RULES,
     *sources.RULES,
+    *paths.RULES,
     *gangs.RULES,
 )
 

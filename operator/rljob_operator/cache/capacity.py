@@ -63,8 +63,8 @@ class Capacity:
         """The assigned pods of each job with a placement."""
         self._assigned: dict[Key, dict[Key, list[tuple[str, Resources]]]] = {}
         """Nodes and requests of assigned pods, by pod and job."""
-        self._promised: set[Key] = set()
-        """Jobs with a promise."""
+        self._promised: dict[Key, Taken] = {}
+        """What jobs were promised."""
         self._changed: dict[str, int] = {}
         """By node, the version with which it changed, oldest first."""
         self.version = 0
@@ -77,8 +77,11 @@ class Capacity:
         """`call` is called whenever a node may offer more than before, whatever the cause."""
         self._on_growth = call
 
-    def cluster(self) -> Cluster:
-        return Cluster(tuple(node for name in self._nodes if (node := self.free(name))))
+    def cluster(self, but: Key | None = None) -> Cluster:
+        """All nodes with what is free on them; `but`: a job whose promise does not count."""
+        nodes = Cluster(tuple(node for name in self._nodes if (node := self.free(name))))
+        own = self._promised.get(but, {}) if but else {}
+        return nodes.without({node: {name: -v for name, v in amounts.items()} for node, amounts in own.items()})
 
     def free(self, name: str) -> SchedulableNode | None:
         """The node with what is free on it; None: there is no such node."""
@@ -93,7 +96,9 @@ class Capacity:
 
     def promise(self, job: Key, taken: Taken) -> None:
         """Counts what a job will take in place of what it was promised before."""
-        self._promised.add(job) if taken else self._promised.discard(job)
+        self._promised.pop(job, None)
+        if taken:
+            self._promised[job] = taken
         self._replace({("promised", job): taken})
 
     def break_promises(self) -> None:

@@ -8,6 +8,7 @@ from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity
+from rljob_operator.cache.failed import FailedPods
 from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.cache.nodes import Node, parse_node
 from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
@@ -24,16 +25,27 @@ UNWATCHED = ("PodGroup",)
 
 
 class Pods:
-    """Two caches that one watch feeds: what every pod of the cluster takes of its node, and the pods of jobs."""
+    """Two caches that one watch feeds: what every pod of the cluster takes of its node, and the pods of jobs. And what is remembered of those that
+    failed."""
 
-    def __init__(self, ours: Cache[Pod], usage: Cache[Usage]) -> None:
-        self._ours, self._usage = ours, usage
+    def __init__(self, ours: Cache[Pod], usage: Cache[Usage], failed: FailedPods) -> None:
+        self._ours, self._usage, self._failed = ours, usage, failed
 
     def put(self, obj: Object) -> set[Key]:
         self._usage.put(obj)
-        return self._ours.put(obj) if is_of_a_job(obj) else self._ours.discard(obj)
+        return self._put(obj)
+
+    def _put(self, obj: Object) -> set[Key]:
+        if not is_of_a_job(obj):
+            return self._ours.discard(obj)
+        changed = self._ours.put(obj)
+        if (entry := self._ours.get(key_of(obj))) and entry.group:
+            self._failed.note(entry.group, entry.value)
+        return changed
 
     def remove(self, obj: Object) -> set[Key]:
+        """The deletion has the pod's last state. Most often nothing else shows that it failed: its StatefulSet replaces such a pod at once."""
+        self._put(obj)
         self._usage.remove(obj)
         return self._ours.remove(obj)
 
@@ -52,7 +64,8 @@ class ClusterCache:
     def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
         self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
-        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj), group=key_of)
+        self.failed = FailedPods(clock)
+        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj, policy.leave_nodes), group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
@@ -63,7 +76,7 @@ class ClusterCache:
         self._on_change: Callable[[str, set[Key]], None] = lambda kind, groups: None
         self._by_kind: dict[str, Cache[Any] | Pods] = {
             "RLJob": self.jobs,
-            "Pod": Pods(self.pods, self.usage),
+            "Pod": Pods(self.pods, self.usage, self.failed),
             "Node": self.nodes,
             "ConfigMap": self.config_maps,
             **self.children,
@@ -85,7 +98,8 @@ class ClusterCache:
         self._on_change(kind, self.of_kind(kind).delete(key))
 
     def forget(self, job: Key) -> None:
-        """Drops the unwatched children of a job that was deleted: nothing reports that they went with it."""
+        """Drops what nothing reports to be gone with a job that was deleted: its unwatched children, and its failed pods."""
+        self.failed.forget(job)
         for kind in UNWATCHED:
             for child in list(self.children[kind].of(job)):
                 self.children[kind].delete(child)

@@ -1,7 +1,8 @@
 """A node's JSON, reduced to what decisions need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_operator.cache.pods import condition_of
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
@@ -23,14 +24,19 @@ class Node:
     out_of_service: bool = False
     """It has the out-of-service taint, by which an administrator vouches that nothing runs there any more."""
 
+    @property
+    def quarantine(self) -> str:
+        """Why its owner wants jobs to leave it; empty: its owner does not."""
+        return self.schedulable.quarantine
 
-def parse_node(node: Object) -> Node:
+
+def parse_node(node: Object, leave: LeaveNodes) -> Node:
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
     return Node(
         name=meta["name"],
         lost_since=_lost_since(meta, status),
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        schedulable=placement.parse_node(node, {}),
+        schedulable=replace(placement.parse_node(node, {}), quarantine=leave.quarantine(node)),
     )
 
 

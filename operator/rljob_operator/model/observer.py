@@ -7,7 +7,7 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt, RLJobMeta
+from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
@@ -60,17 +60,24 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
+            failed=self._cache.failed.of(key),
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
             unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
             scalable=control is None or self._scalable(control.spec),
+            quarantined=self._quarantined(job.status, pods),
             progress_interval=self._interval,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
             now=now,
         )
+
+    def _quarantined(self, status: JobStatus, pods: tuple[Pod, ...]) -> dict[str, str]:
+        nodes = {pod.node for pod in pods if pod.node} | {entry.node for entry in status.nodes}
+        found = ((name, self._cache.nodes.get(("", name))) for name in nodes)
+        return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""

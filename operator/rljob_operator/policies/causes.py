@@ -20,9 +20,12 @@ BY_KIND = {
     "configuration": reasons.CONFIGURATION_ERROR,
     "collective": reasons.COLLECTIVE_FAILED,
     "killed": reasons.PROCESS_KILLED,
+    "full": reasons.VOLUME_FULL,
 }
 PROCESS_REASONS = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
 """Reasons that a process gives for its own end. A broken collective is not one: it only says that another process ended."""
+OBSERVED = reasons.FAILURES - frozenset(BY_KIND.values()) - {reasons.OUT_OF_MEMORY}
+"""Reasons that the operator gives, in whole sentences."""
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
 """Phases in which the trainer waits for its rollouts."""
 
@@ -38,7 +41,7 @@ class Cause:
     def __str__(self) -> str:
         """One sentence for status.message and events."""
         f = self.failure
-        if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.NO_PROGRESS}:
+        if self.reason in OBSERVED:
             return one_line(f.message)
         where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
         what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)
@@ -78,11 +81,17 @@ def _cause(attempt: Attempt, m: MemberStatus) -> Cause | None:
     if m.state == "gone" and m.failure:
         return Cause(m.reason, m.member.pod, m.failure)
     if m.failure:
-        return Cause(BY_KIND[m.failure.kind], m.member.pod, m.failure)
+        return Cause(_reason(m.failure), m.member.pod, m.failure)
     if m.result == "stopped" and attempt.command == "run":
         unasked = Failure(kind="killed", exception="Stopped", message="the launcher stopped the attempt unasked")
         return Cause(reasons.PROCESS_KILLED, m.member.pod, unasked)
     return None
+
+
+def _reason(failure: Failure) -> str:
+    """The launcher calls a killed process by its cause, if that was memory. Its own container lives on, so the kubelet does not."""
+    out_of_memory = failure.kind == "killed" and failure.exception == reasons.OUT_OF_MEMORY
+    return reasons.OUT_OF_MEMORY if out_of_memory else BY_KIND[failure.kind]
 
 
 def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:

@@ -49,6 +49,7 @@ OBSERVATIONAL = (
     "first_step_at",
     "last_rollout_failure",
     "server_failures",
+    "stuck_pods",
 )
 
 

@@ -106,8 +106,7 @@ def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event
     if known is None or step is None or not _has_chosen(old, p, status) or step >= known.step:
         return ()
     assert status.attempt is not None
-    start = f"resumes from step {step}" if step else "starts from the initial weights"
-    text = f"attempt {status.attempt.number} {start}: the checkpoint of step {known.step} is not at {known.path}"
+    text = f"attempt {status.attempt.number} resumes from step {step}: the checkpoint of step {known.step} is not at {known.path}"
     return (Event("Warning", reasons.CHECKPOINT_MISSING, text),)
 
 
@@ -121,11 +120,11 @@ def _urgent(p: ProgressStatus) -> tuple[object, ...]:
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:
-    """Resets the count of failures once an attempt has made, and saved, STABLE_STEPS steps."""
+    """Resets the counts of restarts in a row once an attempt has made, and saved, STABLE_STEPS steps."""
     assert status.attempt is not None
     saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
-    if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
-        return status.restarts.model_copy(update={"counted": 0})
+    if saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
+        return status.restarts.model_copy(update={"counted": 0, "uncounted": 0})
     return status.restarts
 
 

@@ -14,6 +14,7 @@ from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.policies.describe import is_display, is_observational
+from rljob_operator.policies.nodes import nodes_to_leave
 from rljob_operator.reconcile.writer import Writer
 from rljob_operator.render import render
 from rljob_operator.schedulers import scheduler_of
@@ -62,7 +63,8 @@ class Reconciler:
         job = entry.value
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
-            s = replace(s, scheduling=result)
+            refuge = await self._scheduler.has_refuge(s, nodes_to_leave(s))
+            s = replace(s, scheduling=result, has_refuge=refuge)
             decision = decide(s)
             if has_intent := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)

@@ -116,6 +116,7 @@ def test_rows_from_which_nothing_can_be_learnt_are_counted_and_the_first_of_a_ki
     assert examples.counts.metrics() | {"rows": examples.counts.rows} == {
         "rows": 10,
         "data/no_assistant": 6,
+        "data/masked": 0,
         "data/empty": 2,
         "data/too_long": 0,
         "data/cut": 0,

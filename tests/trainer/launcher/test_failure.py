@@ -27,9 +27,40 @@ def test_a_broken_collective_is_a_symptom(error: Exception) -> None:
 
 
 def test_a_volume_that_is_away_for_now_ends_the_attempt_and_not_the_job() -> None:
-    for number, kind in ((errno.ESTALE, "application"), (errno.EIO, "application"), (errno.EROFS, "configuration")):
+    kinds = {errno.ESTALE: "application", errno.EIO: "application", errno.ENOSPC: "full", errno.EROFS: "configuration"}
+    for number, kind in kinds.items():
         error = unwritable("/ckpt", OSError(number, os.strerror(number), "/ckpt/logs"))
         assert failure.classify(error).kind == kind
+
+
+class SafetensorError(Exception):
+    """As that of safetensors, which has no errno."""
+
+
+def test_a_volume_without_space_is_told_from_other_errors_also_behind_an_error_about_it() -> None:
+    try:
+        with Path("/dev/full").open("w") as stream:
+            stream.write("x" * 100_000)
+    except OSError as error:
+        written = error
+    try:
+        raise RuntimeError("could not write its part of the checkpoint of step 4") from written
+    except RuntimeError as error:
+        wrapped = error
+    rust = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    quota = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/data/run/metrics.jsonl")
+    assert [failure.classify(error).kind for error in (written, wrapped, rust, quota)] == ["full"] * 4
+
+
+def test_a_full_directory_of_the_pod_itself_is_an_error_that_comes_back() -> None:
+    shared = RuntimeError("unable to write to file </torch_45_2_0>: No space left on device (28)")
+    nccl = RuntimeError("Error while creating shared memory segment /dev/shm/nccl-x: No space left on device (28)")
+    scratch = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/rows.arrow")
+    assert [failure.classify(error).kind for error in (shared, nccl, scratch)] == ["application"] * 3
+
+
+def test_a_peer_of_a_rank_that_found_the_volume_full_has_only_lost_it() -> None:
+    assert failure.classify(PeerLost("rank 1 could not write: No space left on device")).kind == "collective"
 
 
 def test_a_broken_collective_stays_one_when_it_is_wrapped() -> None:

@@ -172,7 +172,12 @@ class Saver:
         pending, began = self._pending, time.monotonic()
         if pending is None:
             return None
-        self._written = self._written or self._part.complete(wait)
+        try:
+            self._written = self._written or self._part.complete(wait)
+        except (SaveFailed, PeerLost):  # all ranks have stopped writing
+            if self._store:
+                self._store.abandon(pending.step)
+            raise
         others = self._others(pending.step, wait) if self._written else None
         if self._written is None or others is None:
             return None

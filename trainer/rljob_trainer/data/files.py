@@ -76,15 +76,14 @@ def readable(file: Place, format_name: str) -> Iterator[None]:
         raise file.error(f"cannot be read as {format_name}: {error}", fix) from error
 
 
-def columns(file: Place, record: Record) -> str:
-    """Names of all columns, for complaints: a record of a columnar file has only those that were asked for."""
-    names: Collection[str] = record
+def columns(file: Place, record: Record) -> Collection[str]:
+    """Names of all columns: a record of a columnar file has only those that were asked for."""
     if file.path.endswith(".parquet"):
-        names = pq.read_schema(file.path).names
-    elif file.path.endswith(".arrow"):
+        return pq.read_schema(file.path).names
+    if file.path.endswith(".arrow"):
         with pa.memory_map(file.path) as source:
-            names = open_arrow(source).schema.names
-    return ", ".join(names) or "none"
+            return open_arrow(source).schema.names
+    return record
 
 
 def _parquet(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:

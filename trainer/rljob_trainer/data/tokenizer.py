@@ -1,6 +1,7 @@
 """The model's own tokenizer, used on the driver's side only: ranks and rollouts see token ids."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ class Tokenizer(Protocol):
     """None or empty: it has none."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def __hash__(self) -> int: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -49,6 +52,23 @@ class ToolTokenizer:
         return self._tokenizer.apply_chat_template(conversation, self._tools, **how, **arguments)
 
 
+def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The text with the special tokens that the tokenizer puts in front, and without those that it puts behind (add_eos_token, [SEP]): whoever goes
+    on writing would begin behind the end."""
+    tokens, added = tokenizer.encode(text, add_special_tokens=True), _added(tokenizer)
+    if not added or tokens[-1:] != added[-1:]:
+        return tokens
+    bare = tokenizer.encode(text, add_special_tokens=False)
+    ends = (i + len(bare) for i in range(len(tokens) - len(bare) + 1) if tokens[i : i + len(bare)] == bare)
+    return tokens[: next(ends, len(tokens))]
+
+
+@lru_cache(maxsize=8)
+def _added(tokenizer: Tokenizer) -> list[int]:
+    """To a text of nothing."""
+    return tokenizer.encode("", add_special_tokens=True)
+
+
 class OffsetTokenizer(Tokenizer, Protocol):
     """What supervised data need besides: where in a text each token lies. Only tokenizers of the library tokenizers ("fast") know."""
 
@@ -61,8 +81,6 @@ class OffsetTokenizer(Tokenizer, Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Mapping[str, Any]: ...
 
     def __len__(self) -> int: ...
-
-    def __hash__(self) -> int: ...
 
     def get_added_vocab(self) -> Mapping[str, int]: ...
 

@@ -116,7 +116,7 @@ class Driver:
         if self._critic and engine:
             self._critic.restore(engine)
         self._step = step
-        self._cursor = Cursor.restore(data, self._data) if data else Cursor()
+        self._cursor = Cursor.restore(data, self._data, self._spec.data) if data else Cursor()
         sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
         self._step_began = time.monotonic()
         found = [Checkpoint.model_validate(c) for c in checkpoints]
@@ -210,7 +210,7 @@ class Driver:
 
     async def saving(self) -> dict[str, Any]:
         self._reporter.enter("saving")
-        return self._cursor.state(self._data)
+        return self._cursor.state(self._data, self._spec.data)
 
     async def save_buffer(self, directory: str) -> None:
         assert self._handed is None, "the buffer has what was not trained"

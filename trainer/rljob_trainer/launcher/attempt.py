@@ -256,8 +256,8 @@ async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
 
 
 def unwritable(path: str, error: OSError) -> Exception:
-    """What to report when an attempt cannot make its directories: `error` itself during an outage of the volume, else a ConfigurationError."""
-    if failure.is_outage(error):
+    """What to report when an attempt cannot make its directories: `error` itself if the volume is away or full, else a ConfigurationError."""
+    if failure.is_outage(error) or failure.is_full(error):
         return error
     rule = f"the trainer cannot write there: {error.strerror}: {error.filename}"
     return ConfigurationError(

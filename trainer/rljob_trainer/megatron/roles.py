@@ -18,10 +18,11 @@ from rljob_trainer.batch import SCORES, Batch, Columns
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import checkpoint, parallel_state
-from rljob_trainer.megatron.batching import plan_step, undivided
+from rljob_trainer.megatron.batching import Planner
 from rljob_trainer.megatron.frozen import RewardModels, separate_reference
 from rljob_trainer.megatron.network import TrainedNetwork
 from rljob_trainer.megatron.optimizer import update_metrics
+from rljob_trainer.megatron.provider import work_of
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.value_model import critic_model
 from rljob_trainer.objectives.objective import Objective
@@ -35,9 +36,11 @@ class FrozenRole:
 
     def __init__(self, spec: RLJobSpec, role: str, objective: Objective, heartbeat: Callable[[], None]) -> None:
         """`spec`: of the job. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit the layout."""
-        self._spec, self._objective = undivided(spec.of_gang(role)), objective
+        self._spec, self._objective = spec.of_gang(role), objective
         device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
-        self._parallel = parallel_state.initialize(Layout.of(spec, role), device, timeout)
+        layout = Layout.of(spec, role)
+        self._parallel = parallel_state.initialize(layout, device, timeout)
+        self._planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec)).undivided
         self._measure = self._reference(heartbeat) if role == names.ROLE_REFERENCE else self._rewards(role, heartbeat)
 
     @property
@@ -45,24 +48,27 @@ class FrozenRole:
         """This rank's data-parallel copy of the model."""
         return self._parallel.data_rank
 
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        objective, layout = self._objective, self._parallel.layout
-        return plan_step(columns, self._spec, layout, objective.pairs, objective.scores).rows_by_rank()
+        return self._planner.parts(columns)
 
     def measure(self, batch: Batch) -> dict[str, Array]:
         """The model's output for the whole batch, by name as buffer.measured.Measure has it; the same on all ranks.
 
         `batch`: this rank's part, as `parts` says.
         """
-        return self._measure(Step.of(batch, self._spec, self._parallel, self._objective))
+        return self._measure(Step.of(batch, self._planner, self._parallel))
 
     def _reference(self, heartbeat: Callable[[], None]) -> StepMeasure:
         log_probs = separate_reference(self._spec, self._parallel, heartbeat)
 
         def measure(step: Step) -> dict[str, Array]:
             step.keep("reference_log_probs", log_probs(list(step.micro_batches()), self._objective.temperature))
-            return {"reference_log_probs": torch.cat(step.gather("reference_log_probs")).numpy()}
+            return {"reference_log_probs": step.whole(step.by_row(step.own("reference_log_probs"))).numpy()}
 
         return measure
 
@@ -78,10 +84,11 @@ class CriticRole:
         """`spec`: of the job, with its steps. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit."""
         critic, learnt = spec.critic, objective.critic
         assert critic and learnt, "a rule says that the job has one"
-        self._spec, self._objective, self._learnt = spec.of_gang(names.ROLE_CRITIC), objective, learnt
+        self._spec, self._learnt = spec.of_gang(names.ROLE_CRITIC), learnt
         layout = Layout.of(spec, names.ROLE_CRITIC)
         device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
         self._parallel = parallel_state.initialize(layout, device, timeout)
+        self._planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec))
         self.layout, self.heartbeat = str(layout), heartbeat
         model = critic_model(self._spec, critic, self._parallel)
         steps = Amounts.of(spec).updates * spec.train.total_steps
@@ -94,18 +101,21 @@ class CriticRole:
         """This rank's data-parallel copy of the model."""
         return self._parallel.data_rank
 
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        objective, layout = self._objective, self._parallel.layout
-        return plan_step(columns, self._spec, layout, objective.pairs, objective.scores).rows_by_rank()
+        return self._planner.parts(columns)
 
     def measure(self, batch: Batch) -> dict[str, Array]:
         """`values` of the whole batch, [response tokens of the step] float32; the same on all ranks. `batch`: this rank's part."""
         if self._spec.saves_in_background(after=batch.step - 1):
             checkpoint.prepare(self._state(), self._staging)
-        self._step = step = Step.of(batch, self._spec, self._parallel, self._objective)
+        self._step = step = Step.of(batch, self._planner, self._parallel)
         step.keep("values", self._network.values(list(step.micro_batches())))
-        return {"values": torch.cat(step.gather("values")).numpy()}
+        return {"values": step.whole(step.by_row(step.own("values"))).numpy()}
 
     def learn(self, columns: Mapping[str, Array]) -> dict[str, float]:
         """Learn from the batch that was measured last; returns the metrics, the same on all ranks.

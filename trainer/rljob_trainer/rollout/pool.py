@@ -57,7 +57,7 @@ class RolloutPool:
         server finds work."""
         self._token, self._attempt, self._changed = token, attempt, changed
         self._min, self._limit = max(min_replicas, 1), samples_in_flight
-        self._replicas = Replicas()
+        self._replicas = Replicas(self._min)
         self._serving: dict[str, _Serving] = {}
         self._enough = asyncio.Event()
         self._room = asyncio.Condition()
@@ -90,7 +90,7 @@ class RolloutPool:
             if endpoint.pod in failed:
                 reason = f"it did not take the policy of step {step}: {failed[endpoint.pod]}"
                 await self._lose(endpoint, reason)
-                self._replicas.rejected(endpoint, reason)
+                self._replicas.rejected(endpoint, time.monotonic(), reason)
             elif self._replicas.published(endpoint, step):
                 await self._connect(endpoint)
         self._tell()

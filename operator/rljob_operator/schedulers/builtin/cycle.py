@@ -11,7 +11,7 @@ from rljob_placement.plan import plan
 from rljob_placement.report import report
 from rljob_placement.space import capacity, refusal
 
-EXCLUDED = "recently refused a pod of this job"
+EXCLUDED = "avoided by this job"
 
 
 def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
@@ -28,10 +28,22 @@ def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> 
 
 
 def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
-    found = plan(cluster.closing(one.excluded, EXCLUDED), one.gang, one.stay)
-    if found.problem and one.excluded:  # an excluded node is better than none
+    good = usable(cluster, one)
+    found = plan(good, one.gang, one.stay)
+    if found.problem and good is not cluster:  # a node that is better avoided is better than none
         return plan(cluster, one.gang, one.stay)
     return found
+
+
+def usable(cluster: Cluster, one: SchedulingRequest) -> Cluster:
+    """The cluster without nodes that the job avoids, and without quarantined ones; the cluster itself if there are none."""
+    sound = cluster.sound()
+    return sound.closing(one.excluded, EXCLUDED) if one.excluded else sound
+
+
+def has_refuge(cluster: Cluster, one: SchedulingRequest) -> bool:
+    """Whether the whole gang has capacity without these nodes."""
+    return not plan(usable(cluster, one), one.gang, one.stay).problem
 
 
 def offers_more(before: Node | None, now: Node) -> bool:

@@ -9,9 +9,12 @@ from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
-from rljob_operator.schedulers.builtin.cycle import helped, offers_more, schedule_pending
-from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_operator.schedulers.builtin.cycle import has_refuge, helped, offers_more, schedule_pending
+from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Node
+
+REFUGE_SECONDS = 10.0
+"""Seconds for which an answer of `has_refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
 
 
 class GangScheduler:
@@ -30,6 +33,8 @@ class GangScheduler:
         """Jobs whose results are being written to status, as in kube-scheduler's cache. Their nodes are promised."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
         """Results that lack some or all of the nodes that were asked for."""
+        self._refuges: dict[Key, tuple[SchedulingRequest, float, bool]] = {}
+        """The last answers of `has_refuge`, with their requests and times."""
         self._forgotten: set[Key] = set()
         """Jobs that were forgotten while a cycle was planned."""
         self._left: dict[str, Node] = {}
@@ -45,7 +50,7 @@ class GangScheduler:
         key = (s.job.namespace, s.job.name)
         request = self._request(s)
         if request is None:
-            self.forget(key)
+            self._drop(key)
             yield None
             return
         async with self._planning:
@@ -67,7 +72,25 @@ class GangScheduler:
                 await self._place(())
             return set(self._reserved)
 
+    async def has_refuge(self, s: Snapshot, leaving: frozenset[str]) -> bool | None:
+        """Whether the whole gang has capacity without these nodes; None: there are none to leave. Also for jobs that other schedulers place, as far
+        as their nodes' capacity tells."""
+        view = self._view(s)
+        if not leaving or view is None:
+            return None
+        request = relocation(view, self._cache.node, leaving)
+        known = self._refuges.get(request.job)
+        if known is None or known[0] != request or not 0 <= s.now - known[1] < REFUGE_SECONDS:
+            found = await asyncio.to_thread(has_refuge, self._capacity.cluster(but=request.job), request)
+            known = self._refuges[request.job] = (request, s.now, found)
+        return known[2]
+
     def forget(self, job: Key) -> None:
+        """Drops what is known of a job that was deleted."""
+        self._drop(job)
+        self._refuges.pop(job, None)
+
+    def _drop(self, job: Key) -> None:
         """Drops the results of a job that asks for nothing any more."""
         if self._reserved.pop(job, None):
             self._capacity.promise(job, {})
@@ -76,12 +99,14 @@ class GangScheduler:
             self._forgotten.add(job)
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
+        view = self._view(s)
+        return None if view is None else scheduling_request(view, self._cache.node)
+
+    def _view(self, s: Snapshot) -> JobView | None:
         spec = s.spec_of(s.status.attempt)
         if spec is None or s.is_void(s.status.attempt):
             return None
-        return scheduling_request(
-            JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now), self._cache.node
-        )
+        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now)
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help."""
