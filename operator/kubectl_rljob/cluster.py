@@ -18,7 +18,7 @@ from yaml import YAMLError
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from rljob_api import names
+from rljob_api import json_text, names
 from rljob_api.job_policy import JobPolicy
 
 CONNECT_SECONDS = 10
@@ -172,7 +172,7 @@ class Cluster:
     ) -> dict[str, Any]:
         response = self._send(method, path, query or {}, body, what=what)
         try:
-            answer = json.loads(response.read())
+            answer = json_text.loads(response.read())
         except HTTPError as error:
             raise UserError(f"{what}: the connection was lost: {error}", transient=True) from error
         except ValueError as error:

@@ -7,6 +7,8 @@ SPEC_POSTPONED = "SpecPostponed"  # event: a spec that changed during an attempt
 CHILD_CONFLICT = "ChildConflict"  # an object with a child's name exists and is not this job's; it is left alone
 CHILD_REFUSED = "ChildRefused"  # the API server refuses a child of the job; the message has the field and the rule
 
+FOREIGN_STATUS = "ForeignStatus"  # event: somebody else writes the status, for example a second installation that serves the same namespace
+
 # What a job waits for
 PODS_PENDING = "PodsPending"  # trainer pods do not exist, are not scheduled, or have not reported yet
 BACKING_OFF = "BackingOff"  # the pause before a counted restart

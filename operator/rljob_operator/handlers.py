@@ -1,7 +1,8 @@
 """Event handlers: each event's object enters the cache, and the jobs that it concerns are reconciled.
 
 All of kopf's handlers here are `on.event`, since its other kinds write finalizers or annotations into the objects they serve. All are coroutines,
-since kopf runs plain functions in threads, and the cache belongs to the thread of the event loop. Events of pods and reports come from reflector.py.
+since kopf runs plain functions in threads, and the cache belongs to the thread of the event loop. Events of jobs, pods and reports come from
+reflector.py.
 """
 
 import logging
@@ -23,7 +24,7 @@ EVERYWHERE = ("Node", "Pod")
 """Kinds that are watched in all namespaces, because they decide what is free on the nodes."""
 SERVED = ("RLJob", "ConfigMap", *CHILD_KINDS)
 """Kinds that are watched in the namespaces whose jobs are served."""
-REFLECTED = ("Pod", "ConfigMap")
+REFLECTED = ("RLJob", "Pod", "ConfigMap")
 """Kinds that kopf does not watch (see reflector.py)."""
 SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
 """By kind, the label selector with which the API server narrows lists and watches."""

@@ -1,6 +1,7 @@
-"""Reflectors of pods and reports: each lists its kind, then watches it from the list's version, for ever.
+"""Reflectors of jobs, pods and reports: each lists its kind, then watches it from the list's version, for ever.
 
-kopf could watch these as well. But nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
+kopf could not read jobs that users have nested too deep for Python, and would end (see rljob_api/json_text.py). It could watch pods and reports. But
+nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
 queue, three loggers, the handler's arguments): about as much as everything else that the operator does for a job (docs/measurements.md).
 """
 

@@ -123,8 +123,8 @@ class Relist:
         return True
 
     async def list_after_jobs(self, kind: str, namespace: str | None) -> str:
-        """Lists the jobs of the namespace, then this kind. Returns the list's resourceVersion, for a watch. Raises ApiError."""
-        if ("RLJob", namespace) in self.scopes - self._forbidden:
+        """Lists the jobs of the namespace, then this kind, if it is another. Returns the list's resourceVersion, for a watch. Raises ApiError."""
+        if kind != "RLJob" and ("RLJob", namespace) in self.scopes - self._forbidden:
             await self._list("RLJob", namespace)
         return await self._list(kind, namespace)
 

@@ -238,7 +238,7 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("rljob.dev", "rljobs/finalizers"): "update",
         ("", "pods"): "delete get list patch watch",
         ("", "secrets"): "create",
-        ("", "events"): "create",
+        ("", "events"): "create patch",
         ("scheduling.volcano.sh", "podgroups"): "create delete get patch",
         ("", "configmaps"): children,
         ("", "serviceaccounts"): children,

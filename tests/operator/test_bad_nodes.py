@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from simulator.waking import Waking
 
 from rljob_api import reasons
 from rljob_api.job_policy import JobPolicy
@@ -337,7 +336,7 @@ async def test_a_new_job_prefers_nodes_that_are_not_quarantined_and_takes_them_i
 
 
 async def test_a_quarantine_wakes_the_job_and_so_does_time_when_it_waits_for_a_node() -> None:
-    world = on_nodes(Waking(steps=10_000, save_every=1000), "n1", "n2", "n3")
+    world = on_nodes(World(steps=10_000, save_every=1000), "n1", "n2", "n3")
     await world.until(state="Running", step=3)
     world.launchers.clear()  # nobody reports any more, so that only the node's event and the clock wake it
     for _ in range(3):

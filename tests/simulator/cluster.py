@@ -1,10 +1,11 @@
-"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels."""
+"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels, canonical pods."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
 from rljob_operator.times import stamp
+from simulator.canonical import canonical
 from simulator.objects import copied, merge, node_object, operate, prune
 
 EPOCH = 1_767_225_600.0
@@ -81,6 +82,7 @@ class FakeCluster:
         prune(stored, self._applied.get(uid, {}), obj)
         merge(stored, obj)
         self._applied[uid] = copied(obj)
+        canonical(stored)
         return self._changed("apply", stored)
 
     async def merge(self, obj: Object, live: Object) -> Object:
@@ -136,6 +138,7 @@ class FakeCluster:
             raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
         stored = copied(obj)
+        canonical(stored)
         stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": stamp(EPOCH + self.version)}
         self.touch(stored)
         self.objects[key] = stored

@@ -9,15 +9,16 @@ from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection, TrainSpec
 from rljob_api.spec.common import (
     AbsolutePath,
-    EnvVar,
+    Environment,
+    EnvironmentSources,
     Image,
     NonNegativeInt,
     PositiveInt,
+    PullSecrets,
     Source,
     Template,
     UploadUrl,
-    Verbatim,
-    Volume,
+    Volumes,
 )
 from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.gang import Gang, Recompute
@@ -189,13 +190,13 @@ class RLJobSpec(Model):
     """Image of trainer and rollout pods. Required, unless the administrator has set a default (`jobs.defaults.image` of the chart)."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled, as in a Kubernetes container."""
-    image_pull_secrets: list[Verbatim] = []
+    image_pull_secrets: PullSecrets = []
     """Secrets with which the image is pulled, as Kubernetes references: `{name: NAME}`."""
-    env: list[EnvVar] = []
+    env: Environment = []
     """Environment variables of all containers."""
-    env_from: list[Verbatim] = []
+    env_from: EnvironmentSources = []
     """Kubernetes `envFrom` sources of all containers."""
-    volumes: Annotated[list[Volume], Field(max_length=32)] = []
+    volumes: Volumes = []
     """Volumes of all pods; model, data and checkpoints live on them."""
     pod_security: PodSecurity = PodSecurity()
     """User and groups of all pods."""

@@ -4,11 +4,13 @@ Progress is written at once when something changes that people wait for, otherwi
 """
 
 import hashlib
+from pathlib import Path
 
-from rljob_api import reasons
+from rljob_api import names, reasons
 from rljob_api.protocol import Checkpoint, Failure, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -40,7 +42,7 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
     new = (
         _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     )
-    checkpoint = _checkpoint(progress, status.checkpoint)
+    checkpoint = _checkpoint(progress, spec, status.checkpoint)
     events = _missing(old, progress, status) + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
     status = set_(
         status,
@@ -87,10 +89,17 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
     )
 
 
-def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
+def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> CheckpointStatus:
     if not _started(p):
         return old
-    return CheckpointStatus(latest=p.checkpoints[-1] if p.checkpoints else None, kept=p.checkpoints)
+    kept = [found for found in p.checkpoints if _is_possible(found, p, spec)]
+    return CheckpointStatus(latest=kept[-1] if kept else None, kept=kept)
+
+
+def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
+    """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there: the next
+    attempt reports anew what it finds."""
+    return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
@@ -150,13 +159,13 @@ def _resume_step(status: JobStatus, p: Progress) -> int | None:
 def record_server_failures(s: Snapshot, status: JobStatus) -> Change:
     """Records failures of rollouts and of pools' servers, which their pods start again: one event for each. Whether a failure is new is remembered
     for each pod, since pods have clocks of their own."""
-    known, names = status.server_failures, [pod.name for pod in s.servers]
+    known = status.server_failures
     failures = {
         pod.name: (report.boot_id, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure
     }
     digests = {pod: _digest(boot, failure) for pod, (boot, failure) in failures.items()}
     new = [RolloutFailure(pod=pod, failure=failures[pod][1]) for pod in failures if known.get(pod) != digests[pod]]
-    status = set_(status, server_failures={pod: known[pod] for pod in names if pod in known} | digests)
+    status = set_(status, server_failures={p.name: known[p.name] for p in s.servers if p.name in known} | digests)
     if not new:
         return Change(status)
     events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in new)
