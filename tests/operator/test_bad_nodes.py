@@ -87,7 +87,7 @@ async def test_a_node_is_used_again_an_hour_after_the_last_failure() -> None:
     for attempt in (1, 2):
         await kill_on(world, bad, attempt)
     await world.until(state="Running", attempt=3)
-    world.now += REMEMBERED_SECONDS
+    world.elapse(REMEMBERED_SECONDS)
     await world.turn()
     await world.turn()
     assert world.status.nodes == []
@@ -117,7 +117,7 @@ async def test_a_needed_node_is_left_at_the_next_attempt_if_another_has_come() -
         await kill_on(world, bad, attempt)
     await world.until(state="Running", step=12, attempt=3)
     world.cluster.put(node_object(True, name="n4", pods=1))
-    world.now += 60
+    world.elapse(60)
     for _ in range(5):
         await world.turn()
     assert world.status.attempt and world.status.attempt.command == "run", "its owner does not mind"
@@ -225,7 +225,7 @@ async def test_another_scheduler_that_finds_no_other_node_gets_the_node_back() -
                 stored["status"]["conditions"] = [why]
     entry = the_node(world, bad)
     assert entry and entry.state == "excluded"
-    world.now += STUCK_SECONDS
+    world.elapse(STUCK_SECONDS)
     await world.until(state="Running", step=9, attempt=3)
     entry = the_node(world, bad)
     assert entry and entry.state == "needed" and entry.retry_at
@@ -279,7 +279,7 @@ async def test_a_quarantined_node_without_another_is_used_on_which_one_event_and
     assert condition(world)[:2] == ("False", reasons.NODE_NEEDED)
     assert condition(world)[2].endswith("in spite of: cordoned")
     world.cluster.put(node_object(True, name="n4", pods=1))
-    world.now += 60
+    world.elapse(60)
     await world.until(state="Running", attempt=2)
     assert bad not in places(world) and world.status.lost_steps == 0
 

@@ -176,7 +176,8 @@ class Capacity:
 
 def _placement(job: CachedJob) -> Object | None:
     """The placement in a job's unparsed status; None: the job has none, or is being deleted."""
-    placement = (job.object.get("status") or {}).get("placement")
+    status = job.object.get("status")
+    placement = status.get("placement") if isinstance(status, dict) else None
     return None if "deletionTimestamp" in job.object["metadata"] else placement
 
 
