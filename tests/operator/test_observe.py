@@ -108,7 +108,9 @@ def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     assert parse_node(silent | {"spec": {"taints": [taint]}}, LeaveNodes()).out_of_service
     pods = {"pods": 110_000}
     assert parse_node(node_object(True), LeaveNodes()) == Node(
-        name="node-1", schedulable=SchedulableNode("node-1", free=pods, size=pods)
+        name="node-1",
+        schedulable=SchedulableNode("node-1", free=pods, size=pods),
+        answers_since=seconds("2026-01-01T00:00:00Z"),
     )
 
 

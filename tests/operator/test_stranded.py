@@ -144,6 +144,12 @@ def test_an_attempt_that_waits_for_rollouts_without_nodes_is_drained_first() -> 
     assert drained.status.restarts.counted == 0
 
 
+def test_times_that_were_written_before_the_clock_was_set_back_do_not_count() -> None:
+    released = waiting().with_status(released_until=stamp(NOW + 86_400)).next()
+    assert (released.released_until, released.stranded_since) == ("", stamp(NOW))
+    assert waiting().with_status(stranded_since=stamp(NOW + 86_400)).next().stranded_since == stamp(NOW)
+
+
 def test_an_attempt_that_generates_with_fewer_rollouts_goes_on() -> None:
     job = (
         make_job(lifecycle=LIFECYCLE, scheduling={"backend": "none"}).with_attempt().running(step=5, phase="generating")

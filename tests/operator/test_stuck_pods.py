@@ -156,13 +156,28 @@ def pod(ordinal: int, **fields: Any) -> Pod:
         ({"deleting": True, "delete_by": 941.0}, [0, 1]),
         ({"deleting": True, "delete_by": 940.0}, [0, 2]),
         ({"deleting": True, "delete_by": 2000.0}, [0, 1]),
+        ({"deleting": True, "delete_by": 1.0, "answers_since": 941.0}, [0, 1]),
+        ({"deleting": True, "delete_by": 1.0, "answers_since": 940.0}, [0, 2]),
         ({"deleting": True, "delete_by": 1.0, "lost_since": 0.0}, [0, 1]),
         ({"deleting": True, "delete_by": 1.0, "lost_since": 0.0, "finalizers": ("x/y",)}, [0, 2]),
     ],
 )
 def test_an_ordinal_is_passed_over_when_its_pod_does_not_end(fields: dict[str, Any], wanted: list[int]) -> None:
-    """A pod whose node is gone is deleted by force, which finalizers survive."""
+    """A node that is back has as much time to end its pods. A pod whose node is gone is deleted by force, which finalizers survive."""
     assert ordinals((pod(0), pod(1, **fields)), names.ROLE_TRAINER, 2, LIMIT, now=1000.0) == wanted
+
+
+async def test_the_observer_says_since_when_the_node_of_a_pod_answers() -> None:
+    world = await running()
+    node = world.cluster.edit("Node", None, "node-1")
+    node["status"]["conditions"][0]["lastTransitionTime"] = stamp(world.now)
+    hang(world)
+    world.cluster.edit("Pod", NAMESPACE, POD)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["deletionTimestamp"] = stamp(world.now - 10_000)
+    back = world.now
+    while not world.status.stuck_pods:
+        await world.turn()
+    assert LIMIT <= world.now - back <= LIMIT + 2
 
 
 def test_a_server_that_does_not_end_is_passed_over_while_an_attempt_runs() -> None:

@@ -21,6 +21,8 @@ class Node:
     """The node as the builtin scheduler sees it, as if no pods were on it."""
     lost_since: float | None = None
     """When it ceased to be Ready, in seconds since the epoch by the cluster's clock; None: it is ready."""
+    answers_since: float = 0.0
+    """When it became Ready, in seconds since the epoch by the cluster's clock; 0: it is not."""
     out_of_service: bool = False
     """It has the out-of-service taint, by which an administrator vouches that nothing runs there any more."""
 
@@ -32,15 +34,17 @@ class Node:
 
 def parse_node(node: Object, leave: LeaveNodes) -> Node:
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    ready, since = _readiness(meta, status)
     return Node(
         name=meta["name"],
-        lost_since=_lost_since(meta, status),
+        lost_since=None if ready else since,
+        answers_since=since if ready else 0.0,
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
         schedulable=replace(placement.parse_node(node, {}), quarantine=leave.quarantine(node)),
     )
 
 
-def _lost_since(meta: Object, status: Object) -> float | None:
+def _readiness(meta: Object, status: Object) -> tuple[bool, float]:
+    """Whether it is Ready, and since when."""
     ready = condition_of(status, "Ready")
-    since: str = ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")
-    return None if ready.get("status") == "True" else seconds(since)
+    return ready.get("status") == "True", seconds(ready.get("lastTransitionTime") or meta.get("creationTimestamp", ""))

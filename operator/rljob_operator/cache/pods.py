@@ -45,6 +45,8 @@ class Pod:
     """Why the kubelet has ended it, or has not admitted it, such as `Evicted: The node was low on resource: memory.`; empty: it has not."""
     lost_since: float | None = None
     """When its node ceased to be Ready, in seconds since the epoch by the cluster's clock; 0: the node does not exist any more; None: it is ready."""
+    answers_since: float = 0.0
+    """Since when its node is ready, in seconds since the epoch by the cluster's clock; 0: not known."""
     out_of_service: bool = False
     """Its node is tainted out-of-service."""
     waiting: str = ""

@@ -67,10 +67,17 @@ def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
 
 
 def is_stuck(pod: Pod, seconds: float, now: float) -> bool:
-    """Whether the pod was deleted and its grace period ended `seconds` ago. One that may be deleted by force is not stuck, unless finalizers keep
-    it."""
-    over = pod.deleting and pod.delete_by is not None and now - pod.delete_by >= seconds
-    return over and (bool(pod.finalizers) or not certainly_dead(pod))
+    """Whether the pod was deleted, its grace period ended `seconds` ago, and its node answers for as long. One that may be deleted by force is not
+    stuck, unless finalizers keep it."""
+    since = _overdue_since(pod, now)
+    return since is not None and now - since >= seconds and (bool(pod.finalizers) or not certainly_dead(pod))
+
+
+def _overdue_since(pod: Pod, now: float) -> float | None:
+    """Since when the pod should have ended; None: nobody has deleted it. A node that is back gets the same time to end its pods."""
+    if not pod.deleting or pod.delete_by is None:
+        return None
+    return max(pod.delete_by, pod.answers_since) if pod.answers_since <= now else pod.delete_by
 
 
 def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
@@ -81,7 +88,7 @@ def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
 def lost_at(pods: Iterable[Pod], node_loss_seconds: float, now: float) -> tuple[float, ...]:
     """When pods on unreachable nodes will count as lost, and deleted ones as stuck, in seconds since the epoch. No event tells, so a reconcile is
     due then."""
-    since = (t for p in pods for t in (p.lost_since, p.delete_by) if t is not None)
+    since = (t for p in pods for t in (p.lost_since, _overdue_since(p, now)) if t is not None)
     return tuple(t + node_loss_seconds for t in since if t + node_loss_seconds > now)
 
 

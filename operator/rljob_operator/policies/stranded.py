@@ -21,15 +21,16 @@ from rljob_operator.times import seconds, stamp
 
 
 def release_stranded(s: Snapshot, status: JobStatus) -> Change:
-    if status.released_until and s.now < (until := seconds(status.released_until)) and not status.outcome:
+    limit, until = s.lifecycle.stranded_seconds, seconds(status.released_until)
+    if s.now < until <= s.now + limit + 1.0 and may_open(s, status):  # otherwise the clock was set back
         return Change(status, due=(until,))
     status = set_(status, released_until="") if status.released_until else status
     why = _lacking(s, status)
     if not why:
         return Change(set_(status, stranded_since="") if status.stranded_since else status)
-    if not status.stranded_since:
+    if not 0.0 < seconds(status.stranded_since) <= s.now + 1.0:
         status = set_(status, stranded_since=stamp(s.now))
-    until = seconds(status.stranded_since) + s.lifecycle.stranded_seconds
+    until = seconds(status.stranded_since) + limit
     if s.now < until:
         return Change(status, due=(until,))
     return _release(s, status, why)

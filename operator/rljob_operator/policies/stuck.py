@@ -19,12 +19,12 @@ def report_stuck_pods(s: Snapshot, status: JobStatus) -> Change:
     """Names them in the status, and in one event each."""
     limit = s.lifecycle.node_loss_seconds
     stuck = sorted((p for p in s.pods if p.lost_since is None and is_stuck(p, limit, s.now)), key=lambda p: p.name)
-    found = [_stuck(pod) for pod in stuck[:MOST]]
-    if found == status.stuck_pods:
+    named = [_stuck(pod) for pod in stuck[:MOST]]
+    if named == status.stuck_pods:
         return Change(status)
     known = {pod.uid for pod in status.stuck_pods}
-    news = tuple(Event("Warning", reasons.POD_STUCK, _sentence(pod)) for pod in found if pod.uid not in known)
-    return Change(set_(status, stuck_pods=found), news)
+    news = tuple(Event("Warning", reasons.POD_STUCK, _sentence(pod)) for pod in named if pod.uid not in known)
+    return Change(set_(status, stuck_pods=named), news)
 
 
 def stuck_pods(stuck: Sequence[StuckPod]) -> str:
@@ -33,9 +33,9 @@ def stuck_pods(stuck: Sequence[StuckPod]) -> str:
     return _sentence(stuck[0]) + others if stuck else ""
 
 
-def _sentence(found: StuckPod) -> str:
-    where = f" on node {found.node}" if found.node else ""
-    return f"pod {found.pod}{where} {found.why}"
+def _sentence(stuck: StuckPod) -> str:
+    where = f" on node {stuck.node}" if stuck.node else ""
+    return f"pod {stuck.pod}{where} {stuck.why}"
 
 
 def _stuck(pod: Pod) -> StuckPod:
