@@ -101,7 +101,7 @@ async def _drive(directory: Path, listener: Any, options: argparse.Namespace) ->
 
     async def end(export: str) -> None: ...
 
-    await serve(listener, {"next": next, "part": part, "end": end}, lambda _: None)
+    await serve(listener, {"next": next, "part": part, "end": end}, {"heartbeat": lambda count: None})
     (directory / "driver.json").write_text(json.dumps(found | {"serving": lag.read()}))
 
 

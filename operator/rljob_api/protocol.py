@@ -224,6 +224,8 @@ class Progress(Wire):
     """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
     loading: Annotated[list[Line], Field(max_length=64)] = []
     """Roles on ranks of their own that have not loaded their models yet, while the trainer has and waits for them."""
+    awaiting: Line = ""
+    """What the job waits for, when nothing has moved for 10 s: `syncing: waiting for demo-rollout-0 to receive weights`."""
     heartbeat: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
     step: Count = 0

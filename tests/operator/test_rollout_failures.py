@@ -62,6 +62,12 @@ def test_it_is_written_at_once_so_that_it_is_said_once() -> None:
     assert is_observational(before, after) and not is_display(before, after)
 
 
+def test_what_a_running_attempt_waits_for_is_its_message() -> None:
+    awaiting = "syncing: waiting for demo-rollout-0 to receive weights"
+    job = make_job().with_attempt().running(step=4, awaiting=awaiting)
+    assert (job.next().state, job.next().message) == ("Running", awaiting)
+
+
 def test_a_server_that_no_update_reaches_is_named_with_the_reason() -> None:
     out = RolloutState(pod="demo-rollout-1", quarantine="it did not take the policy of step 4: TimeoutError")
     job = make_job().with_attempt().running(step=4, rollouts=[RolloutState(pod="demo-rollout-0", policy_step=4), out])

@@ -22,6 +22,11 @@ COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStor
 """Class names of errors that only say that a peer was lost. Names, so that processes without torch can use them."""
 SEEN_OF_SERVERS = frozenset({"RolloutLost", "ReplicaRefusedError"})
 """Class names of errors that a rank sees when its colocated server has ended, or is alive without its engine. The launcher reports the cause."""
+OUT_OF_MEMORY = "OutOfMemory"
+FORK_SERVER_LOST = "ForkServerLost"
+SERVER_LOST = "ServerLost"
+KILLED_SILENTLY = frozenset({"Signal 9 (SIGKILL)", FORK_SERVER_LOST, SERVER_LOST})
+"""`Failure.exception` of processes that ended without a word, as those do that the kernel kills when memory runs out."""
 SERVER = "server"
 """The name under which the launcher records the failure of a colocated server."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
@@ -145,6 +150,24 @@ def ended(code: int, rank: int | None, log: str) -> Failure:
         return Failure(kind="killed", rank=rank, exception=name, message=message, lines=lines, time=now)
     message = next((line for line in reversed(lines) if line.strip()), "the process ended without a word")
     return Failure(kind="application", rank=rank, exception=f"exit code {code}", message=message, lines=lines, time=now)
+
+
+def with_memory(failure: Failure, kills: int, limit: int | None) -> Failure:
+    """The failure of a killed process, called by its name when memory was the cause.
+
+    Args:
+        kills: processes of this container that the kernel has killed meanwhile because memory ran out
+        limit: bytes that the container may use; None: as many as the node has
+    """
+    if failure.kind != "killed" or not kills or failure.exception not in KILLED_SILENTLY:
+        return failure
+    whose = (
+        f"the container's limit is {limit / 2**30:.1f} GiB"
+        if limit
+        else "the container has no limit, the node's memory is used up"
+    )
+    message = f"memory ran out (OOM, exit code 137): {whose}; raise the memory in template.resources, or use less"
+    return failure.model_copy(update={"exception": OUT_OF_MEMORY, "message": message})
 
 
 def _lost_by_watchdog(log: str) -> str:

@@ -128,6 +128,9 @@ class LifecycleSpec(Model):
     """Seconds without progress after which an attempt fails. Every sample, micro-batch, transfer and file counts as progress."""
     drain_timeout_seconds: PositiveInt = 600
     """Seconds that a drain waits for the end of the step and its checkpoint, before it stops the attempt."""
+    rank_grace_seconds: Annotated[int, Field(ge=1, le=600)] = 10
+    """Seconds between SIGTERM and SIGKILL when the ranks of an attempt on GPUs are ended and do not end at once. A process that is killed while its
+    GPU computes can look like broken hardware (Xid 45). Ranks on CPUs get 2 seconds."""
     node_loss_seconds: PositiveInt = 120
     """Seconds that a node may be unreachable before its pods count as lost, and that a deleted pod may outlive its grace period before it counts as
     stuck. Other pods stand in for both."""

@@ -77,7 +77,7 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if is_running(s, attempt):
         if s.violations:
             return f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
-        return "; ".join(filter(None, [postponement(s, status), *_quarantined(progress)]))
+        return "; ".join(filter(None, [postponement(s, status), *_awaited(progress), *_quarantined(progress)]))
     if progress and progress.phase == "fetching":
         return f"fetching {progress.fetching}"
     if progress and progress.loading:
@@ -87,6 +87,10 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         problems = "; ".join([*unplaced, *_pod_problems(s, status, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+
+
+def _awaited(progress: Progress | None) -> list[str]:
+    return [progress.awaiting] if progress and progress.awaiting else []
 
 
 def _command_reason(s: Snapshot, attempt: Attempt) -> str:

@@ -1,5 +1,5 @@
 """Kubernetes events about jobs, with the budget of client-go's recorder (EventCorrelator): events that repeat are counted, events that are alike are
-combined, and no job has more than a few every minute, whatever its pods report."""
+combined, and a token bucket bounds the rest, whatever a job's pods report."""
 
 import logging
 import socket
@@ -15,7 +15,7 @@ from rljob_operator.times import stamp
 log = logging.getLogger(__name__)
 
 BURST, REFILL = 25, 300.0
-"""Events of a job that may be written at once; seconds after which it may have one more."""
+"""Events of a job that may be written at once, besides the first of each reason; seconds after which it may have one more."""
 SIMILAR, WINDOW = 10, 600.0
 """Messages of one type and reason that are written as events of their own within so many seconds; further ones become one event."""
 COMBINED = "(combined from similar events): "
@@ -60,12 +60,13 @@ class EventRecorder:
         """`now`: seconds since the epoch."""
         for event in events:
             budget = self._budgets.setdefault((job.namespace, job.name), Budget(BURST, now))
-            if not budget.takes(now):
+            alike = budget.alike(event, now)
+            if alike and not budget.takes(now):  # reasons are few, so the first event of each is free
                 log.debug("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
                 continue
             log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
             try:
-                await self._write(job, event, budget.alike(event, now), now)
+                await self._write(job, event, alike, now)
             except ApiError as error:
                 log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 

@@ -111,7 +111,7 @@ async def test_the_phase_is_loading_and_names_the_roles_until_each_has_loaded(tm
         return account.progress.phase, account.progress.loading
 
     async with listening("critic", "reference") as (gangs, _, port):
-        reporter = Reporter(account, lambda: True, gangs.loading)
+        reporter = Reporter(account, lambda: True, gangs.loading, str)
         gangs.open(10, reporter.show_phase)
         reporter.work("generating")
         assert shown() == ("loading", []), "the trainer loads itself"

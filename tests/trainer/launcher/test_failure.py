@@ -12,6 +12,7 @@ from rljob_api.protocol import Failure
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError, PeerLost, RolloutLost
 from rljob_trainer.launcher.attempt import await_cause, unwritable
+from rljob_trainer.launcher.fork_client import ForkServerLost
 from rljob_trainer.weights.call import ReplicaRefusedError
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
@@ -115,6 +116,24 @@ def test_an_exception_that_replaced_another_is_itself() -> None:
 def test_a_signal_is_named() -> None:
     found = failure.ended(-signal.SIGSEGV, 1, "loading\n")
     assert (found.kind, found.exception, found.lines) == ("killed", "Signal 11 (SIGSEGV)", ["loading"])
+
+
+def test_a_process_that_was_killed_for_memory_is_called_so_with_the_limit() -> None:
+    killed = failure.ended(-signal.SIGKILL, 1, "step 3\n")
+    lost = ForkServerLost("rljob_trainer.rank", -9).as_failure()
+    for found in (failure.with_memory(f, kills=1, limit=32 * 2**30) for f in (killed, lost)):
+        assert (found.kind, found.exception) == ("killed", "OutOfMemory")
+        assert found.message.startswith("memory ran out (OOM, exit code 137): the container's limit is 32.0 GiB; ")
+    assert "the container has no limit" in failure.with_memory(killed, kills=1, limit=None).message
+    assert failure.with_memory(killed, kills=0, limit=1) == killed, "somebody else killed it"
+    segfault = failure.ended(-signal.SIGSEGV, 1, "")
+    assert failure.with_memory(segfault, kills=1, limit=1) == segfault
+
+
+def test_a_fork_server_that_ended_is_reported_without_a_traceback_of_the_launcher() -> None:
+    found = ForkServerLost("rljob_trainer.rank", 1).as_failure()
+    assert (found.kind, found.exception, found.lines) == ("application", "ForkServerLost", [])
+    assert found.message == "the imports of rljob_trainer.rank failed with exit code 1; the pod's log has the reason"
 
 
 @pytest.mark.parametrize(

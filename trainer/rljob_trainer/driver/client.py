@@ -62,6 +62,10 @@ class Client:
             self._send({"call": "heartbeat", "count": self._heartbeats})
             self._heartbeats, self._sent = 0, now
 
+    def awaiting(self, what: str) -> None:
+        """Report what rank 0 waits for; empty: nothing any more."""
+        self._send({"call": "awaiting", "what": what})
+
     def _call(self, name: str, arrays: Mapping[str, Array] | None = None, **arguments: Any) -> Any:
         """The answer. `arrays`: one-dimensional, sent along."""
         given = {"arrays": described(arrays)} if arrays is not None else {}

@@ -57,7 +57,9 @@ class Driver:
         """
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready, self._loading)
+        self._reporter = Reporter(
+            progress, lambda: rollouts.is_enough and pools.ready, self._loading, lambda: rollouts.awaited
+        )
         self._trackers = trackers.connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
@@ -99,6 +101,10 @@ class Driver:
     def heartbeat(self, count: int) -> None:
         """Rank 0 made progress."""
         self._reporter.rank_moved(count)
+
+    def awaiting(self, what: str) -> None:
+        """Rank 0 waits for `what`; empty: not any more."""
+        self._reporter.rank_awaits(what)
 
     def phase(self, name: str) -> None:
         """Report what the buffer does."""

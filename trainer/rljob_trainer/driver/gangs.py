@@ -109,7 +109,7 @@ class Gang:
             "end": self.end,
         }
         try:
-            await answer(reader, writer, calls, heartbeat, seconds)
+            await answer(reader, writer, calls, {"heartbeat": heartbeat}, seconds)
         except RankLost as error:
             raise RoleLost(f"lost the role {self.role}: its {error}") from None
         finally:

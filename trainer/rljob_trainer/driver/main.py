@@ -199,7 +199,7 @@ class _Runtime:
             "uploaded": d.uploaded,
             "end": d.end,
         }
-        served = serve(listener, calls, d.heartbeat)
+        served = serve(listener, calls, {"heartbeat": d.heartbeat, "awaiting": d.awaiting})
         try:
             gangs = self._gangs.run(self._progress.heartbeat)
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run(), gangs)
