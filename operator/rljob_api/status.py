@@ -142,6 +142,8 @@ class ProgressStatus(Wire):
     """Step of the checkpoint that the attempt started from; 0: the model itself; unset: it has not chosen one yet."""
     backend: str = ""
     """Layers and kernels that the trainer uses."""
+    warnings: list[str] = []
+    """What the trainer warns of while it continues, such as rewards from which nothing is learnt."""
     updated_at: str = ""
     """When the trainer last reported progress."""
 

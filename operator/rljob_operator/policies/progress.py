@@ -43,7 +43,11 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
         _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     )
     checkpoint = _checkpoint(progress, spec, status.checkpoint)
-    events = _missing(old, progress, status) + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
+    events = (
+        _missing(old, progress, status)
+        + _warned(old, new)
+        + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
+    )
     status = set_(
         status,
         checkpoint=checkpoint,
@@ -85,6 +89,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         export=p.export,
         started_from=p.started_from,
         backend=p.backend,
+        warnings=p.warnings,
         updated_at=stamp(now),
     )
 
@@ -109,6 +114,11 @@ def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> 
     return (Event("Normal", reasons.CHECKPOINT_SAVED, f"step {new.step} is saved at {new.path}"),)
 
 
+def _warned(old: ProgressStatus, new: ProgressStatus) -> tuple[Event, ...]:
+    """An event for each warning that is new."""
+    return tuple(Event("Warning", reasons.TRAINER_WARNED, text) for text in new.warnings if text not in old.warnings)
+
+
 def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event, ...]:
     """An event if the attempt has just started from an earlier checkpoint than the newest known one, although nobody asked for that."""
     known, step = status.checkpoint.latest, p.started_from
@@ -125,7 +135,7 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once when it changes. The phases within a step are one here, since they change several times per step."""
-    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps)
+    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps, p.warnings)
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:

@@ -25,8 +25,8 @@ from trainer.ranks import run_ranks
 SECONDS = 120
 GROUPS, SAMPLES, TOKENS = 8, 4, 20_000
 SPEC = make_spec(train={"promptsPerStep": GROUPS, "samplesPerPrompt": SAMPLES, "tokensPerMicroBatch": 2 * TOKENS})
-BYTES_SENT, BYTES_RECEIVED = 200, 128
-"""Places of tcpi_bytes_sent and tcpi_bytes_received in Linux's struct tcp_info (include/uapi/linux/tcp.h)."""
+BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED = 200, 208, 128
+"""Places of tcpi_bytes_sent, tcpi_bytes_retrans and tcpi_bytes_received in Linux's struct tcp_info (include/uapi/linux/tcp.h)."""
 
 
 class Traffic(NamedTuple):
@@ -39,10 +39,13 @@ class Traffic(NamedTuple):
     def now() -> "Traffic":
         found = [0, 0]
         for file in [f for f in Path("/proc/self/fd").iterdir() if f.is_socket()]:
-            with socket.socket(fileno=os.dup(int(file.name))) as held, suppress(OSError):  # not all sockets are TCP's
+            # not all sockets are TCP's, and another thread may close one
+            with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as held:
                 info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                found[0] += struct.unpack_from("Q", info, BYTES_SENT)[0]
-                found[1] += struct.unpack_from("Q", info, BYTES_RECEIVED)[0]
+                sent, again, received = (
+                    struct.unpack_from("Q", info, at)[0] for at in (BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED)
+                )
+                found = [found[0] + sent - again, found[1] + received]
         return Traffic(*found)
 
 
