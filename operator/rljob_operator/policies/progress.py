@@ -3,10 +3,11 @@
 Progress is written at once when something changes that people wait for, otherwise at most every `progress_interval` seconds.
 """
 
+import hashlib
 from pathlib import Path
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Checkpoint, Progress
+from rljob_api.protocol import Checkpoint, Failure, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
 from rljob_api.text import one_line
@@ -18,6 +19,8 @@ from rljob_operator.times import seconds, stamp
 
 STABLE_STEPS = 3
 """Steps that an attempt has to do, and to save, to count as stable."""
+DIGEST = 12
+"""Characters that identify a failure of a server."""
 MAIN_METRICS = (("reward", "reward/mean"), ("loss", "train/loss"))
 """Label and name of the metric in status.progress.metric: the first of these that the job reports."""
 
@@ -163,17 +166,26 @@ def _resume_step(status: JobStatus, p: Progress) -> int | None:
     return None if given and p.started_from is not None else status.resume_step
 
 
-def record_rollout_failure(s: Snapshot, status: JobStatus) -> Change:
-    """Records failures of rollouts and of pools' servers, which their pods start again: one event for each that is newer, by the pods' clocks, than
-    the last one recorded."""
-    known = status.last_rollout_failure.failure.time if status.last_rollout_failure else 0.0
-    reports = [(pod.name, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure]
-    new = sorted((entry for entry in reports if entry[1].time > known), key=lambda entry: entry[1].time)
+def record_server_failures(s: Snapshot, status: JobStatus) -> Change:
+    """Records failures of rollouts and of pools' servers, which their pods start again: one event for each. Whether a failure is new is remembered
+    for each pod, since pods have clocks of their own."""
+    known = status.server_failures
+    failures = {
+        pod.name: (report.boot_id, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure
+    }
+    digests = {pod: _digest(boot, failure) for pod, (boot, failure) in failures.items()}
+    new = [RolloutFailure(pod=pod, failure=failures[pod][1]) for pod in failures if known.get(pod) != digests[pod]]
+    status = set_(status, server_failures={p.name: known[p.name] for p in s.servers if p.name in known} | digests)
     if not new:
         return Change(status)
-    found = [RolloutFailure(pod=name, failure=failure) for name, failure in new]
-    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in found)
-    return Change(set_(status, last_rollout_failure=found[-1]), events)
+    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in new)
+    return Change(set_(status, last_rollout_failure=new[-1]), events)
+
+
+def _digest(boot: str, failure: Failure) -> str:
+    """Identifies a failure among those of one pod. Two of unknown time differ by what they say."""
+    what = failure.time or (failure.exception, failure.message)
+    return hashlib.sha256(repr((boot, what)).encode()).hexdigest()[:DIGEST]
 
 
 def _sentence(found: RolloutFailure) -> str:
