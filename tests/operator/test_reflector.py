@@ -153,7 +153,7 @@ async def test_lists_that_are_refused_as_too_old_are_made_with_a_pause_that_grow
     monkeypatch.setattr(reflector.asyncio, "sleep", counted)
     async with case(pods=(pod("a", 9),), refused=4) as found:
         async with asyncio.timeout(60):
-            while not found.known():
+            while len(found.server.asked) < 6:
                 await sleep(0.01)
         assert found.server.asked[:6] == ["list"] * 5 + ["10"]
     assert pauses[:4] == [0.01, 0.02, 0.04, 0.08]
