@@ -48,11 +48,12 @@ def kube(plane: ControlPlane) -> Iterator[Kube]:
     found = Kube(plane.kubeconfig, NAMESPACE, str(BIN))
     for namespace in (NAMESPACE, OURS):
         found.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    found.apply(*(o for o in yaml.safe_load_all(helm().stdout) if o and o["kind"] in CHART))
+    installed = Kube(plane.kubeconfig, OURS, str(BIN))
+    installed.apply(*(o for o in yaml.safe_load_all(helm().stdout) if o and o["kind"] in CHART))
     found.apply({"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "demo"}, "spec": raw_spec()})
     found.apply(*children(found))
-    data = {"Corefile": ".:53"}
-    found.apply(named("ConfigMap", "coredns", SYSTEM, data=data), named("ConfigMap", "settings", NAMESPACE, data={}))
+    Kube(plane.kubeconfig, SYSTEM, str(BIN)).apply(named("ConfigMap", "coredns", SYSTEM, data={"Corefile": ".:53"}))
+    found.apply(named("ConfigMap", "settings", NAMESPACE, data={}))
     yield found
 
 
@@ -113,7 +114,7 @@ def test_it_may_not_create_what_is_of_no_job(operator: Kube) -> None:
         ("create", "secret", "generic", "new", "--from-literal=a=b"),
         ("create", "serviceaccount", "new"),
         ("create", "role", "new", "--verb=get", "--resource=configmaps"),
-        ("create", "rolebinding", "new", "--role=new", "--serviceaccount=written:default"),
+        ("create", "rolebinding", "new", "--role=demo-pods", "--serviceaccount=written:default"),
     )
     for command in created:
         assert came_out(operator, command, "403"), command

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from simulator.waking import Waking
+
 from rljob_operator.kube.api import Object
 from rljob_operator.model.uncreated import INTERVAL, PATIENCE
 from rljob_operator.times import stamp
 from simulator.makers import make_job
-from simulator.waking import Waking
 from simulator.world import NAMESPACE, World
 
 NO_CLASS = 'pods "demo-trainer-0" is forbidden: no PriorityClass with name nope was found'
