@@ -92,7 +92,9 @@ def served(directory: Path, batch: Batch) -> DriverClient:
     async def end(export: str) -> None: ...
 
     calls: Any = {"next": next, "part": part, "end": end}
-    threading.Thread(target=lambda: asyncio.run(serve(listener, calls, lambda _: None)), daemon=True).start()
+    threading.Thread(
+        target=lambda: asyncio.run(serve(listener, calls, {"heartbeat": lambda count: None})), daemon=True
+    ).start()
     return DriverClient.connect(directory / "driver.sock", directory / "error", SECONDS)
 
 
