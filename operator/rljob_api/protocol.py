@@ -251,6 +251,8 @@ class Progress(Wire):
     """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     backend: Line = ""
     """Layers and kernels that are in use."""
+    warnings: Annotated[list[Line], Field(max_length=16)] = []
+    """What a user should know of a run that goes on."""
 
 
 class Report(Wire):

@@ -48,6 +48,9 @@ ROLLOUT_FAILED = (
 )
 
 # Checkpoints
+TRAINER_WARNED = (
+    "TrainerWarned"  # event: the trainer warns of something and continues, such as rewards from which nothing is learnt
+)
 CHECKPOINT_SAVED = "CheckpointSaved"  # a complete checkpoint is known; also the event for each new one
 CHECKPOINT_MISSING = "CheckpointMissing"  # event: an attempt started from an earlier checkpoint, because the newest known checkpoint is gone
 NO_CHECKPOINT = "NoCheckpoint"  # no complete checkpoint yet

@@ -142,6 +142,8 @@ class ProgressStatus(Wire):
     """Step of the checkpoint that the attempt started from; 0: the model itself; unset: it has not chosen one yet."""
     backend: str = ""
     """Layers and kernels that the trainer uses."""
+    warnings: list[str] = []
+    """What the trainer warns of while it continues, such as rewards from which nothing is learnt."""
     updated_at: str = ""
     """When the trainer last reported progress."""
 
@@ -320,7 +322,10 @@ class JobStatus(Wire):
     last_failure: LastFailure | None = None
     """The last failed attempt, with its root cause."""
     last_rollout_failure: RolloutFailure | None = None
-    """The last failure of a rollout server, or of a pool's."""
+    """The last failure of a rollout server, or of a pool's, that the operator has seen."""
+    server_failures: dict[str, str] = {}
+    """By pod of a rollout or of a pool, a digest of the failure of its server that was recorded last. So each failure is recorded once, whatever the
+    clocks of the pods say."""
     stuck_pods: list[StuckPod] = []
     """Pods that were deleted and do not end. The first eight, by name."""
     lost_steps: int = 0

@@ -29,14 +29,17 @@ REFLECTED = ("RLJob", "Pod", "ConfigMap")
 SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
 """By kind, the label selector with which the API server narrows lists and watches."""
 CAPACITY_DELAY = 5.0
-"""Seconds after a pod has freed capacity until waiting jobs are reconciled: in a busy cluster, pods end all the time."""
+"""Seconds after capacity has grown until it is offered to waiting jobs: in a busy cluster, pods end all the time."""
 
 
 class EventHandlers:
-    """`add_after(job, seconds)` asks for a reconcile. `progress_interval`: seconds until a report of nothing but numbers is reconciled."""
+    """`add_after(key, seconds)` asks for a reconcile of a job, or for an offer of the CAPACITY. `progress_interval`: seconds until a report of
+    nothing but numbers is reconciled."""
 
     def __init__(self, cache: ClusterCache, add_after: Callable[[Key, float], None], progress_interval: float) -> None:
         self._cache, self._add_after, self._interval = cache, add_after, progress_interval
+        cache.on_change(self.changed)
+        cache.capacity.on_growth(lambda: add_after(CAPACITY, CAPACITY_DELAY))
         self.events = Counter[str]()
         """Number of events, by kind."""
 
@@ -62,12 +65,3 @@ class EventHandlers:
         """Asks for reconciles after a change of the kind's cache for these groups."""
         for job in self._cache.jobs_of(kind, groups):
             self._add_after(job, 0.0)
-        if self._frees_capacity(kind, groups):
-            for job in self._cache.waiting_for_capacity():
-                self._add_after(job, CAPACITY_DELAY)
-
-    def _frees_capacity(self, kind: str, groups: set[Key]) -> bool:
-        """Whether waiting jobs may fit now. A deleted job frees its assignments, including those that no pod has taken yet."""
-        if kind == "RLJob":
-            return any(self._cache.jobs.get(job) is None for job in groups)
-        return CAPACITY in groups or (kind == "Node" and bool(groups))

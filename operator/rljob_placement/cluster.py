@@ -42,7 +42,7 @@ class Cluster:
 
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
         """The cluster with this much less free, by node."""
-        return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
+        return Cluster(tuple(less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
     def joined(self, other: "Cluster") -> "Cluster":
         """The cluster with what is free in both: parts of the same nodes."""
@@ -73,6 +73,19 @@ def parse_node(obj: Object, taken: Resources) -> Node:
     )
 
 
+OCCUPYING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that take resources, see `occupied`."""
+
+
+def essential(pod: Object) -> dict[str, Any]:
+    """The part of a pod that `Cluster.of` reads, which is a small one of a large object."""
+    spec = {key: pod["spec"][key] for key in ("nodeName", "overhead", "resources") if key in pod["spec"]}
+    for kind in ("containers", "initContainers"):
+        found = pod["spec"].get(kind) or []
+        spec[kind] = [{key: c[key] for key in ("resources", "restartPolicy") if key in c} for c in found]
+    return {"spec": spec, "status": {"phase": pod.get("status", {}).get("phase")}}
+
+
 def occupied(pod: Object) -> str:
     """Name of the node on which a pod takes resources; empty: it is on none yet, or has ended."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -80,7 +93,8 @@ def occupied(pod: Object) -> str:
     return node
 
 
-def _less(node: Node, taken: Resources) -> Node:
+def less(node: Node, taken: Resources) -> Node:
+    """The node with this much less free."""
     return replace(node, free={k: v - taken.get(k, 0) for k, v in node.free.items()})
 
 

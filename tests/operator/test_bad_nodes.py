@@ -15,7 +15,6 @@ from rljob_operator.policies.blame import names_gpu
 from rljob_operator.policies.nodes import STUCK_SECONDS
 from simulator.makers import NOW, make_job
 from simulator.objects import node_object
-from simulator.waking import Waking
 from simulator.world import NAMESPACE, World
 
 FOUR = ("n1", "n2", "n3", "n4")
@@ -88,7 +87,7 @@ async def test_a_node_is_used_again_an_hour_after_the_last_failure() -> None:
     for attempt in (1, 2):
         await kill_on(world, bad, attempt)
     await world.until(state="Running", attempt=3)
-    world.now += REMEMBERED_SECONDS
+    world.elapse(REMEMBERED_SECONDS)
     await world.turn()
     await world.turn()
     assert world.status.nodes == []
@@ -118,7 +117,7 @@ async def test_a_needed_node_is_left_at_the_next_attempt_if_another_has_come() -
         await kill_on(world, bad, attempt)
     await world.until(state="Running", step=12, attempt=3)
     world.cluster.put(node_object(True, name="n4", pods=1))
-    world.now += 60
+    world.elapse(60)
     for _ in range(5):
         await world.turn()
     assert world.status.attempt and world.status.attempt.command == "run", "its owner does not mind"
@@ -226,7 +225,7 @@ async def test_another_scheduler_that_finds_no_other_node_gets_the_node_back() -
                 stored["status"]["conditions"] = [why]
     entry = the_node(world, bad)
     assert entry and entry.state == "excluded"
-    world.now += STUCK_SECONDS
+    world.elapse(STUCK_SECONDS)
     await world.until(state="Running", step=9, attempt=3)
     entry = the_node(world, bad)
     assert entry and entry.state == "needed" and entry.retry_at
@@ -280,7 +279,7 @@ async def test_a_quarantined_node_without_another_is_used_on_which_one_event_and
     assert condition(world)[:2] == ("False", reasons.NODE_NEEDED)
     assert condition(world)[2].endswith("in spite of: cordoned")
     world.cluster.put(node_object(True, name="n4", pods=1))
-    world.now += 60
+    world.elapse(60)
     await world.until(state="Running", attempt=2)
     assert bad not in places(world) and world.status.lost_steps == 0
 
@@ -337,7 +336,7 @@ async def test_a_new_job_prefers_nodes_that_are_not_quarantined_and_takes_them_i
 
 
 async def test_a_quarantine_wakes_the_job_and_so_does_time_when_it_waits_for_a_node() -> None:
-    world = on_nodes(Waking(steps=10_000, save_every=1000), "n1", "n2", "n3")
+    world = on_nodes(World(steps=10_000, save_every=1000), "n1", "n2", "n3")
     await world.until(state="Running", step=3)
     world.launchers.clear()  # nobody reports any more, so that only the node's event and the clock wake it
     for _ in range(3):

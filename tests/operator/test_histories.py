@@ -84,7 +84,7 @@ class Histories(RuleBasedStateMachine):
                     if launcher.state == "running" and self.world.status.state == "Running":
                         launcher.stop("succeeded")
             assert self.world.status.outcome_reason in ENDS, self.world.status
-            self.world.now += 3600
+            self.world.elapse(3600)
             self.world.restart_operator()
             for _ in range(5):
                 self.turn()

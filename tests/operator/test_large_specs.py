@@ -61,7 +61,7 @@ async def cost_of(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tupl
     world.feed.deliver()
     with watched(monkeypatch) as busy:
         began = processor_time()
-        await world.operator((NAMESPACE, "demo"))
+        await world.reconcile("demo")
         return busy.longest, processor_time() - began
 
 
@@ -156,7 +156,7 @@ async def test_a_job_whose_check_took_too_long_is_looked_at_again(monkeypatch: p
     assert "cannot be checked in 0.001 s" in world.status.message
     assert (world.status.state, world.status.outcome) == ("Failed", "")
     monkeypatch.setattr(world.operator._specs, "_cpu_seconds", 10.0)
-    world.now += FIRST_PAUSE
+    world.elapse(FIRST_PAUSE)
     await world.until(state="Running", turns=60)
 
 

@@ -219,6 +219,22 @@ async def test_a_members_pod_that_lost_its_labels_is_not_taken_for_gone() -> Non
     assert cluster.requests == requests + 1, "asked once"
 
 
+async def test_pods_that_are_gone_are_remembered_for_the_length_of_an_attempt() -> None:
+    """A job that loses a pod a day would otherwise fill the operator's memory."""
+    cluster, state = FakeCluster(), ReconcilerState()
+    attempt = open_attempt(cluster)
+    cluster.remove(cluster.objects["Pod", "research", "demo-trainer-1"])
+    for number in range(1, 30):
+        members = [m.model_copy(update={"pod_uid": f"gone-{number}"}) for m in attempt.members]
+        later = attempt.model_copy(update={"number": number, "members": members})
+        cluster.edit("RLJob", *KEY)["status"] = JobStatus(attempt=later).dump()
+        await observed(cluster, state, 1000.0 + number)
+    (remembered,) = state.gone.values()
+    assert remembered[1] == {"gone-29"}
+    state.forget(KEY)
+    assert not state.gone
+
+
 async def test_a_heartbeat_ages_on_our_clock() -> None:
     cluster = FakeCluster()
     open_attempt(cluster)

@@ -155,7 +155,7 @@ async def test_seats_that_nobody_fetches_are_given_to_others() -> None:
     assert crowd.status("second").message.startswith("waiting for capacity")
     crowd.delete("first")
     crowd.feed.deliver()
-    await crowd.operator((NAMESPACE, "first"))
+    await crowd.pass_over("first")
     await crowd.turns(3)
     assert len(crowd.on_nodes("second")) == 3
 
@@ -173,7 +173,7 @@ async def test_a_node_that_does_not_take_its_pod_is_left_alone_and_the_others_st
     placement = crowd.status("demo").placement
     assert placement and [e.node for e in placement.excluded] == ["b"]
     crowd.cluster.full.clear()
-    crowd.now += EXCLUDED_SECONDS
+    crowd.elapse(EXCLUDED_SECONDS)
     await crowd.turns(2)
     placement = crowd.status("demo").placement
     assert placement and placement.excluded == []

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 
 from rljob_api import reasons
+from rljob_operator.handlers import CAPACITY_DELAY
 from rljob_operator.times import seconds, stamp
 from simulator.crowd import Crowd
 from simulator.makers import NOW, Job, make_job
 from simulator.world import NAMESPACE, World
 
 LIMIT = 30
+OFFERED = int(CAPACITY_DELAY) + 1
+"""Turns until capacity that has become free is offered."""
 LIFECYCLE = {"strandedSeconds": LIMIT, "backoffSeconds": 1}
 
 
@@ -33,7 +36,7 @@ async def test_a_gang_that_lost_a_node_for_good_gives_up_the_others_to_a_job_tha
     assert (len(crowd.on_nodes("old")), len(crowd.on_nodes("young"))) == (2, 0), "a spare node may come"
     until = stamp(seconds(status.stranded_since) + LIMIT)
     assert status.message.endswith(f"; pods that hold nodes are released at {until}")
-    await crowd.turns(8)
+    await crowd.turns(8 + OFFERED)
     assert crowd.on_nodes("old") == {}
     assert sorted(crowd.on_nodes("young").values()) == ["a", "b"]
     status = crowd.status("old")
@@ -45,13 +48,13 @@ async def test_a_gang_that_lost_a_node_for_good_gives_up_the_others_to_a_job_tha
 
 async def test_it_keeps_its_place_in_the_queue_and_starts_again_as_a_whole() -> None:
     crowd = await stranded()
-    await crowd.turns(LIMIT + 6)
+    await crowd.turns(LIMIT + 6 + OFFERED)
     crowd.uncordon("c")
-    await crowd.turns(6)
+    await crowd.turns(6 + OFFERED)
     assert (len(crowd.on_nodes("old")), len(crowd.on_nodes("young"))) == (0, 2), "one node is no gang"
     crowd.apply("youngest", trainers=1, lifecycle=LIFECYCLE)
     crowd.delete("young")
-    await crowd.turns(6)
+    await crowd.turns(6 + OFFERED)
     assert (len(crowd.on_nodes("old")), len(crowd.on_nodes("youngest"))) == (3, 0), "the oldest comes first"
 
 

@@ -15,6 +15,10 @@ def sync_stateful_sets(cluster: FakeCluster) -> None:
     for key, pod in list(cluster.objects.items()):
         if key[0] == "Pod" and (owner := owner_of(pod)) and owner not in sets:
             cluster.remove(pod)
+    owned: dict[str, list[Object]] = {}
+    for key, pod in cluster.objects.items():
+        if key[0] == "Pod":
+            owned.setdefault(owner_of(pod), []).append(pod)
     for (kind, namespace, name), sts in list(cluster.objects.items()):
         if kind != "StatefulSet" or namespace is None:
             continue
@@ -25,9 +29,8 @@ def sync_stateful_sets(cluster: FakeCluster) -> None:
                 cluster.remove(pod)
             if ("Pod", namespace, f"{name}-{ordinal}") not in cluster.objects:
                 _start_pod(cluster, sts, ordinal)
-        for pod in cluster.pods(namespace):
-            ordinal = pod["metadata"]["name"].rpartition("-")[2]
-            if owner_of(pod) == sts["metadata"]["uid"] and int(ordinal) >= size:
+        for pod in owned.get(sts["metadata"]["uid"], ()):
+            if int(pod["metadata"]["name"].rpartition("-")[2]) >= size:
                 cluster.remove(pod)
     _schedule(cluster)
 
@@ -76,6 +79,7 @@ def _run_pod(cluster: FakeCluster, pod: Object, node: str) -> None:
     cluster.touch(pod)
     pod["status"] = {
         "token": secret["stringData"][names.TOKEN_KEY] if secret else "",
+        "account": account_of(cluster, pod),
         "phase": "Running",
         "podIP": f"10.0.0.{cluster.version}",
         "conditions": [{"type": "Ready", "status": "True"}],
@@ -95,6 +99,13 @@ def owner_of(obj: Object) -> str:
     """Uid of its controller; empty: it has none."""
     owners = obj["metadata"].get("ownerReferences", [])
     return next((o["uid"] for o in owners if o.get("controller")), "")
+
+
+def account_of(cluster: FakeCluster, pod: Object) -> str:
+    """Uid of the ServiceAccount to which its token is bound when it starts now; empty: there is none."""
+    key = ("ServiceAccount", pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName", ""))
+    found = cluster.objects.get(key)
+    return str(found["metadata"]["uid"]) if found else ""
 
 
 def secret_of(pod: Object) -> str:

@@ -1,4 +1,4 @@
-"""A cluster with launchers in its pods: every turn the operator makes a pass, controllers and launchers do theirs, and a second goes by."""
+"""A cluster with launchers in its pods: in every turn the operator does what is due, controllers and launchers theirs, and a second goes by."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Object
-from simulator.controllers import sync_stateful_sets
+from simulator.controllers import account_of, sync_stateful_sets
 from simulator.objects import job_object
 from simulator.site import NAMESPACE, Site
 
@@ -100,8 +100,9 @@ class World(Site):
         job["metadata"]["generation"] += 1
 
     async def turn(self) -> None:
-        self.now += 1
+        self.elapse(1)
         self.feed.deliver()
+        await self.offer_capacity()
         await self.pass_over("demo")
         self._finish_deletions()
         if not self.asleep:
@@ -181,7 +182,8 @@ class World(Site):
             if launcher not in gang and launcher.state == "running":
                 launcher.stop("stopped")
         for launcher in gang:
-            self._obey(launcher, control)
+            if not self._is_refused(launcher):
+                self._obey(launcher, control)
         running = [one for one in gang if one.state == "running"]
         if running and len(running) == len(control.members):
             self._step(running, control)
@@ -201,6 +203,11 @@ class World(Site):
                 self._save(launcher.progress.step, control)
                 launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
             launcher.stop("drained")
+
+    def _is_refused(self, launcher: Launcher) -> bool:
+        """Whether the API server refuses its token, since that is bound to a ServiceAccount that is gone."""
+        pod = self.cluster.objects[("Pod", NAMESPACE, launcher.pod)]
+        return bool(pod["status"].get("account", "") != account_of(self.cluster, pod))
 
     def _step(self, gang: list[Launcher], control: Control) -> None:
         rank0, steps = gang[0], control.spec.train.steps or self.steps
@@ -243,7 +250,7 @@ class World(Site):
 
     def _report(self) -> None:
         for launcher in self.launchers.values():
-            if launcher.dark:
+            if launcher.dark or self._is_refused(launcher):
                 continue
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))
             data = {names.REPORT_KEY: launcher.report()}

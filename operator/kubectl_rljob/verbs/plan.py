@@ -18,6 +18,7 @@ from rljob_api import names
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing.devices import DEVICES, Device, device_bytes
 from rljob_api.sizing.shape import Shape
+from rljob_placement.cluster import OCCUPYING, essential
 
 
 @verb()
@@ -166,4 +167,4 @@ def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     cluster = session.cluster()
-    return cluster.everything("nodes"), cluster.everything("pods")
+    return list(cluster.everything("nodes")), [essential(pod) for pod in cluster.everything("pods", OCCUPYING)]

@@ -103,12 +103,6 @@ class CachedJob:
             )
             return None
 
-    @property
-    def waits_for_capacity(self) -> bool:
-        """Whether pods lack a node because no capacity is left. Reads the unparsed status, since all jobs are asked whenever a pod ends."""
-        placement = (self.object.get("status") or {}).get("placement") or {}
-        return bool(placement.get("problem")) or "" in placement.get("report", {}).get("rollouts", [])
-
 
 def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
     raw = obj.get("spec") or {}

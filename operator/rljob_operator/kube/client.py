@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
 
@@ -26,9 +26,16 @@ CONNECTIONS = 32
 
 
 class KubernetesApi:
-    """`calls` counts requests by verb and kind."""
+    """`calls` counts requests by verb and kind. `may_write` is asked right before each request that changes something."""
 
-    def __init__(self, credentials: Credentials, rate_limiter: RateLimiter, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        rate_limiter: RateLimiter,
+        connections: int = CONNECTIONS,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._may_write = may_write
         self._credentials = credentials
         self._rate_limiter = rate_limiter
         self._session = credentials.session(connections)
@@ -119,6 +126,8 @@ class KubernetesApi:
         pause = FIRST_PAUSE
         for tries_left in reversed(range(TRIES)):
             await self._rate_limiter.wait()
+            if method != "GET" and not self._may_write():
+                raise ApiError(0, f"{method} {where}: not sent, since another operator may hold the lease")
             self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
             status, text, after = await self._answer(method, where, body, query, content)
             if status < 400:

@@ -42,7 +42,8 @@ class Observer:
         pods = [entry.value for entry in self._cache.pods.of(key).values()]
         attempt = job.status.attempt
         if attempt and is_open(attempt):
-            pods += await self._strays(key, attempt, {pod.uid for pod in pods})
+            gone = self._state.gone_in(key, (job.meta.uid, attempt.number))
+            pods += await self._strays(key, attempt, {pod.uid for pod in pods}, gone)
         located = tuple([await self._on_its_node(pod) for pod in pods])
         found = self._snapshot(key, job, located, now)
         return await self._with_heartbeat_age(found, key, job, attempt) if attempt and is_open(attempt) else found
@@ -83,9 +84,8 @@ class Observer:
         found = {name: entry.value for (_, name), entry in self._cache.config_maps.of(key).items()}
         return {name: config_map for name, config_map in found.items() if controls(job, config_map.object)}
 
-    async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
+    async def _strays(self, key: Key, attempt: Attempt, known: set[str], gone: set[str]) -> list[Pod]:
         """Pods of members that exist although the cache does not have them, for example because their labels were removed."""
-        gone = self._state.gone.setdefault(key, set())
         found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
         return [pod for pod in found if pod]
 
@@ -113,7 +113,7 @@ class Observer:
 
     async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and
-        neither is an outage of the API server, in which the operator loses its lease and restarts."""
+        neither is an outage of the API server, after which the operator begins anew when it has its lease again."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
         aged = replace(s, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
         if (aged.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:

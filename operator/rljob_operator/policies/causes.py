@@ -4,6 +4,7 @@ When one rank dies, the others lose their collective within a second, and their 
 ends. A lost pod or container, which explains any broken collective, or an earlier exception replaces it.
 """
 
+import math
 from dataclasses import dataclass
 
 from rljob_api import reasons
@@ -62,13 +63,18 @@ def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
     found = [c for m in members if (c := _cause(attempt, m))]
     processes = [c for c in found if c.reason in PROCESS_REASONS]
     if known and known.reason in PROCESS_REASONS:
-        return min([known, *processes], key=lambda c: c.failure.time)
+        return min([known, *processes], key=_when)
     if known and known.reason != reasons.COLLECTIVE_FAILED:
         return known
     gone = [c for c in found if c.reason not in PROCESS_REASONS and c.reason != reasons.COLLECTIVE_FAILED]
     if gone:
         return gone[0]
-    return min(processes, key=lambda c: c.failure.time, default=known or next(iter(found), None))
+    return min(processes, key=_when, default=known or next(iter(found), None))
+
+
+def _when(cause: Cause) -> float:
+    """Sort key: earliest first, those of unknown time last. Clocks of pods differ, but nothing else says who was first."""
+    return cause.failure.time or math.inf
 
 
 def _cause(attempt: Attempt, m: MemberStatus) -> Cause | None:

@@ -17,7 +17,7 @@ from rljob_operator.policies.nodes import judge_nodes, leave_nodes
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
-from rljob_operator.policies.progress import record_progress, record_rollout_failure
+from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.requests import consume_request
 from rljob_operator.policies.state import postpone_spec
 from rljob_operator.policies.stranded import release_stranded
@@ -32,7 +32,7 @@ POLICIES: tuple[Policy, ...] = (
     judge_nodes,  # that failures point at or whose owner wants them to be left: avoided, or needed
     advance_attempt,  # the open attempt: drain, stop, end
     record_progress,  # rank 0's progress, complete when the attempt has just ended
-    record_rollout_failure,  # of servers, which their pods start again
+    record_server_failures,  # of servers, which their pods start again
     count_restart,  # if the attempt failed: a restart, or the end
     blame_nodes,  # that failures point at
     succeed,  # if the attempt succeeded: the end

@@ -37,7 +37,7 @@ def message(s: Snapshot, status: JobStatus) -> str:
 def _message(s: Snapshot, status: JobStatus) -> str:
     if status.outcome == "Succeeded":
         export = f"; the Hugging Face model is at {status.progress.export}" if status.progress.export else ""
-        return f"all {status.progress.steps} steps are done{export}"
+        return "; ".join([f"all {status.progress.steps} steps are done{export}", *status.progress.warnings])
     if status.outcome == "Failed":
         return _failed(status)
     if status.attempt and is_open(status.attempt):
@@ -77,7 +77,8 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if is_running(s, attempt):
         if s.violations:
             return f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
-        return "; ".join(filter(None, [postponement(s, status), *_awaited(progress), *_quarantined(progress)]))
+        said = [*_awaited(progress), *_quarantined(progress), *status.progress.warnings]
+        return "; ".join(filter(None, [postponement(s, status), *said]))
     if progress and progress.phase == "fetching":
         return f"fetching {progress.fetching}"
     if progress and progress.loading:

@@ -23,8 +23,8 @@ from rljob_operator.times import seconds, stamp
 
 UNBOUND_SECONDS = 60.0
 """Seconds that an ungated pod may take to get onto its node. Later, another pod was faster, or the cluster's scheduler refuses the node."""
-RETRY = 60.0
-"""Seconds between two tries to place pods without a node. Jobs are also reconciled when a pod has freed capacity or a node has changed."""
+RETRY = 300.0
+"""Seconds until a job that lacks a node is looked at again, in case that nobody wakes it. It is woken when capacity that helps becomes free."""
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:

@@ -96,6 +96,10 @@ class Reconciler:
         waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed, again]
         return min((t for t in waits if t is not None), default=None)
 
+    async def offer_capacity(self) -> set[Key]:
+        """Places jobs that wait for nodes in capacity that has become free. Returns those that are to be reconciled."""
+        return await self._scheduler.offer()
+
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
         """Writes what follows from the decided status. Returns the children that could not be written."""
         namespace = s.job.namespace

@@ -30,7 +30,8 @@ class ForeignStatus(Conflict):
 
 
 class Writer:
-    """Every answer enters the cache, so that the next reconcile sees what this one has written."""
+    """Every answer enters the cache, so that the next reconcile sees what this one has written. The cache asks for that reconcile (see `on_change`),
+    since the watch's event of the same version will be no change. Only of the status the reconciler decides whether there is more to do."""
 
     def __init__(self, api: Api, cache: ClusterCache) -> None:
         self._api, self._cache = api, cache
@@ -43,7 +44,7 @@ class Writer:
         kind, *key = _name(job)
         sent = self._unanswered.pop((key[0], key[1]), None)
         try:
-            self._cache.put(await self._api.replace(job | {"status": status.dump()}, "status"))
+            self._cache.jobs.put(await self._api.replace(job | {"status": status.dump()}, "status"))
         except (Conflict, NotFound) as error:
             live = await self._refresh(kind, key[0], key[1])
             foreign = live is not None and _status(live) not in (_status(job), sent and sent.dump())
@@ -124,12 +125,11 @@ class Writer:
             raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
 
     async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Reads an object into the cache; None: it does not exist. The watch's event of it will then wake nobody, so the caller has to see to another
-        reconcile, by an error or a conflict."""
+        """Reads an object into the cache; None: it does not exist."""
         try:
             live = await self._api.get(kind, namespace, name)
         except NotFound:
-            self._cache.of_kind(kind).delete((namespace, name))
+            self._cache.delete(kind, (namespace, name))
             return None
         self._put(live)
         return live
@@ -157,7 +157,7 @@ class Writer:
             await self._refresh(kind, namespace, name)
             raise
         if kind in UNWATCHED:
-            self._cache.of_kind(kind).delete((namespace, name))
+            self._cache.delete(kind, (namespace, name))
 
     async def ungate(self, namespace: str, ungate: tuple[Ungate, ...], now: float) -> None:
         await together([self._ungate(namespace, one, now) for one in ungate])

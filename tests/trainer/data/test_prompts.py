@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rljob_api.spec.model import ChatTemplate, DataSpec, RewardSpec
 from rljob_trainer.data.files import places
 from rljob_trainer.data.prompts import load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import ToolTokenizer, load_tokenizer
+from rljob_trainer.data.tokenizer import ToolTokenizer, Vocabulary, load_tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.rules import validate_row
 from trainer.buffer.specs import job
@@ -253,3 +253,16 @@ def test_a_row_that_says_where_an_image_stands_is_refused_where_nobody_reads_it(
 def test_a_mere_word_in_a_file_without_such_a_column_is_a_word(tmp_path):
     (found,) = load(tmp_path, [[{"role": "user", "content": "write <image>"}]], template=ARGUMENT)
     assert found.text == "<user>write <image>"
+
+
+def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row(tmp_path):
+    path = tmp_path / "b.jsonl"
+    path.write_text('{"prompt": "11"}\n{"prompt": "1="}')
+    spec = DataSpec(train=[str(path)])
+    files = places("spec.data.train", spec.train)
+    few = Vocabulary(ord("="), "/m")
+    with pytest.raises(
+        ConfigurationError, match="'=' with the id 61, and the model in /m has vocab_size = 61"
+    ) as caught:
+        load_prompts(spec, files, tokenizer(None), lambda *_: None, tmp_path / "rows", vocabulary=few)
+    assert caught.value.value.endswith("row 2")

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from api.specs import make_spec
 from rljob_trainer.driver import launcher_files
 from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.driver.reporter import Reporter
+from rljob_trainer.reporting.alarms import Alarms
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ async def test_it_is_named_and_forgotten_with_the_next_movement(
     monkeypatch.setattr(launcher_files, "QUIET_SECONDS", 0.3)
     monkeypatch.setattr(launcher_files, "WRITE_SECONDS", 0.02)
     progress = ProgressFile(tmp_path / "progress.json")
-    reporter = Reporter(progress, lambda: True, list, lambda: "demo-rollout-0 (does not answer)")
+    reporter = Reporter(progress, lambda: True, list, lambda: "demo-rollout-0 (does not answer)", Alarms(make_spec()))
     reporter.work(work_phase)
     reporter.enter(rank_phase)
     if rank_phase == "syncing":

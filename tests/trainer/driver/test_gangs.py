@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from api.specs import make_spec
 from rljob_trainer import arrays
 from rljob_trainer.batch import ROWS, SCORES, Batch
 from rljob_trainer.buffer.measured import measured
@@ -24,6 +25,7 @@ from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.trajectory import Trajectory
 
 SECONDS = 120
@@ -112,7 +114,7 @@ async def test_the_phase_is_loading_and_names_the_roles_until_each_has_loaded(tm
         return account.progress.phase, account.progress.loading
 
     async with listening("critic", "reference") as (gangs, _, port):
-        reporter = Reporter(account, lambda: True, gangs.loading, str)
+        reporter = Reporter(account, lambda: True, gangs.loading, str, Alarms(make_spec()))
         gangs.open(10, reporter.show_phase)
         reporter.work("generating")
         assert shown() == ("loading", []), "the trainer loads itself"

@@ -13,7 +13,7 @@ from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.formats import Chat, LeftOut, Texts, Variant, conversation, pair
 from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.pictures import images_in, lifted, require_no_images, require_none_unread, with_parts
-from rljob_trainer.data.tokenizer import OffsetTokenizer, text_tokens
+from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, text_tokens
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.images import Image, Placed
 from rljob_trainer.trajectory import Bools, Ints, Segment
@@ -38,6 +38,7 @@ class Encoder:
     def __init__(self, spec: RLJobSpec, tokenizer: OffsetTokenizer):
         self._images = image_reader(spec)
         self._data, self._paired, self._tokenizer = spec.data, spec.paired, tokenizer
+        self._vocabulary = Vocabulary.of(spec)
         self._everything = spec.task == "sft" and spec.data.loss_on == "all"
 
     def __call__(self, row: RawRow) -> Example:
@@ -81,6 +82,8 @@ class Encoder:
     def _fitting(self, variant: Variant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
         """Empty when it is longer than maxTokens. `images`: of the whole conversation."""
         tokens, learnt = encode(variant, place, self._tokenizer)
+        if self._vocabulary:
+            self._vocabulary.require(tokens, place, self._tokenizer)
         if self._everything:
             learnt[:] = True
         placed: tuple[Placed, ...] = ()

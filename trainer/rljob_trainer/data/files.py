@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_trainer.failure import ConfigurationError, is_outage
+from rljob_trainer.model_files import is_pointer
 
 Record = Mapping[str, Any]
 ROWS_AT_ONCE = 1024
@@ -54,11 +55,15 @@ def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Reco
 def checked(file: Place, known: Collection[str]) -> Path:
     """The file's path. Raises ConfigurationError when there is none, or its name ends in none of the `known` suffixes."""
     path = Path(file.path)
+    if path.is_dir():
+        raise file.error("is a directory", "name the files in it, which end in " + ", ".join(known))
     if not path.is_file():
         fix = "correct the path, or mount the volume that holds it in spec.volumes"
         raise file.error("there is no such file in the trainer pod", fix)
     if path.suffix not in known:
         raise file.error(f"its name ends in none of {', '.join(known)}", "convert the file, or rename it")
+    if is_pointer(path):
+        raise file.error("is a Git LFS pointer, not the file itself", "fetch it with git lfs pull")
     return path
 
 

@@ -18,7 +18,7 @@ from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.pictures import lifted
 from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tables import FileRows
-from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.images import Placed
 
@@ -118,14 +118,16 @@ def load_prompts(
     validate_row: RowValidator,
     scratch: Path,
     images: ImageReader | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> PromptSet:
     """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts. `images`: None where spec.imageKey is unset.
+    `vocabulary`: None where nobody knows.
 
     Raises ConfigurationError for rows that cannot be used or scored, and when none is short enough.
     """
     counts = PromptCounts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)
-    fitting = _fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts, images)
+    fitting = _fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts, images, vocabulary)
     prompts = PromptSet(fitting, counts, rows, images)
     if counts.rows and not prompts:
         rule = f"all {counts.rows} prompts of {files[0].field.rpartition('[')[0]} are longer"
@@ -151,12 +153,15 @@ def _fitting(
     validate_row: RowValidator,
     counts: PromptCounts,
     images: ImageReader | None,
+    vocabulary: Vocabulary | None,
 ) -> Iterator[Prompt]:
     seen: set[int] = set()
     for index, row in enumerate(rows):
         if problem := validate_row(row.data_source, row.answer):
             raise row.place.error(*problem)
         text, tokens = encode_prompt(row, spec, tokenizer)
+        if vocabulary:
+            vocabulary.require(tokens, row.place, tokenizer)
         if images:
             tokens = images.prompt(tokens, row.images, row.place)
         counts.rows += 1

@@ -1,12 +1,19 @@
 """The model's own tokenizer, used on the driver's side only: ranks and rollouts see token ids."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from rljob_api.families import language_of
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.files import Place
 from rljob_trainer.failure import ConfigurationError, is_outage
+from rljob_trainer.preflight import model_config
 
 
 class Tokenizer(Protocol):
@@ -67,6 +74,30 @@ def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
 def _added(tokenizer: Tokenizer) -> list[int]:
     """To a text of nothing."""
     return tokenizer.encode("", add_special_tokens=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens that a model has rows for."""
+
+    size: int
+    path: str
+
+    @staticmethod
+    def of(spec: RLJobSpec) -> "Vocabulary | None":
+        """That of spec.model.path; None where its config.json does not say."""
+        size = language_of(model_config(spec.model.path)[0]).get("vocab_size")
+        return Vocabulary(size, spec.model.path) if size else None
+
+    def require(self, tokens: Sequence[int] | npt.NDArray[np.integer], place: Place, tokenizer: Tokenizer) -> None:
+        """Raises ConfigurationError for a token that the model has no row for: an added one, without new rows for it."""
+        largest = int(np.max(tokens, initial=0))
+        if largest >= self.size:
+            word = tokenizer.decode([largest], skip_special_tokens=False)
+            rule = f"holds the token {word!r} with the id {largest}, and the model in {self.path} has vocab_size = {self.size}"
+            last = max(tokenizer.get_vocab().values())
+            fix = f"resize the model's embeddings (the tokenizer's largest id is {last}), or remove the token from the tokenizer"
+            raise place.error(rule, fix)
 
 
 class OffsetTokenizer(Tokenizer, Protocol):

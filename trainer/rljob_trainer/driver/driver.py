@@ -26,6 +26,7 @@ from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting import trackers
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.tracker import End
 from rljob_trainer.rewards.pool import Pools
@@ -58,7 +59,11 @@ class Driver:
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
         self._reporter = Reporter(
-            progress, lambda: rollouts.is_enough and pools.ready, self._loading, lambda: rollouts.awaited
+            progress,
+            lambda: rollouts.is_enough and pools.ready,
+            self._loading,
+            lambda: rollouts.awaited,
+            Alarms(control.spec),
         )
         self._trackers = trackers.connect(control, os.environ)
         self._command = control.command

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import EVALUATIONS, Sinks
 
 
@@ -16,10 +17,12 @@ class Reporter:
         is_served: Callable[[], bool],
         loading: Callable[[], list[str]],
         answers: Callable[[], str],
+        alarms: Alarms,
     ):
         """`is_served`: whether enough rollouts have the policy, and the pools are ready. `loading`: roles whose models are still being loaded.
-        `answers`: whose answers to requests are awaited."""
+        `answers`: whose answers to requests are awaited. `alarms` watches the metrics."""
         self._progress, self._is_served, self._loading, self._answers = progress, is_served, loading, answers
+        self._alarms, self._standing = alarms, progress.progress.warnings
         self._rank_awaits = ""
         progress.awaited = self._awaited
         self._sinks: Sinks
@@ -47,7 +50,9 @@ class Reporter:
         """A step is done."""
         self.record(step, metrics)
         self._progress.heartbeat()
-        self._progress.update(step=step, history=self._sinks.history())
+        self._alarms.after(step, metrics)
+        warnings = [*self._standing, *self._alarms.texts]
+        self._progress.update(step=step, history=self._sinks.history(), warnings=warnings)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of the current step, and show them in the progress."""
