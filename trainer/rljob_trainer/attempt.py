@@ -26,6 +26,7 @@ from rljob_trainer.megatron.step import Step
 from rljob_trainer.memory import Plan
 from rljob_trainer.objectives.objective import Targets
 from rljob_trainer.objectives.value import CRITIC_COLUMNS
+from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Outcome, Source
 from rljob_trainer.tasks.choice import source_of
 from rljob_trainer.weights.publisher import Senders
@@ -63,6 +64,7 @@ class Attempt:
         self._spec, self._ranks, self._rank_zero, self.engine = control.spec, ranks, rank_zero, engine
         driver = rank_zero.driver if rank_zero else None
         self.source: Source = source_of(control.spec, ranks, driver, engine, senders, self._complete_save)
+        self._scatter = Scatter(ranks, driver, engine, engine.parts)
         self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
         store = rank_zero.store if rank_zero else None
         self._saver = Saver(engine, ranks, store, driver, self._critic_apart)
@@ -94,8 +96,9 @@ class Attempt:
         """Have a critic on a gang of its own learn from the step while the policy does; `trained` waits for it."""
         if self._critic_apart:
             chosen = {name: targets.columns[name] for name in CRITIC_COLUMNS if name in targets.columns}
-            columns = {name: step.whole(values).numpy() for name, values in chosen.items()}
-            if self._rank_zero:
+            values = {name: {row: v.numpy() for row, v in rows.items()} for name, rows in chosen.items()}
+            columns = self._scatter.collect(step.batch.columns, values)
+            if self._rank_zero and columns:
                 self._rank_zero.driver.learn(step.batch.step, columns)
 
     def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:

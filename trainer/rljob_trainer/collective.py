@@ -49,15 +49,15 @@ class Ranks:
             dist.broadcast(_bytes(array), 0, group=self._group)
 
     def send(self, block: Array, receiver: int) -> dist.Work:
-        """Begin to send a block from rank 0 to another rank, which calls `receive`. The block must not change before `wait` of the result has
+        """Begin to send a block to another rank, which calls `receive`. The block must not change before `wait` of the result has
         returned. Not collective."""
         work = dist.isend(_bytes(block), receiver, self._group)
-        assert work, "rank 0 belongs to the group"
+        assert work, "all ranks belong to the group"
         return work
 
-    def receive(self, block: Array) -> None:
-        """Fill the block with the one that rank 0 sends. Not collective."""
-        dist.recv(_bytes(block), 0, self._group)
+    def receive(self, block: Array, sender: int = 0) -> None:
+        """Fill the block with the one that this rank sends. Not collective."""
+        dist.recv(_bytes(block), sender, self._group)
 
     def gather(self, value: Any) -> list[Any]:
         """[rank] -> its value, on every rank."""

@@ -1,17 +1,19 @@
 """Distributes a batch from the driver to the ranks: the columns to all of them, trajectories to the ranks of the data-parallel copy that trains them.
+What they measured of it, for models on other gangs, goes back the same way.
 
 Rank 0 alone is connected to the driver. It sends each part once, to the first rank of the copy, which shares it with the others of the copy while
 rank 0 goes on with the next part. All of this happens in chunks, so that no rank ever holds more than its own part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 
 from rljob_trainer import arrays
-from rljob_trainer.arrays import Array
-from rljob_trainer.batch import Batch, Columns
+from rljob_trainer.arrays import Array, Stream
+from rljob_trainer.batch import ROWS, Batch, Columns
 from rljob_trainer.collective import Ranks
 from rljob_trainer.driver.client import Client
 
@@ -47,16 +49,50 @@ class Scatter:
         """This rank's part of the batch that the driver has just announced. `described`: the announcement (driver/channel.py), on all ranks."""
         columns = self._columns(described["columns"])
         parts, names = self._parts(columns), described["measured"]
-        rows, kinds = parts[self._model.data_rank], [*names, *arrays.KINDS]
+        rows = parts[self._model.data_rank]
+        kinds = [*names, *(arrays.KINDS if described["trajectories"] else ())]
         own = self._own(rows, kinds)
         if self._driver:
             for others, leader in zip(parts[1:], self._leaders[1:], strict=True):
                 self._forward(self._driver, others, leader)
         counts = columns.response_length[list(rows)].tolist()
         measured = {name: dict(zip(rows, arrays.split(own[name], counts), strict=True)) for name in names}
-        return Batch(
-            described["step"], columns, arrays.trajectories_of(own, columns, rows), described["metrics"], measured
-        )
+        trajectories = arrays.trajectories_of(own, columns, rows) if described["trajectories"] else {}
+        return Batch(described["step"], columns, trajectories, described["metrics"], measured)
+
+    def collect(self, columns: Columns, values: Mapping[str, Mapping[int, Array]]) -> Stream | None:
+        """The way back: per-token values of all rows, from the first rank of each copy to the driver.
+
+        On rank 0 the result has to be sent: the arrays [response tokens of the step] float32, in the order of ROWS, which comes before them. Rank 0
+        receives them in chunks meanwhile. None on other ranks.
+
+        Args:
+            values: [name] -> [row] -> [response tokens], of this rank's part of `columns`
+        """
+        parts = self._parts(columns)
+        if self._driver:
+            order = np.array([row for rows in parts for row in rows], np.int32)
+            total = int(columns.response_length[order].sum())
+            described = [*arrays.described({ROWS: order}), *([name, "<f4", total] for name in values)]
+            return Stream(described, chain([order], self._collected(columns, parts, values)))
+        if self._ranks.rank in self._leaders:
+            for of_rows in values.values():
+                for row in parts[self._model.data_rank]:
+                    self._ranks.send(np.ascontiguousarray(of_rows[row], np.float32), 0).wait()
+        return None
+
+    def _collected(
+        self, columns: Columns, parts: Sequence[Sequence[int]], values: Mapping[str, Mapping[int, Array]]
+    ) -> Iterator[Array]:
+        for of_rows in values.values():
+            for copy, (rows, leader) in enumerate(zip(parts, self._leaders, strict=True)):
+                for row in rows:
+                    if copy == self._model.data_rank:
+                        yield np.ascontiguousarray(of_rows[row], np.float32)
+                    else:
+                        found = np.empty(columns.response_length[row], np.float32)
+                        self._ranks.receive(found, leader)
+                        yield found
 
     def _columns(self, described: list[list[Any]]) -> Columns:
         found = self._driver.read(described) if self._driver else arrays.allocated(described)

@@ -56,7 +56,11 @@ def equal(a: Any, b: Any) -> bool:
 
 def of_all_rows(step: Any, values: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
     """Values of response tokens, from the ranks that have them. Collective."""
-    return list(step.whole(values).split(step.counts))
+    found = torch.zeros(sum(step.counts))
+    of_rows = found.split(step.counts)
+    for row in step.rows if step.parallel.leads_copy else ():
+        of_rows[row].copy_(values[row])
+    return list(step.parallel.over_world(found).split(step.counts))
 
 
 def column(step: Any, name: str) -> list[torch.Tensor]:

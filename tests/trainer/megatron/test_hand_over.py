@@ -5,6 +5,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from api.specs import make_spec
 from rljob_api.sizing.layout import Layout
 from rljob_trainer import arrays
 from rljob_trainer.batch import Batch
+from rljob_trainer.buffer.measured import joined
 from rljob_trainer.driver.channel import announced, listen, part_of
 from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.driver.server import serve
@@ -61,6 +63,10 @@ class Received(NamedTuple):
     """Bytes of its part."""
     sent: int
     received: int
+    returned: int
+    """Bytes that it received while all ranks sent measurements back to the driver."""
+    arrived: bool
+    """Whether these are the driver's own ones again, where this rank is the first."""
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +85,8 @@ def batch() -> Batch:
     return Batch(1, Batch.of(1, made, {}).columns, dict(enumerate(made)), {}, {"values": measured})
 
 
-def served(directory: Path, batch: Batch) -> DriverClient:
-    """Rank 0's connection to a driver that has this batch."""
+def served(directory: Path, batch: Batch, sent_back: list[Batch]) -> DriverClient:
+    """Rank 0's connection to a driver that has this batch, and keeps what comes back."""
     listener = listen(directory / "driver.sock")
 
     async def next() -> Any:
@@ -89,11 +95,20 @@ def served(directory: Path, batch: Batch) -> DriverClient:
     async def part(rows: list[int]) -> Any:
         return part_of(batch, rows)
 
+    async def learn(step: int, arrays: Any) -> None:
+        sent_back.append(joined(Batch(step, batch.columns, {}, {}), arrays))
+
     async def end(export: str) -> None: ...
 
-    calls: Any = {"next": next, "part": part, "end": end}
-    threading.Thread(target=lambda: asyncio.run(serve(listener, calls, lambda _: None)), daemon=True).start()
+    calls: Any = {"next": next, "part": part, "learn": learn, "end": end}
+    threading.Thread(
+        target=lambda: asyncio.run(serve(listener, calls, {"heartbeat": lambda count: None})), daemon=True
+    ).start()
     return DriverClient.connect(directory / "driver.sock", directory / "error", SECONDS)
+
+
+def same(found: Mapping[int, arrays.Array], expected: Mapping[int, arrays.Array]) -> bool:
+    return sorted(found) == sorted(expected) and all(np.array_equal(found[row], expected[row]) for row in expected)
 
 
 def on_a_rank(directory: Path, batch: Batch, layout: Layout) -> Received:
@@ -106,7 +121,8 @@ def on_a_rank(directory: Path, batch: Batch, layout: Layout) -> Received:
 
     model, ranks = parallel_state.initialize(layout, torch.device("cpu"), SECONDS), Ranks(SECONDS)
     model.share(np.zeros(1, np.uint8))  # connects the copy's ranks
-    driver = served(directory, batch) if ranks.is_first else None
+    sent_back: list[Batch] = []
+    driver = served(directory, batch, sent_back) if ranks.is_first else None
     scatter = Scatter(ranks, driver, model, Planner(SPEC, layout).parts)
     answer = ranks.broadcast(driver.next() if driver else None)
     ranks.barrier()
@@ -115,11 +131,25 @@ def on_a_rank(directory: Path, batch: Batch, layout: Layout) -> Received:
     ranks.barrier()
     after, rows = Traffic.now(), sorted(found.trajectories)
     equal = found.columns == batch.columns and all(found.trajectories[i] == batch.trajectories[i] for i in rows)
-    equal = equal and all(np.array_equal(found.measured["values"][i], batch.measured["values"][i]) for i in rows)
+    equal = equal and same(found.measured["values"], {i: batch.measured["values"][i] for i in rows})
     part = arrays.nbytes(part_of(batch, rows).message)
+    values = scatter.collect(batch.columns, found.measured)
     if driver:
+        assert values
+        driver.learn(1, values)
         driver.end("")
-    return Received(model.data_rank, rows, equal, part, after.sent - before.sent, after.received - before.received)
+    ranks.barrier()
+    returned = Traffic.now()
+    return Received(
+        copy=model.data_rank,
+        rows=rows,
+        equal=equal,
+        part=part,
+        sent=after.sent - before.sent,
+        received=after.received - before.received,
+        returned=returned.received - after.received,
+        arrived=driver is None or same(sent_back[0].measured["values"], batch.measured["values"]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +161,7 @@ def on_a_rank(directory: Path, batch: Batch, layout: Layout) -> Received:
         pytest.param(Layout(8, tensor=4, pipeline=2), 3, id="TP4 PP2"),
     ],
 )
-def test_a_part_leaves_rank_0_once_for_each_copy_however_many_ranks_the_copy_has(
+def test_a_part_goes_once_to_each_copy_and_measurements_once_back_however_many_ranks_it_has(
     megatron: None, tmp_path: Path, batch: Batch, layout: Layout, own_sends: int
 ) -> None:
     """Within a copy it is passed on: `own_sends` is the number of sends with which rank 0 begins that in its own copy, a tree of its ranks."""
@@ -144,3 +174,7 @@ def test_a_part_leaves_rank_0_once_for_each_copy_however_many_ranks_the_copy_has
     assert expected <= found[0].sent < expected + small
     for rank in found[1:]:
         assert rank.part <= rank.received < rank.part + small, "every rank gets its part, and that once"
+        assert rank.returned < small, "measurements go to the driver, not to other ranks"
+    assert all(rank.arrived for rank in found)
+    of_others = sum(4 * int(batch.columns.response_length[rank.rows].sum()) for c, rank in copies.items() if c)
+    assert of_others <= found[0].returned < of_others + small

@@ -15,7 +15,7 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.examples import ExampleBuffer, Examples
-from rljob_trainer.buffer.measured import Measure
+from rljob_trainer.buffer.measured import Measure, joined
 from rljob_trainer.buffer.sources import BatchSource
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.channel import Arrays, announced, part_of
@@ -187,7 +187,8 @@ class Driver:
         self._reporter.enter("")
 
     async def learn(self, step: int, arrays: dict[str, Array]) -> None:
-        self._own_critic.learn(step, arrays)
+        assert self._handed is not None and step == self._handed.batch.step, f"step {step} was not handed out"
+        self._own_critic.learn(joined(Batch(step, self._handed.batch.columns, {}, {}), arrays))
 
     async def learnt(self) -> Any:
         return await self._once(self._own_critic.learnt)

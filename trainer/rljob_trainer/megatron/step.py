@@ -104,14 +104,6 @@ class Step:
                 found[row] = values
         return self.parallel.over_copy(torch.cat([torch.zeros(0), *found.values()]))
 
-    def whole(self, values: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Values of the own rows -> those of all rows one after another, [response tokens of the step] float32, on every rank. Collective."""
-        found = torch.zeros(sum(self.counts))
-        of_rows = found.split(self.counts)
-        for row in self.rows if self.parallel.leads_copy else ():
-            of_rows[row].copy_(values[row])
-        return self.parallel.over_world(found)
-
     def learnt(self) -> torch.Tensor:
         """See MeasuredStep.learnt."""
         masks = [torch.from_numpy(self.batch.trajectories[row].response_mask) for row in self.rows]
