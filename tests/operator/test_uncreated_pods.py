@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from simulator.waking import Waking
-
 from rljob_operator.kube.api import Object
 from rljob_operator.model.uncreated import INTERVAL, PATIENCE
 from rljob_operator.times import stamp
@@ -28,9 +26,9 @@ def refused(world: World, role: str, why: str) -> None:
     world.cluster.put(event)
 
 
-async def without_pods(**changes: Any) -> Waking:
+async def without_pods(**changes: Any) -> World:
     """A job whose StatefulSets are there and whose pods are not."""
-    world = Waking(asleep=True)
+    world = World(asleep=True)
     world.apply(**changes)
     await world.turn()
     return world
