@@ -10,7 +10,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
 from rljob_api.spec.job import MOST_CHECKPOINTS
-from rljob_trainer.checkpoint.fence import FencedOut, claim, extend, newest
+from rljob_trainer.checkpoint.fence import Fence, FencedOut, claim, extend, newest
 from rljob_trainer.checkpoint.files import make_directory, sync_directory, sync_names
 from rljob_trainer.checkpoint.lineage import Run, Start, choose, refuse_foreign_job
 from rljob_trainer.checkpoint.manifest import (
@@ -30,8 +30,8 @@ class Store:
     """Opened once per attempt, on rank 0, before anything is trained."""
 
     def __init__(self, root: Path, run: Run):
-        """Claim the fence and choose the checkpoint to start from. Unfinished saves of former attempts are deleted first: they may have filled the
-        volume, so that nothing can be written, not even the fence.
+        """Claim the fence and choose the checkpoint to start from. Then delete unfinished saves of former attempts: one that still writes finds the
+        newer fence.
 
         Raises FencedOut when a newer attempt of this job was here, ConfigurationError for what only the user can fix.
         """
@@ -40,8 +40,8 @@ class Store:
         self._refuse_older_attempt()
         refuse_foreign_job(root, run.job_uid)
         self._lineage, self.start = choose(root, run)
+        self._fence = self._claim()
         _delete_unfinished(root)
-        self._fence = claim(root, run.job_uid, run.attempt, [m.entry() for m in self._lineage])
 
     start: Start | None
     """The checkpoint that the attempt starts from; None: from the model."""
@@ -72,7 +72,11 @@ class Store:
         return scratch
 
     def abandon(self, step: int) -> None:
-        """Delete what has been written of the checkpoint of `step`, as far as that is possible."""
+        """Delete what has been written of the checkpoint of `step`, as far as that is possible.
+
+        Raises FencedOut: a newer attempt, which deletes what this one writes, is why the save has failed.
+        """
+        self.check()
         shutil.rmtree(self._scratch(step), ignore_errors=True)
 
     def commit(self, contents: Contents) -> None:
@@ -98,6 +102,17 @@ class Store:
         self._lineage.append(manifest)
         self._fence = extend(self._root, self._fence, [m.entry() for m in self._lineage])
         self._prune()
+
+    def _claim(self) -> Fence:
+        """Unfinished saves may have filled the volume, so that not even the fence can be written. Then they are deleted first."""
+        entries = [m.entry() for m in self._lineage]
+        try:
+            return claim(self._root, self._run.job_uid, self._run.attempt, entries)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        _delete_unfinished(self._root)
+        return claim(self._root, self._run.job_uid, self._run.attempt, entries)
 
     def _scratch(self, step: int) -> Path:
         return self._root / f"global_step_{step}{SCRATCH}{self._fence.seq}"
