@@ -2,7 +2,7 @@
 What they measured of it, for models on other gangs, goes back the same way.
 
 Rank 0 alone is connected to the driver. It sends each part once, to the first rank of the copy, which shares it with the others of the copy while
-rank 0 goes on with the next part. All of this happens in chunks, so that no rank ever holds more than its own part.
+rank 0 continues with the next part. All of this happens in chunks, so that no rank ever holds more than its own part.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from rljob_api.status import JobStatus, NodeStatus
-from rljob_operator.times import seconds
+from rljob_operator.times import is_ahead, seconds
 
 REMEMBERED_SECONDS = 3600.0
 """Seconds for which a failure that points at a node is remembered, and for which the node is avoided after the last one."""
@@ -19,8 +19,8 @@ def excluded(status: JobStatus, now: float) -> frozenset[str]:
 
 
 def is_remembered(entry: NodeStatus, now: float) -> bool:
-    """Whether the node's failures still count. A time that lies further ahead than any can was written before the clock was set back."""
-    return bool(entry.until) and now < seconds(entry.until) <= now + REMEMBERED_SECONDS + 1.0
+    """Whether the node's failures still count."""
+    return is_ahead(seconds(entry.until), REMEMBERED_SECONDS, now)
 
 
 def is_bad(entry: NodeStatus, limit: int) -> bool:

@@ -1,6 +1,7 @@
 """How long the operator waits before it tries again: to start the gang, or a pod that its kubelet has failed."""
 
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.times import is_ahead
 
 LONGEST_BACKOFF = 600.0
 """Seconds to wait, at most."""
@@ -14,8 +15,8 @@ def backoff(first: int, number: int) -> float:
 
 
 def is_backing_off(start: float, now: float) -> bool:
-    """Whether the back-off until `start` still lasts. One that ends later than any can was written before the clock was set back, and is ignored."""
-    return now < start <= now + LONGEST_BACKOFF + 1.0
+    """Whether the back-off until `start` still lasts."""
+    return is_ahead(start, LONGEST_BACKOFF, now)
 
 
 def retry_at(s: Snapshot, pod: str) -> float:

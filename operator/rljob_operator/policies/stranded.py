@@ -17,12 +17,12 @@ from rljob_operator.policies.opening import may_open
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.builtin.request import pod_names, required_names
-from rljob_operator.times import seconds, stamp
+from rljob_operator.times import is_ahead, seconds, stamp
 
 
 def release_stranded(s: Snapshot, status: JobStatus) -> Change:
     limit, until = s.lifecycle.stranded_seconds, seconds(status.released_until)
-    if s.now < until <= s.now + limit + 1.0 and may_open(s, status):  # otherwise the clock was set back
+    if is_ahead(until, limit, s.now) and may_open(s, status):
         return Change(status, due=(until,))
     status = set_(status, released_until="") if status.released_until else status
     why = _lacking(s, status)

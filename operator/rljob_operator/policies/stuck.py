@@ -1,4 +1,4 @@
-"""Pods that were deleted and do not end, although their nodes answer. The gang goes on without them (see model/ordinals.py)."""
+"""Pods that were deleted and do not end, although their nodes answer. The gang continues without them (see model/ordinals.py)."""
 
 from collections.abc import Iterable, Sequence
 

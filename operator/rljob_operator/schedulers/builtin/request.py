@@ -12,7 +12,7 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.avoided_nodes import excluded
 from rljob_operator.model.ordinals import is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
-from rljob_operator.times import seconds
+from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang
 from rljob_placement.nodes import Stay
@@ -121,12 +121,8 @@ def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:
     """Nodes that have recently refused a pod of the job. `now`: seconds since the epoch."""
     placement = status.placement
-    return frozenset(e.node for e in placement.excluded if _lasts(seconds(e.until), now)) if placement else frozenset()
-
-
-def _lasts(until: float, now: float) -> bool:
-    """Whether an exclusion still applies. One that ends later than any can was written before the clock was set back, and is ignored."""
-    return now < until <= now + EXCLUDED_SECONDS + 1.0
+    entries = placement.excluded if placement else []
+    return frozenset(e.node for e in entries if is_ahead(seconds(e.until), EXCLUDED_SECONDS, now))
 
 
 def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
