@@ -12,7 +12,7 @@ import yaml
 
 from kubectl_rljob.importer.importing import Result, imported
 from kubectl_rljob.importer.settings import Options
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 HERE = Path(__file__).parent / "imports"
 CASES = {

@@ -11,7 +11,7 @@ from cli.test_import import CASES, GROUP, HERE, INFINITE, VERL, spec_of
 from cli.test_import_values import text_of
 from kubectl_rljob.importer.importing import Result, imported
 from kubectl_rljob.importer.settings import Options
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 VAL = "data.val_files=/data/v.parquet trainer.test_freq=5 "
 KWARGS = "actor_rollout_ref.rollout.val_kwargs."

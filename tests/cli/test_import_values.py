@@ -18,7 +18,7 @@ from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.importer.values import divisor
 from kubectl_rljob.importer.writer import flow
 from rljob_api.kubernetes_yaml import documents
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 Path = tuple[str | int, ...]
 SCALARS = st.sampled_from([0, -1, 0.5, 10**15, 1e30, float("inf"), None, "", "a word", True, False])

@@ -6,8 +6,8 @@ from kubectl_rljob.importer import places
 from kubectl_rljob.importer.settings import Settings
 from kubectl_rljob.importer.table import Row, Said, implied, lacks, read
 from kubectl_rljob.importer.values import items
+from rljob_api.rules.lora import MODULES, modules_of, parts_of
 from rljob_api.spec.model import FUSED_TARGETS
-from rljob_api.validation.adapters import MODULES, modules_of, parts_of
 
 MATRICES = {target: MODULES[target] for target in FUSED_TARGETS}
 """Those with one A for all that is in them, by our targets."""

@@ -10,8 +10,8 @@ from kubectl_rljob.importer.sources import repeated
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.importer.table import Note, Outcome, Problem
 from kubectl_rljob.importer.writer import write
-from rljob_api.validation import Violation, validate
-from rljob_api.validation.schema_errors import wrong_values
+from rljob_api.rules import Violation, validate
+from rljob_api.rules.fields import wrong_values
 
 HEADINGS = {
     Outcome.LACKING: "Not expressible in an RLJob, and left out:",

@@ -6,7 +6,7 @@ from typing import Any
 
 from kubectl_rljob.importer.settings import Settings, show
 from kubectl_rljob.importer.table import Field, Note, Outcome, Row, Said, becomes, read, verbatim
-from rljob_api.validation.owned_keys import OWNED_TRANSFORMER_CONFIG, TRANSFORMER_CONFIG
+from rljob_api.rules.keys import OWNED_TRANSFORMER_CONFIG, TRANSFORMER_CONFIG
 
 PARALLELISM = "trainer.parallelism"
 SIZES = {

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import CONFIG, WEIGHTS, modules_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import CONFIG, WEIGHTS, modules_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import modules_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import modules_of
 from rljob_trainer.parity import MismatchError, Probe
 from rljob_trainer.weights.publisher import Published, Publisher
 from rljob_trainer.weights.transport import over_gloo

@@ -9,7 +9,7 @@ from kubectl_rljob.importer.roll.batches import response
 from kubectl_rljob.importer.settings import Settings
 from kubectl_rljob.importer.table import Field, Said
 from kubectl_rljob.importer.values import SEQUENCE_CLIP
-from rljob_api.validation.algorithm import WIDEST_SEQUENCE_CLIP
+from rljob_api.rules.algorithm import WIDEST_SEQUENCE_CLIP
 
 AGGREGATIONS = {
     "token-mean": "tokenMean",
