@@ -1,8 +1,10 @@
-"""Configurations of other systems become RLJobs: `kubectl rljob import`.
+"""Configurations of other systems become RLJobs: `kubectl rljob import`. Pure, from text to text; it knows the contract, and no cluster.
 
-systems                                the systems, each a table of keys and a few rules over several keys
-verl trinity roll llama_factory rlinf   one system each; megatron adapters amounts places held_out: what they share
-table engine settings                  a row of a table; a configuration and a table become fields and notes
-shell words arithmetic hydra interpolation   readers of what people write, which execute nothing
-importing writer reference             the RLJob and its report, its comments, the tables of docs/import.md
+options           what an import is asked for
+readers           what people write, which is read and never executed: scripts, overrides, interpolations
+table settings    a row says what becomes of one key; a configuration as rules read it
+engine report     a configuration and a table become fields and notes; the RLJob and its report
+systems           the systems, each a table of keys (`rows`) and rules over several keys; `choice` lists them
+shared            what several systems have alike
+reference         the tables of docs/reference/import.md
 """

@@ -40,6 +40,15 @@ class System:
     """Sections of the spec that this configuration's job does not have, and why."""
 
 
+@dataclass(frozen=True)
+class Source:
+    system: System
+    values: dict[str, Any]
+    """Leaves by dotted path."""
+    notes: list[Note] = field(default_factory=list)
+    """What reading left open."""
+
+
 @dataclass
 class Settings:
     """`settings[key]` is the value in the file, else the system's default."""

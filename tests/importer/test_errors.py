@@ -7,11 +7,10 @@ import yaml
 
 from cli.conftest import Rljob
 from rljob_import.engine import convert, default_of
-from rljob_import.importing import imported
-from rljob_import.interpolation import resolve
 from rljob_import.options import Options
-from rljob_import.sources import repeated
-from rljob_import.systems import SYSTEMS
+from rljob_import.readers.trees import resolve
+from rljob_import.report import imported, repeated
+from rljob_import.systems.choice import SYSTEMS
 from rljob_import.table import Outcome, Problem
 
 LAUNCH = "python3 -m verl.trainer.main_ppo data.train_files=/data/a.parquet trainer.total_training_steps=5 "

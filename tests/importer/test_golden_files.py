@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from rljob_api.validation import validate
-from rljob_import.importing import Result, imported
 from rljob_import.options import Options
+from rljob_import.report import Result, imported
 
 HERE = Path(__file__).parent / "cases"
 CASES = {

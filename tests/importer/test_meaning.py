@@ -10,8 +10,8 @@ from cli.conftest import Rljob
 from importer.test_golden_files import CASES, GROUP, HERE, INFINITE, VERL, spec_of
 from importer.test_values import text_of
 from rljob_api.validation import validate
-from rljob_import.importing import Result, imported
 from rljob_import.options import Options
+from rljob_import.report import Result, imported
 
 VAL = "data.val_files=/data/v.parquet trainer.test_freq=5 "
 KWARGS = "actor_rollout_ref.rollout.val_kwargs."

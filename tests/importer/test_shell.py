@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rljob_import.arithmetic import devices, evaluate
-from rljob_import.hydra import command_line, launch
-from rljob_import.shell.interpreter import Shell
-from rljob_import.words import Variables
+from rljob_import.readers.arithmetic import devices, evaluate
+from rljob_import.readers.hydra import command_line, launch
+from rljob_import.readers.shell import Shell
+from rljob_import.readers.words import Variables
 
 WORDS = [
     "run a  'b c' \"d $X e\" f\\ g",

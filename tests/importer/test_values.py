@@ -13,12 +13,11 @@ from cli.conftest import Rljob
 from importer.test_golden_files import CASES, DATA_SETS, HERE, V1
 from rljob_api.kubernetes_yaml import documents
 from rljob_api.validation import validate
-from rljob_import.importing import imported
 from rljob_import.options import Options
-from rljob_import.sources import Unreadable
-from rljob_import.systems import SYSTEMS
-from rljob_import.values import divisor
-from rljob_import.writer import flow
+from rljob_import.readers.trees import Unreadable
+from rljob_import.report import flow, imported
+from rljob_import.shared.values import divisor
+from rljob_import.systems.choice import SYSTEMS
 
 Path = tuple[str | int, ...]
 SCALARS = st.sampled_from([0, -1, 0.5, 10**15, 1e30, float("inf"), None, "", "a word", True, False])

@@ -93,7 +93,7 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
     cannot be expressed. Scripts are read and never run. Exit code 1 for an unknown key, a value that its key or field
     cannot have, or a broken rule.
     """
-    from rljob_import.importing import data_sets, imported, problems  # tables of all systems, which no other verb needs
+    from rljob_import.report import data_sets, imported, problems  # tables of all systems, which no other verb needs
 
     sets: Mapping[str, Any] = {}
     if dataset_info:
@@ -113,7 +113,7 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
     """Says of which file it is that it cannot be read."""
-    from rljob_import.sources import Unreadable
+    from rljob_import.readers.trees import Unreadable
 
     try:
         yield
