@@ -21,10 +21,10 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import NOMINAL, Shape, Work
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron import layers
 from rljob_trainer.megatron.compat.glm4 import sandwiched
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.tower import choose_attention
+from rljob_trainer.megatron.without_te import layers
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
