@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
+from rljob_api.rules import validate
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_api.validation import validate
 
 ROOT = Path(__file__).parents[3]
 TEXT = (ROOT / "docs/algorithms.md").read_text()

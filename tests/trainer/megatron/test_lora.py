@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import CONFIG, WEIGHTS, modules_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import CONFIG, WEIGHTS, modules_of
 from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import MODULES, MODULES_OF_FUSED, modules_of, parts_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import MODULES, MODULES_OF_FUSED, modules_of, parts_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, run_engines, weights

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from rljob_api.metrics import METRICS
+from rljob_api.rules import validate
 from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
-from rljob_api.validation import validate
 from rljob_trainer.machine import free_port
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import Reward, RewardRequest

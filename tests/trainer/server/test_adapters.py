@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import modules_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import modules_of
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.parity import MismatchError, Probe
 from rljob_trainer.wire.weights.transport import over_gloo

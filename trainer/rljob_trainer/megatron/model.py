@@ -15,8 +15,8 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
+from rljob_api.rules.lora import settled
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import settled
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rljob_api.families import ADAPTED
+from rljob_api.rules.lora import MODULES_OF_FUSED, modules_of
 from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
-from rljob_api.validation.adapters import MODULES_OF_FUSED, modules_of
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
 

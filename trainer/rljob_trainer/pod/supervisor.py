@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_api.rules.lora import with_targets
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from rljob_api.spec.roles import PoolSpec
-from rljob_api.validation.adapters import with_targets
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.pod.server_process import ServerProcess

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_api.rules.lora import LORA_B
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import LORA_B
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.weights.publisher import Senders

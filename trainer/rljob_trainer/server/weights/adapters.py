@@ -12,7 +12,7 @@ from torch import Tensor
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
 
-from rljob_api.validation.adapters import LORA_A, LORA_B
+from rljob_api.rules.lora import LORA_A, LORA_B
 from rljob_trainer.server.weights.expected import ExpectedTensors, RefusedUpdateError
 from rljob_trainer.wire.weights.bucket import Entry
 from rljob_trainer.wire.weights.protocol import ADAPTERS

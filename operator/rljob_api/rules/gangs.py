@@ -1,54 +1,30 @@
 """Models on gangs of their own: the trainer's rules about ranks, layouts and keys of Megatron, for each gang; and settings that only a gang reads."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 from rljob_api import names
 from rljob_api.base import Model
+from rljob_api.rules import data, keys, layout
+from rljob_api.rules.engine import Check, Violation, as_given
+from rljob_api.rules.ranks import Ranks
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.gang import Gang
 from rljob_api.spec.roles import CriticSpec, Offload
-from rljob_api.validation.layout import RULES as LAYOUT_CHECKS
-from rljob_api.validation.object_rules.batches import BATCH_RULES
-from rljob_api.validation.object_rules.layout import LAYOUT_RULES
-from rljob_api.validation.passthrough import (
-    device_violations,
-    expert_violations,
-    offload_violations,
-    split_violations,
-    transformer_key_violations,
-)
-from rljob_api.validation.result import Violation, as_given
 
-TRAINER = f"spec.{names.ROLE_TRAINER}"
-TOKENS = "spec.train.tokensPerMicroBatch"
-CHECKS: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
-    *(rule.violations for rule in (*LAYOUT_RULES, *BATCH_RULES) if f"spec.{rule.path}".startswith((TRAINER, TOKENS))),
-    *LAYOUT_CHECKS,
-    transformer_key_violations,
-    device_violations,
-    expert_violations,
-    offload_violations,
-    split_violations,
-)
-"""Rules about the trainer that hold for the gang of any model."""
+SHARED_RULES = (*layout.OBJECT_RULES, *data.TOKEN_RULES)
+SHARED_CHECKS = (*layout.RANKS_CHECKS, *keys.RANKS_CHECKS)
+"""Rules about the trainer's ranks that hold for those of any model."""
 RECOMPUTE = {"recompute": CriticSpec.model_fields["recompute"]}
 
 
 def gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Violations of the trainer's rules by other models' gangs."""
+    """Violations of these rules by other models' gangs."""
     for role in spec.gangs:
-        yield from of_gang(spec, role, *CHECKS)
-
-
-def of_gang(spec: RLJobSpec, role: str, *checks: Callable[[RLJobSpec], Iterable[Violation]]) -> Iterator[Violation]:
-    """What rules about the trainer find in a gang, with the gang's own fields in place of the trainer's."""
-    own, section = spec.of_gang(role), spec.field_of(role)
-    for violation in (v for check in checks for v in check(own)):
-        if violation.field.startswith((TRAINER, TOKENS)):
-            field = violation.field.replace(TOKENS, f"{section}.tokensPerMicroBatch").replace(TRAINER, section)
-            rule, fix = (text.replace(TRAINER, section) for text in (violation.rule, violation.fix))
-            yield replace(violation, field=field, rule=rule, fix=fix)
+        ranks = Ranks.of(spec, role)
+        for rule in SHARED_RULES:
+            yield from rule.violations(ranks.spec, ranks.at)
+        for check in SHARED_CHECKS:
+            yield from check(ranks)
 
 
 def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -83,4 +59,4 @@ def _models(spec: RLJobSpec) -> Iterator[tuple[str, Gang]]:
             yield spec.field_of(names.reward_role(i)), reward.model
 
 
-RULES = (gang_violations, unread_violations, offload_of_gang_violations)
+RULES: tuple[Check, ...] = (gang_violations, unread_violations, offload_of_gang_violations)

@@ -1,16 +1,69 @@
-"""Contradictions in spec.algorithm, critic, reference, rewards and optimizers. A setting without effect is refused, since somebody relies on it."""
+"""Contradictions in spec.algorithm, critic, reference and optimizers. A setting without effect is refused, since somebody relies on it."""
 
 from collections.abc import Iterator
 
+from rljob_api.rules.engine import ADVANTAGE, TEACHER, Check, Rule, Violation, as_given, field, present, size
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Clip, Optimizer
-from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.roles import ReferenceSpec
-from rljob_api.validation.result import Violation, as_given
 
-ROUNDING = 1e-6
-"""Largest rounding error of a fraction times a number of prompts."""
+GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
+"""Advantages that compare the samples of one prompt."""
+VALUED = ("gae", "python")
+"""Advantages that read the values of a critic."""
+ONLY_TAUGHT = TEACHER & size("rewards").equals(0)
+"""The job has a teacher and no rewards, so that samples are not compared."""
+
+OBJECT_RULES = (
+    Rule(
+        "train.samplesPerPrompt",
+        ADVANTAGE.is_in(GROUP_ADVANTAGES).implies((field("train.samplesPerPrompt") > 1) | ONLY_TAUGHT),
+        "{0} compares the samples of one prompt",
+        "set at least 2",
+        (ADVANTAGE,),
+    ),
+    Rule(
+        "algorithm.advantage",
+        ADVANTAGE.equals("gae").implies(present("critic")),
+        "gae needs the values of a critic",
+        "add spec.critic, {} for the defaults",
+    ),
+    Rule(
+        "critic",
+        present("critic").implies(ADVANTAGE.is_in(VALUED)),
+        "{0} does not read values",
+        "remove it, or set spec.algorithm.advantage: gae",
+        (ADVANTAGE,),
+        lambda _: "set",
+    ),
+    *(
+        rule
+        for name in ("advantage", "loss")
+        for rule in (
+            Rule(
+                f"algorithm.{name}",
+                field(f"algorithm.{name}").equals("python").implies(present(f"algorithm.{name}Function")),
+                "python needs the function that it calls",
+                f"add spec.algorithm.{name}Function with path and function",
+            ),
+            Rule(
+                f"algorithm.{name}Function",
+                present(f"algorithm.{name}Function").implies(field(f"algorithm.{name}").equals("python")),
+                "{0} does not call it",
+                f"remove it, or set spec.algorithm.{name}: python",
+                (field(f"algorithm.{name}"),),
+                lambda _: "set",
+            ),
+        )
+    ),
+    Rule(
+        "algorithm.aggregation",
+        field("algorithm.loss").equals("gspo").implies(field("algorithm.aggregation").equals("sequenceMeanTokenMean")),
+        "gspo weighs whole responses",
+        "set sequenceMeanTokenMean",
+    ),
+)
 WIDEST_SEQUENCE_CLIP = 0.05
 """The ratio of a whole response, a geometric mean over its tokens, hardly leaves 1: a clip of 0.2 never binds (arXiv 2507.18071, section 5.1)."""
 
@@ -121,131 +174,29 @@ def sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
-def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Tokens of an older policy need a correction for their age."""
-    correction, train = spec.rollout_correction, spec.train
-    older = {
-        "spec.train.staleness": str(train.staleness) if train.staleness else None,
-        "spec.train.partialRollouts": train.partial_rollouts and as_given(train.partial_rollouts),
-    }
-    for field, value in older.items():
-        if value and correction.importance_sampling == "none" and not correction.bypass:
-            yield Violation(
-                field,
-                value,
-                "tokens are drawn by a policy before the one that they train, and nothing corrects for it",
-                "set spec.algorithm.rolloutCorrection.importanceSampling to token, or bypass: true",
-            )
-
-
 def router_replay_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Router replay needs a pass whose routing is recorded, and that is still known when activations are recomputed."""
     correction = spec.algorithm.rollout_correction
-    field, value = "spec.algorithm.rolloutCorrection.routerReplay", correction.router_replay
+    where, value = "spec.algorithm.rolloutCorrection.routerReplay", correction.router_replay
     if value == "none":
         return
     if value == "trainer" and correction.bypass:
         rule = "with bypass nobody measures the old log-probabilities, whose routing would be replayed"
-        yield Violation(field, value, rule, "set rollout, or remove one of both")
+        yield Violation(where, value, rule, "set rollout, or remove one of both")
     elif value == "trainer" and Amounts.of(spec).updates == 1:
         rule = "the routing of a step's only update is that of the old policy"
-        yield Violation(field, value, rule, "remove it, or set spec.train.miniBatches or epochsPerStep above 1")
+        yield Violation(where, value, rule, "remove it, or set spec.train.miniBatches or epochsPerStep above 1")
     if value == "rollout" and spec.rollout.agent:
         rule = "the experts of a trajectory of several turns are not returned"
-        yield Violation(field, value, rule, "set trainer or none")
+        yield Violation(where, value, rule, "set trainer or none")
     recompute, pipeline = spec.trainer.recompute, spec.trainer.parallelism.pipeline
     again = recompute.granularity == "full" or (recompute.granularity == "selective" and "moe" in recompute.modules)
     if again and pipeline > 1:
         rule = "layers with experts are computed again when other micro-batches have been through them"
-        yield Violation(field, value, rule, "remove spec.trainer.recompute, or set pipeline 1")
+        yield Violation(where, value, rule, "remove spec.trainer.recompute, or set pipeline 1")
     if spec.trainer.transformer_config.get("moe_router_fusion"):
         rule = "the fused router of spec.trainer.transformerConfig.moe_router_fusion chooses experts alone"
-        yield Violation(field, value, rule, "remove one of both")
-
-
-def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Settings with which a response cannot continue under another policy."""
-    if spec.rollout.interrupt == "continue" and spec.rollout.sampling.stop:
-        yield Violation(
-            "spec.rollout.interrupt",
-            "continue",
-            "a text of spec.rollout.sampling.stop that begins in one part of a response and ends in the next would not be seen",
-            "set wait, or remove spec.rollout.sampling.stop",
-        )
-
-
-def over_sampling_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Over-sampling starts a whole number of prompts, and needs generation."""
-    field, train = "spec.train.overSampling", spec.train
-    value = f"{train.over_sampling:g}"
-    more = train.over_sampling > 1
-    if abs(train.over_sampling * train.prompts_per_step - train.prompts_begun) > ROUNDING:
-        yield Violation(
-            field,
-            value,
-            f"times spec.train.promptsPerStep = {train.prompts_per_step} is no number of prompts",
-            f"set {train.prompts_begun / train.prompts_per_step:g}, which begins {train.prompts_begun}",
-        )
-    if more and train.batches.replay:
-        yield Violation(field, value, "recorded batches are replayed as they are", "remove it")
-
-
-def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Partial rollouts need prompts that are left over, and settings with which they can continue."""
-    field, train = "spec.train.partialRollouts", spec.train
-    if train.partial_rollouts is None:
-        return
-    if train.over_sampling == 1:
-        yield Violation(
-            field,
-            as_given(train.partial_rollouts),
-            "a step that begins no more prompts than it needs waits for all of them and leaves nothing over",
-            "set spec.train.overSampling, for example to 1.5",
-        )
-    if train.partial_rollouts.max_age <= train.staleness:
-        yield Violation(
-            f"{field}.maxAge",
-            str(train.partial_rollouts.max_age),
-            f"with spec.train.staleness = {train.staleness} every token is as old, so that nothing could wait for the next step",
-            f"set at least {train.staleness + 1}",
-        )
-    if spec.rollout.sampling.stop:
-        yield Violation(
-            field,
-            as_given(train.partial_rollouts),
-            "a text of spec.rollout.sampling.stop that begins in one part of a response and ends in the next would not be seen",
-            "remove one of both",
-        )
-    if spec.algorithm.advantage == "remax":
-        yield Violation(
-            field,
-            "with spec.algorithm.advantage remax",
-            "the baseline is the greedy response of one policy, the samples would be of several",
-            "remove it, or choose another advantage",
-        )
-
-
-def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Reward models on the trainer's ranks score after generation, so nothing may need their rewards during it."""
-    users = {
-        "spec.algorithm.dynamicSampling": spec.algorithm.dynamic_sampling is not None,
-        "spec.algorithm.advantage": spec.algorithm.advantage == "remax",
-        "spec.evaluation": spec.evaluation.takes_place,
-    }
-    late = [i for i, reward in enumerate(spec.rewards) if reward.model]
-    for field in (f for f, used in users.items() if used and late):
-        if field == "spec.evaluation" and not _scored_by_models_only(spec.rewards):
-            continue
-        yield Violation(
-            field,
-            f"with spec.rewards[{late[0]}].model",
-            "a reward model on the trainer's ranks judges after generation, this needs rewards during it",
-            "serve the model with vLLM and name it under vllm, or leave this out",
-        )
-
-
-def _scored_by_models_only(rewards: list[RewardSpec]) -> bool:
-    return all(reward.model for reward in rewards)
+        yield Violation(where, value, rule, "remove one of both")
 
 
 def optimizer_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -263,37 +214,33 @@ def optimizer_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
-def _schedule_violations(field: str, o: Optimizer, steps: int | None) -> Iterator[Violation]:
+def _schedule_violations(where: str, o: Optimizer, steps: int | None) -> Iterator[Violation]:
     if o.min_learning_rate > o.learning_rate:
         yield Violation(
-            f"{field}.minLearningRate", f"{o.min_learning_rate:g}", "is above learningRate", "set at most learningRate"
+            f"{where}.minLearningRate", f"{o.min_learning_rate:g}", "is above learningRate", "set at most learningRate"
         )
     if o.decay == "constant" and o.min_learning_rate:
         yield Violation(
-            f"{field}.minLearningRate",
+            f"{where}.minLearningRate",
             f"{o.min_learning_rate:g}",
             "a constant rate has no end",
             "set decay, or remove it",
         )
     if o.decay != "constant" and steps is not None and o.warmup_steps >= steps:
         yield Violation(
-            f"{field}.warmupSteps",
+            f"{where}.warmupSteps",
             str(o.warmup_steps),
             f"the job has {steps} optimizer steps, so that {o.decay} would never begin",
             f"set less than {steps}",
         )
 
 
-RULES = (
+RULES: tuple[Check, ...] = (
+    *OBJECT_RULES,
     advantage_violations,
     loss_violations,
     kl_violations,
     sampling_violations,
-    staleness_violations,
-    interrupt_violations,
     router_replay_violations,
-    over_sampling_violations,
-    partial_rollouts_violations,
-    reward_violations,
     optimizer_violations,
 )

@@ -1,7 +1,7 @@
 """All rules that can be checked without a GPU, at once. Called by `kubectl rljob plan`, the operator and the trainer."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -10,54 +10,44 @@ from pydantic import ValidationError
 from rljob_api import names
 from rljob_api.base import LENIENT
 from rljob_api.nearest import limited
-from rljob_api.spec import RLJobSpec
-from rljob_api.unreadable import Undecidable
-from rljob_api.validation import (
-    adapters,
+from rljob_api.rules import (
     algorithm,
-    chat,
+    data,
     evaluation,
     gangs,
+    keys,
     layout,
-    passthrough,
-    paths,
-    pod_fields,
+    lora,
     pods,
-    pools,
+    rewards,
+    rollout,
     scheduling,
-    sources,
-    tasks,
+    task,
+    vision,
+    volumes,
 )
-from rljob_api.validation.extent import extent_violations
-from rljob_api.validation.model import model_violations
-from rljob_api.validation.object_rules import OBJECT_RULES
-from rljob_api.validation.result import ValidationResult, Violation
-from rljob_api.validation.schema_errors import schema_violations, verbatim_violations, without
+from rljob_api.rules.engine import Check, Rule, ValidationResult, Violation
+from rljob_api.rules.extent import extent_violations
+from rljob_api.rules.fields import schema_violations, verbatim_violations, without
+from rljob_api.rules.model import model_violations
+from rljob_api.spec import RLJobSpec
+from rljob_api.unreadable import Undecidable
+
+SUBJECTS = (
+    *(task, vision, lora, layout, data, rollout, algorithm, rewards),
+    *(keys, evaluation, scheduling, pods, volumes, gangs),
+)
+OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))
+"""Rules that the CRD has as CEL."""
+FUNCTIONS = tuple(rule for subject in SUBJECTS for rule in subject.RULES if not isinstance(rule, Rule))
+CHECKS: tuple[Check, ...] = (*OBJECT_RULES, *FUNCTIONS)
+"""In the order in which users read what they broke."""
 
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 """Names of jobs: a DNS label that begins with a letter, since names of children begin with the job's."""
 
 MOST = 50
 """Violations of one spec that are reported."""
-
-Check = Callable[[RLJobSpec], Iterable[Violation]]
-CHECKS: tuple[Check, ...] = (
-    *(rule.violations for rule in OBJECT_RULES),
-    *tasks.RULES,
-    *layout.RULES,
-    *adapters.RULES,
-    *passthrough.RULES,
-    *algorithm.RULES,
-    *chat.RULES,
-    *evaluation.RULES,
-    *scheduling.RULES,
-    *pods.RULES,
-    *pod_fields.RULES,
-    *pools.RULES,
-    *sources.RULES,
-    *paths.RULES,
-    *gangs.RULES,
-)
 
 
 def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | None = None) -> ValidationResult:

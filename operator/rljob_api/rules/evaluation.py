@@ -1,12 +1,12 @@
-"""Rules of the held-out sets of spec.evaluation."""
+"""Evaluation"""
 
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from rljob_api.rules.engine import Check, Violation
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.evaluation import VALIDATION
-from rljob_api.validation.result import Violation
 
 
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -68,4 +68,4 @@ def only_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.checkpoint.resumeFrom", checkpoint.resume_from, rule, fix)
 
 
-RULES = (only_violations, name_violations, greedy_violations, narrowing_violations)
+RULES: tuple[Check, ...] = (only_violations, name_violations, greedy_violations, narrowing_violations)

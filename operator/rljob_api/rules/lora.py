@@ -4,10 +4,53 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from rljob_api.families import ADAPTED, FAMILIES, Family, family_of, targets_of
+from rljob_api.rules.engine import COLOCATED, RL, SIZES, TENSOR, Check, Rule, Violation, field, present
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.layout import PARALLELISM
-from rljob_api.validation.result import Violation
+from rljob_api.spec.model import LORA_RANKS, LoraSpec
+
+LORA = present("model.lora")
+ALONE = LORA & field("model.lora.sync").equals("adapters")
+"""Rollouts receive adapters alone, without the model."""
+
+OBJECT_RULES = (
+    Rule(
+        "model.lora.rank",
+        LORA.implies(TENSOR.divides(field("model.lora.rank"))),
+        "the columns of an adapter are shared by the tensor-parallel ranks, and {0} does not divide it",
+        "choose a multiple of it",
+        (TENSOR,),
+    ),
+    Rule(
+        "model.megatronCheckpoint",
+        LORA.implies(~present("model.megatronCheckpoint")),
+        "adapters belong to the weights in spec.model.path, by whose name others find them",
+        "export that checkpoint as a Hugging Face directory and name it in spec.model.path, or remove spec.model.lora",
+    ),
+    Rule(
+        "reference.offload",
+        LORA.implies(present("reference.path") | field("reference.offload")),
+        "the reference is the policy without its adapters: there is no second copy that could stay on the device",
+        "remove it, or name another model in spec.reference.path",
+    ),
+    Rule(
+        "model.lora.sync",
+        ALONE.implies(RL),
+        "only task rl has rollouts that get the policy",
+        "remove it, or set spec.task: rl",
+    ),
+    Rule(
+        "model.lora.sync",
+        ALONE.implies(~COLOCATED),
+        "colocated servers drop their weights while the policy is trained, and get whole models only",
+        "set merged, or spec.rollout.placement: separate",
+    ),
+    Rule(
+        "model.lora.rank",
+        ALONE.implies(field("model.lora.rank") <= LORA_RANKS[-1]),
+        f"vLLM has room for adapters of rank {LORA_RANKS[-1]} or less",
+        "lower it, or set spec.model.lora.sync: merged",
+    ),
+)
 
 FIELD = "spec.model.lora"
 PARTS = {
@@ -59,7 +102,7 @@ def _target_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation(f"{FIELD}.targets", ", ".join(targets), rule, fix)
 
 
-RULES = (_target_violations,)
+RULES: tuple[Check, ...] = (*OBJECT_RULES, _target_violations)
 
 
 def settled(lora: LoraSpec, config: dict[str, Any]) -> LoraSpec:
@@ -86,7 +129,7 @@ def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
             f"adapters of queries, keys or values alone need whole heads on every rank: the model has {groups} of keys"
         )
         yield Violation(
-            f"{PARALLELISM}.tensor", str(tensor), rule, f"choose a divisor of {groups}, or target linear_qkv"
+            f"spec.{SIZES}.tensor", str(tensor), rule, f"choose a divisor of {groups}, or target linear_qkv"
         )
 
 

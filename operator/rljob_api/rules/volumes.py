@@ -1,16 +1,17 @@
-"""Rules about pods: volumes that the restricted Pod Security standard forbids, and names that are rljob's. See docs/security.md."""
+"""Volumes, which are those of the restricted Pod Security standard, and the paths in the pods that lead to them. See docs/security.md."""
 
 import re
+import types
 from collections.abc import Iterator
 from pathlib import PurePosixPath
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from rljob_api import names
-from rljob_api.quantity import parse
+from rljob_api.base import Model
+from rljob_api.rules.engine import Check, Violation
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Template, Volume
-from rljob_api.spec.roles import RolloutSpec
+from rljob_api.spec.common import AbsolutePath, Volume
 from rljob_api.type_errors import SENTENCES, as_written
-from rljob_api.validation.result import Violation
 
 SOURCES = (
     "configMap",
@@ -34,15 +35,6 @@ SYSTEM = (
 )
 """Directories without whose files no image runs; a volume would hide them."""
 OUR_MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm", "/var/run/secrets/kubernetes.io/serviceaccount")
-
-
-def image_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Every role has an image. The CRD cannot check that, since the API server does not know the administrator's default."""
-    if spec.image is None and any(spec.template(role).image is None for role in spec.pods):
-        rule = "is not set, and no default of the cluster is known"
-        yield Violation(
-            "spec.image", "unset", rule, "set it, or ask the administrator of rljob for jobs.defaults.image"
-        )
 
 
 def volume_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -100,68 +92,6 @@ def _twice(field: str, values: list[str]) -> Iterator[Violation]:
             yield Violation(f"spec.volumes[{i}].{field}", value, "stands twice", "every volume has its own")
 
 
-def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
-    """Templates of all roles, by the path of the role's section. Those of gangs come last, since which models have one depends on more fields, some
-    of which may be unreadable."""
-    yield f"spec.{names.ROLE_TRAINER}", spec.trainer.template
-    yield f"spec.{names.ROLE_ROLLOUT}", spec.rollout.template
-    yield from ((f"spec.pools[{i}]", pool.template) for i, pool in enumerate(spec.pools))
-    yield from ((spec.field_of(role), gang.template) for role, gang in spec.gangs.items())
-
-
-def metadata_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Labels and annotations by which operator and admission policies tell pods apart."""
-    for field, given in templates(spec):
-        for kind, entries in (("labels", given.labels), ("annotations", given.annotations)):
-            for key in entries:
-                if key == names.LABEL_MANAGED_BY or key.split("/")[0] == names.GROUP:
-                    yield Violation(f"{field}.template.{kind}.{key}", entries[key], "is rljob's own", "take it out")
-
-
-def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Devices follow from the processes, and no request is above its limit."""
-    for section, given in templates(spec):
-        field, resources, device = f"{section}.template.resources", given.resources, spec.trainer.resource_name
-        for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
-            if spec.trainer.device == "gpu" and device in amounts:
-                serves = section.startswith((f"spec.{names.ROLE_ROLLOUT}", "spec.pools"))
-                size = "tensorParallel" if serves else "processesPerNode"
-                rule = f"is set by {section}.{size}"
-                yield Violation(f"{field}.{kind}.{device}", amounts[device], rule, "take it out")
-        for name in resources.requests.keys() & resources.limits.keys():
-            request, limit = resources.requests[name], resources.limits[name]
-            if parse(request) > parse(limit):
-                rule = f"is above {field}.limits.{name} = {limit}"
-                yield Violation(f"{field}.requests.{name}", request, rule, "lower it, or raise the limit")
-
-
-def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Colocated servers have no pods, so that nothing reads their template."""
-    r, unset = spec.rollout, RolloutSpec()
-    if r.placement != "colocated":
-        return
-    for field, given in (("template", r.template != unset.template), ("shmSize", r.shm_size != unset.shm_size)):
-        if given:
-            yield Violation(
-                f"spec.rollout.{field}",
-                "set",
-                "colocated servers have no pods of their own",
-                f"remove it; spec.trainer.{field} applies",
-            )
-
-
-def environment_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Variables that rljob, torchrun, Kubernetes or the images set."""
-    sections = [("spec.env", spec.env), *((f"{field}.template.env", t.env) for field, t in templates(spec))]
-    for path, variables in sections:
-        for i, v in enumerate(variables):
-            if v.name in names.RESERVED_ENV or v.name.startswith(names.RESERVED_ENV_PREFIXES):
-                rule = "is set by rljob, torchrun, Kubernetes or the image"
-                yield Violation(f"{path}[{i}].name", v.name, rule, "choose another name")
-            if v.value and v.value_from:
-                yield Violation(f"{path}[{i}]", v.name, "has both a value and a valueFrom", "keep one of them")
-
-
 def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """If the job has volumes, checkpoints have to be on one of them, to outlive the pods."""
     volume = volume_of(spec, spec.checkpoint.path)
@@ -186,19 +116,57 @@ def path_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
-RULES = (
-    image_violations,
-    volume_violations,
-    volume_source_violations,
-    metadata_violations,
-    resource_violations,
-    colocation_violations,
-    environment_violations,
-    path_violations,
-)
-
-
 def volume_of(spec: RLJobSpec, path: str) -> Volume | None:
     """The volume that holds a path: the innermost, if mounts are nested."""
     around = [v for v in spec.volumes if PurePosixPath(path).is_relative_to(v.mount_path)]
     return max(around, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)
+
+
+PATH = get_args(AbsolutePath)[1:]
+"""What marks a field as a path in the pods."""
+
+
+def parent_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """A path that goes up leads to another volume than its beginning says."""
+    for field, path in paths(spec):
+        if ".." in PurePosixPath(path).parts:
+            yield Violation(
+                field, path, "goes up by `..`, out of the directory that it names", "write the path without it"
+            )
+
+
+def outside_volumes(spec: RLJobSpec) -> dict[str, str]:
+    """Fields whose paths are on no volume of a job that has some, so that the image has to hold them."""
+    return {field: path for field, path in paths(spec) if spec.volumes and volume_of(spec, path) is None}
+
+
+def paths(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    """All paths in the pods that a spec names, by field."""
+    return _of_section(spec, "spec")
+
+
+def _of_section(section: Model, at: str) -> Iterator[tuple[str, str]]:
+    for name, field in type(section).model_fields.items():
+        is_path = _holds_paths((field.annotation, *field.metadata))
+        yield from _of_value(getattr(section, name), f"{at}.{field.alias}", is_path)
+
+
+def _of_value(value: Any, at: str, is_path: bool) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Model):
+        yield from _of_section(value, at)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _of_value(inner, f"{at}[{i}]", is_path)
+    elif is_path and isinstance(value, str):
+        yield at, value
+
+
+def _holds_paths(annotations: tuple[Any, ...]) -> bool:
+    """Whether a field is an AbsolutePath, or a list of some, or may be unset."""
+    inner = (
+        part for a in annotations if get_origin(a) in (Annotated, Union, types.UnionType, list) for part in get_args(a)
+    )
+    return any(a in PATH for a in annotations) or any(_holds_paths((part,)) for part in inner)
+
+
+RULES: tuple[Check, ...] = (volume_violations, volume_source_violations, path_violations, parent_violations)

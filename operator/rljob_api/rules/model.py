@@ -1,23 +1,21 @@
 """The parallel layout against a model's config.json, and which models there are."""
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
 from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
-from rljob_api.sizing.layout import Layout
+from rljob_api.rules.engine import SIZES, Violation
+from rljob_api.rules.keys import SPLITS
+from rljob_api.rules.layout import unfit_module
+from rljob_api.rules.lora import adapter_violations
+from rljob_api.rules.ranks import Ranks
+from rljob_api.rules.vision import vision_violations
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written
-from rljob_api.validation.adapters import adapter_violations
-from rljob_api.validation.gangs import of_gang
-from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
-from rljob_api.validation.passthrough import SPLITS
-from rljob_api.validation.result import Violation
-from rljob_api.validation.vision import vision_violations
 
 UNFIT = {
     "mlp": "the model has experts in its place: name moe",
@@ -50,9 +48,8 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     config = language_of(config)
     yield from _feature_violations(spec, config)
     for check in (_width_violations, _depth_violations, _expert_violations):
-        yield from check(spec, config)
-        for role in _like_the_policy(spec):
-            yield from of_gang(spec, role, partial(check, config=config))
+        for role in (names.ROLE_TRAINER, *_like_the_policy(spec)):
+            yield from check(Ranks.of(spec, role), config)
     yield from adapter_violations(spec, config)
     yield from _router_replay_violations(spec, config)
     yield from vision_violations(spec, config)
@@ -103,69 +100,71 @@ def _groups_of_experts(config: dict[str, Any]) -> bool:
     return groups > 1 and (config.get("num_experts_per_tok") or 0) // chosen != 2
 
 
-def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+def _width_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
     """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they always divide."""
-    layout = Layout.of(spec, names.ROLE_TRAINER)
+    layout = ranks.layout
     heads, groups = _heads(config)
     if heads and heads % layout.tensor:
-        yield _indivisible(f"{PARALLELISM}.tensor", layout.tensor, "num_attention_heads", heads)
+        yield _indivisible(ranks.at(f"{SIZES}.tensor"), layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
-        yield _unshared(f"{PARALLELISM}.tensor", layout.tensor, groups)
+        yield _unshared(ranks.at(f"{SIZES}.tensor"), layout.tensor, groups)
     for key, width, is_expert in _feed_forward(config):
         name, size = ("expertTensor", layout.expert_tensor) if is_expert else ("tensor", layout.tensor)
         if width % size:
-            yield _indivisible(f"{PARALLELISM}.{name}", size, key, width)
+            yield _indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
 
 
-def _depth_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
     """Layers over stages, pieces of stages, and recomputed blocks."""
-    layout, layers, r = Layout.of(spec, names.ROLE_TRAINER), config.get("num_hidden_layers"), spec.trainer.recompute
-    if not layers or any(spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
+    layout, layers, r = ranks.layout, config.get("num_hidden_layers"), ranks.spec.trainer.recompute
+    if not layers or any(ranks.spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
         return  # megatron-core checks an uneven split when it builds the model
     if layers % layout.pipeline:
-        yield _indivisible(f"{PARALLELISM}.pipeline", layout.pipeline, "num_hidden_layers", layers)
+        yield _indivisible(ranks.at(f"{SIZES}.pipeline"), layout.pipeline, "num_hidden_layers", layers)
         return
     stage = layers // layout.pipeline
     if stage % layout.virtual_pipeline:
         yield Violation(
-            f"{PARALLELISM}.virtualPipeline",
+            ranks.at(f"{SIZES}.virtualPipeline"),
             str(layout.virtual_pipeline),
             f"num_hidden_layers / pipeline = {stage} layers of a stage are not divisible by it",
             f"choose a divisor of {stage}",
         )
     elif r.granularity == "full" and r.layers > stage // layout.virtual_pipeline:
         yield Violation(
-            f"{RECOMPUTE}.layers",
+            ranks.at("trainer.recompute.layers"),
             str(r.layers),
             f"a piece of a stage has {stage // layout.virtual_pipeline} layers",
             "set at most that",
         )
 
 
-def _expert_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
-    layout, p, experts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.parallelism, experts_of(config)
+    layout, p, experts = ranks.layout, ranks.spec.trainer.parallelism, experts_of(config)
     if experts and experts % layout.expert:
-        yield _indivisible(f"{PARALLELISM}.expert", layout.expert, "the number of experts", experts)
+        yield _indivisible(ranks.at(f"{SIZES}.expert"), layout.expert, "the number of experts", experts)
     if experts and layout.expert_tensor > 1 and _are_whole(config):
         rule = f"the experts of {config['model_type']} are not cut"
-        yield Violation(f"{PARALLELISM}.expertTensor", str(layout.expert_tensor), rule, "set 1")
+        yield Violation(ranks.at(f"{SIZES}.expertTensor"), str(layout.expert_tensor), rule, "set 1")
     if experts and layout.tensor > 1 and not p.sequence:
         yield Violation(
-            f"{PARALLELISM}.sequence",
+            ranks.at(f"{SIZES}.sequence"),
             "false",
             "with tensor parallelism a mixture-of-experts layer trains on sequence-parallel shares only",
             "set true",
         )
     unfit = ("mlp",) if experts else ("moe", "moe_act", "layernorm")
-    for module in (m for m in spec.trainer.recompute.modules if m in unfit):
-        yield unfit_module(module, UNFIT[module])
+    for module in (m for m in ranks.spec.trainer.recompute.modules if m in unfit):
+        yield unfit_module(ranks, module, UNFIT[module])
     if experts:
         return
     if layout.expert > 1:
-        yield Violation(f"{PARALLELISM}.expert", str(layout.expert), "the model has no experts", "set 1")
+        yield Violation(ranks.at(f"{SIZES}.expert"), str(layout.expert), "the model has no experts", "set 1")
     if p.expert_tensor:
-        yield Violation(f"{PARALLELISM}.expertTensor", str(p.expert_tensor), "the model has no experts", "remove it")
+        yield Violation(
+            ranks.at(f"{SIZES}.expertTensor"), str(p.expert_tensor), "the model has no experts", "remove it"
+        )
 
 
 def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

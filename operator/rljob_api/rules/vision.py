@@ -1,14 +1,22 @@
-"""Rules about images and vision towers: combinations that are not proven are refused."""
+"""Images and vision towers: combinations that are not proven are refused."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.families import FAMILIES, Family, family_of
+from rljob_api.rules.engine import AGENT, SIZES, Check, Rule, Violation, present
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.layout import PARALLELISM
-from rljob_api.validation.result import Violation
 
-PARTS = ("vision", "projector")
+OBJECT_RULES = (
+    Rule(
+        "data.imageKey",
+        present("data.imageKey").implies(~AGENT),
+        "samples of an agent have no images",
+        "remove spec.rollout.agent, or the images",
+    ),
+)
+
+TOWER_PARTS = ("vision", "projector")
 
 
 def vision_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -36,10 +44,10 @@ def _layout_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation]:
     for way, size in (("pipeline", sizes.pipeline), ("context", sizes.context)):
         if size > 1 and way not in family.layouts:
             rule = f"{way} parallelism of models with a vision tower is not proven"
-            yield Violation(f"{PARALLELISM}.{way}", str(size), rule, "set 1, and raise tensor or the number of ranks")
-    if spec.trainer.overlap.grad_reduce and set(spec.model.freeze) != set(PARTS):
+            yield Violation(f"spec.{SIZES}.{way}", str(size), rule, "set 1, and raise tensor or the number of ranks")
+    if spec.trainer.overlap.grad_reduce and set(spec.model.freeze) != set(TOWER_PARTS):
         rule = "a micro-batch without an image gives the vision tower no gradient to reduce"
-        fix = f"remove it, or set spec.model.freeze: [{', '.join(PARTS)}]"
+        fix = f"remove it, or set spec.model.freeze: [{', '.join(TOWER_PARTS)}]"
         yield Violation("spec.trainer.overlap.gradReduce", "true", rule, fix)
 
 
@@ -48,7 +56,7 @@ def _vocabulary_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[
     tensor, words = spec.trainer.parallelism.tensor, config.get("vocab_size") or 0
     if words % tensor:
         rule = f"vocab_size = {words} of a model with a vision tower is not divisible by it"
-        yield Violation(f"{PARALLELISM}.tensor", str(tensor), rule, f"choose a divisor of {words}")
+        yield Violation(f"spec.{SIZES}.tensor", str(tensor), rule, f"choose a divisor of {words}")
 
 
 def _companion_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation]:
@@ -63,3 +71,6 @@ def _companion_violations(spec: RLJobSpec, family: Family) -> Iterator[Violation
         if reward.model and spec.data.image_key:
             rule = "reward models on the trainer's ranks read no images"
             yield Violation(f"spec.rewards[{i}].model", "set", rule, "use another kind of reward")
+
+
+RULES: tuple[Check, ...] = OBJECT_RULES

@@ -1,17 +1,41 @@
-"""Which task reads which field. A field that the task does not read has to have its default: otherwise somebody relies on a setting without
-effect."""
+"""What the job learns from, and how long; and which task reads which field. A field that the task does not read has to have its default: otherwise
+somebody relies on a setting without effect."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from rljob_api.base import Model
+from rljob_api.rules.engine import AGENT, RL, TEACHER, Check, Rule, Violation, as_given, count, field, present, size
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.roles import ReferenceSpec
-from rljob_api.validation.expression import field
-from rljob_api.validation.result import Violation, as_given
+
+OBJECT_RULES = (
+    Rule(
+        "rewards",
+        RL.implies((size("rewards") > 0) | AGENT | TEACHER),
+        "without a reward or a teacher nothing tells good responses from bad ones",
+        "name at least one, for example [{rule: exactMatch}], or set spec.algorithm.distillation, or another spec.task",
+        value=lambda _: "[]",
+    ),
+    Rule(
+        "rewards",
+        RL | size("rewards").equals(0),
+        "{0} learns from its data alone and generates nothing that could be rewarded",
+        "remove them, or set spec.task: rl",
+        (field("task"),),
+        lambda _: "set",
+    ),
+    Rule(
+        "train.steps",
+        count((present("train.steps"), present("train.epochs"))).equals(1),
+        "the length of the job is given by exactly one of steps and epochs",
+        "set spec.train.steps or spec.train.epochs, and remove the other",
+        value=lambda spec: "none" if spec.train.steps is None else "both",
+    ),
+)
 
 SUPERVISED: tuple[Task, ...] = ("sft", "dpo", "rewardModel", "pretrain")
 CONVERSATIONS: tuple[Task, ...] = ("sft", "dpo", "rewardModel")
@@ -72,7 +96,7 @@ def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
     if spec.task not in tasks and value != _default(spec, path):
         yield Violation(
             f"spec.{path}",
-            _text(value),
+            _shown(value),
             f"task {spec.task} does not read it, only {' and '.join(tasks)}",
             "remove it, or set another spec.task",
         )
@@ -116,7 +140,7 @@ def _of_another_loss(name: str, value: float, loss: str, reader: str) -> Violati
     return Violation(f"spec.dpo.{name}", f"{value:g}", f"the loss {loss} does not read it", fix)
 
 
-def _text(value: Any) -> str:
+def _shown(value: Any) -> str:
     """A value as YAML; a section without its defaults."""
     if isinstance(value, Model):
         return as_given(value)
@@ -125,7 +149,8 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterator[Violation]], ...] = (
+RULES: tuple[Check, ...] = (
+    *OBJECT_RULES,
     *(partial(unread_violations, path) for path in READERS),
     dpo_violations,
 )

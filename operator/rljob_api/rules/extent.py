@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from rljob_api.validation.result import Violation
+from rljob_api.rules.engine import Violation
 
 MOST_VALUES, DEEPEST = 10_000, 40
 """Values that a spec may have, counting objects, lists and their entries; objects and lists around the innermost one. Jobs have some hundred

@@ -1,18 +1,55 @@
-"""Rules about topology levels and affinities, by scheduling backend."""
+"""Rules about backends, queues, topology levels, affinities, and how many pods a job may have."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
 from rljob_api import names
 from rljob_api.base import Wire
+from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
+from rljob_api.rules.pods import templates
 from rljob_api.sizing.layout import pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PODS
 from rljob_api.type_errors import path_of, problems
-from rljob_api.validation.pods import templates
-from rljob_api.validation.result import Violation
+
+QUEUED = ("kueue", "volcano")
+BACKEND = field("scheduling.backend")
+
+OBJECT_RULES = (
+    Rule(
+        "scheduling.queue",
+        BACKEND.is_in(QUEUED).implies(present("scheduling.queue")),
+        "{0} takes no job without a queue",
+        "name one",
+        (BACKEND,),
+        lambda _: "unset",
+    ),
+    Rule(
+        "scheduling.queue",
+        present("scheduling.queue").implies(BACKEND.is_in(QUEUED)),
+        "{0} has no queues",
+        "remove it, or set spec.scheduling.backend to kueue or volcano",
+        (BACKEND,),
+        lambda _: "set",
+    ),
+    Rule(
+        "scheduling.topologyLevels",
+        BACKEND.is_in(("builtin", "kueue")) | size("scheduling.topologyLevels").equals(0),
+        "{0} does not read labels of nodes",
+        "remove them, or set spec.scheduling.backend to builtin or kueue",
+        (BACKEND,),
+        lambda _: "set",
+    ),
+    Rule(
+        "scheduling.priority",
+        BACKEND.equals("builtin") | field("scheduling.priority").equals(0),
+        "{0} does not read it: it orders the jobs of the builtin backend",
+        "remove it; spec.trainer.template.priorityClassName is for the others",
+        (BACKEND,),
+    ),
+)
 
 SCHEDULING = "spec.scheduling"
 HOST = "kubernetes.io/hostname"
@@ -87,32 +124,33 @@ class _Affinity(Wire):
 
 def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Node affinities have to be well-formed. The API server only checks that when pods are created, and plans read them before."""
-    for field, template in templates(spec):
+    for where, template in templates(spec):
         try:
             _Affinity.model_validate(template.affinity or {})
         except ValidationError as error:
             (first,) = problems(error, 1)
             path = path_of(p for p in first.location if p not in OPERATORS)
             fix = first.fix or "see `kubectl explain pod.spec.affinity.nodeAffinity`"
-            yield Violation(f"{field}.template.affinity.{path}", first.value, first.rule, fix)
+            yield Violation(f"{where}.template.affinity.{path}", first.value, first.rule, fix)
 
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Affinities that the builtin backend does not take into account, so that the cluster's scheduler would refuse its nodes."""
     if not spec.scheduling.assigns_nodes:
         return
-    for field, template in templates(spec):
+    for where, template in templates(spec):
         for kind in NOT_PLANNED:
             if (template.affinity or {}).get(kind):
                 yield Violation(
-                    f"{field}.template.affinity.{kind}",
+                    f"{where}.template.affinity.{kind}",
                     "set",
                     "the backend builtin does not plan by other pods",
                     f"take it out, use {SCHEDULING}.topologyLevels, or choose the backend none",
                 )
 
 
-RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
+RULES: tuple[Check, ...] = (
+    *OBJECT_RULES,
     level_violations,
     node_affinity_violations,
     affinity_violations,
