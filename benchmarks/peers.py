@@ -27,8 +27,8 @@ from e2e.cluster.steps import REPOSITORY
 from e2e.control_plane import ControlPlane, free_ports
 from e2e.controllers import certificates, configuration, install_crd, install_hooks, source
 from rljob_operator.cache.cluster import CHILD_KINDS
-from rljob_operator.handlers import OURS
 from rljob_operator.kube.api import KINDS, Object
+from rljob_operator.watch.events import OURS
 
 JOBSETS, LWSETS = "jobset.x-k8s.io/v1alpha2", "leaderworkerset.x-k8s.io/v1"
 KINDS |= {

@@ -1,37 +1,29 @@
-"""The process. kopf starts and ends it, logs in, discovers and watches; leader election, lists and reconciles run alongside."""
+"""The process: its parts, and how they are connected. kopf starts and ends it and watches; leader election, lists and reconciles run alongside."""
 
 import asyncio
-import datetime
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import kopf
 
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator import health
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
-from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED, EventHandlers
-from rljob_operator.kube.api import ApiError, Key
+from rljob_operator.kube.api import Key
 from rljob_operator.kube.client import KubernetesApi
-from rljob_operator.kube.credentials import LIFETIME, Credentials
+from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
-from rljob_operator.kube.rate_limit import RateLimiter, WatchLimiter
-from rljob_operator.kube.watches import Watches
+from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.reflector import reflect
-from rljob_operator.relist import Relist
-from rljob_operator.settings import kopf_settings
+from rljob_operator.watch.events import EventHandlers
+from rljob_operator.watch.kopf_side import KopfSide
+from rljob_operator.watch.reflector import Watches, reflect
+from rljob_operator.watch.relist import Relist
 
 log = logging.getLogger(__name__)
-
-CRD_PAUSE, LOGIN_PAUSE = 2.0, 1.0
-"""Seconds between two checks for the CRD, and between two logins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,135 +46,72 @@ class Operator:
     """The parts of the process and how they are connected. Create it in a running event loop."""
 
     def __init__(self, options: Options, credentials: Credentials) -> None:
-        self._options, self._credentials = options, credentials
+        self._options = options
         self._health = health.HealthCheck()
-        # so that a renewal never waits behind other requests
+        # Apart from the other requests, so that a renewal never waits behind them
         self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)
         self._elector = LeaderElector(
             self._lease_api, options.lease_namespace, options.identity, self._health.heartbeat
         )
         limiter = RateLimiter(options.qps, options.burst)
         self._api = KubernetesApi(credentials, limiter, may_write=self._elector.is_leader)
-        self._watches = Watches(credentials)
         self._cache = ClusterCache(time.time, options.job_policy)
-        self._handlers = EventHandlers(self._cache, self._add_after, options.progress_interval)
-        self._metrics = Metrics(self._cache, self._api.calls, self._lag, self._handlers.events)
+        self._queue = WorkQueue()
+        self._handlers = EventHandlers(self._cache, self._queue.add_after, options.progress_interval)
+        self._metrics = Metrics(self._cache, self._api.calls, self._queue.lag, self._handlers.events)
         self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed)
-        self._queue: WorkQueue | None = None
-        """While we hold the lease. All jobs are added to a new one when everything is listed, so nothing is kept for it before."""
-        self._stop = asyncio.Event()
+        self._watches = Watches(credentials)
+        self._kopf = KopfSide(credentials, self._api, self._relist, self._handlers, options.namespaces)
 
     async def run(self) -> None:
         """Runs until a signal or an error."""
-        server = await health.serve(
-            self._options.health_port, lambda: self._health.problem(self._lag()), self._metrics.text
-        )
-        self._acting = asyncio.create_task(self._elector.lead(self._act))
-        self._acting.add_done_callback(lambda _: self._stop.set())
+        server = await health.serve(self._options.health_port, self._problem, self._metrics.text)
+        acting = asyncio.create_task(self._elector.lead(self._act))
+        acting.add_done_callback(lambda _: self._kopf.stop())
         try:
-            async with asyncio.TaskGroup() as group:
-                for kinds, namespaces in self._watched():
-                    group.create_task(self._kopf(kinds, namespaces))
-            if not self._acting.cancelled():
-                self._acting.result()
+            await self._kopf.run(partial(_ended, acting))
+            if not acting.cancelled():
+                acting.result()
         finally:
-            await self._cleanup()
+            await _ended(acting)
             await server.cleanup()
-            await self._api.close()
-            await self._watches.close()
-            await self._lease_api.close()
+            await self.close()
 
-    def _watched(self) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
-        """Kinds and namespaces (empty: all) of each of kopf's operators: kopf has one list of namespaces for all kinds, so there may be two."""
-        everywhere, served = ([kind for kind in kinds if kind not in REFLECTED] for kinds in (EVERYWHERE, SERVED))
-        if self._options.namespaces:
-            yield everywhere, ()
-            yield served, self._options.namespaces
-        else:
-            yield [*everywhere, *served], ()
+    async def close(self) -> None:
+        for connections in (self._api, self._watches, self._lease_api):
+            await connections.close()
 
-    async def _kopf(self, kinds: Sequence[str], namespaces: Sequence[str]) -> None:
-        """Runs one of kopf's operators. When one stops, `_cleanup` stops the other."""
-        registry = kopf.OperatorRegistry()
-        kopf.on.startup(registry=registry)(self._startup)
-        kopf.on.login(registry=registry)(self._login())
-        kopf.on.cleanup(registry=registry)(self._cleanup)
-        self._handlers.register(registry, kinds)
-        await kopf.operator(
-            registry=registry,
-            settings=kopf_settings(),
-            namespaces=namespaces,
-            clusterwide=not namespaces,
-            standalone=True,
-            stop_flag=self._stop,
-        )
-
-    async def _startup(self, **_: Any) -> None:
-        """Waits for the CRD: kopf never watches a kind that it cannot discover when it starts."""
-        waiting = False
-        while True:
-            try:
-                if await self._api.serves("RLJob"):
-                    return
-                log.log(logging.DEBUG if waiting else logging.INFO, "the CRD of RLJobs is not installed yet")
-                waiting = True
-            except ApiError as error:
-                log.warning("%s", error)
-            await asyncio.sleep(CRD_PAUSE)
-
-    def _login(self) -> Callable[..., Awaitable[kopf.AiohttpSession]]:
-        """The login handler of one of kopf's operators, which kopf calls when credentials have expired or were refused."""
-        limiter, watches = RateLimiter(1.0 / LOGIN_PAUSE, 1), WatchLimiter()
-
-        async def login(**_: Any) -> kopf.AiohttpSession:
-            await limiter.wait()  # kopf would call again at once if credentials are refused for good
-            self._credentials.renew()
-            server = self._credentials.server
-            return kopf.AiohttpSession(
-                server=server,
-                aiohttp_session=self._credentials.session(0, watches, partial(self._relist.observe, server)),
-                expiration=datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=LIFETIME),
-            )
-
-        return login
-
-    async def _cleanup(self, **_: Any) -> None:
-        self._stop.set()
-        self._acting.cancel()
-        await asyncio.wait([self._acting])
+    def _problem(self) -> str:
+        return self._health.problem(self._queue.lag())
 
     async def _act(self) -> None:
         """What only the leader may do: reconcile, and list and watch what kopf does not. Begins as a new process does, with lists of everything, but
         the cache need not read again what has not changed."""
         reconciler = Reconciler(self._api, self._cache, self._options.progress_interval, self._options.network_policies)
-        queue = self._queue = WorkQueue(self._metrics.timed(partial(self._reconcile, reconciler)))
         self._relist.begin()
-        try:
+        with self._queue.open():
             async with asyncio.TaskGroup() as group:
-                reflectors = reflect(self._relist, self._watches, self._handlers.handle)
-                for work in (self._relist.run(), reflectors, self._reconcile_all(queue)):
-                    group.create_task(work)
-        finally:
-            self._queue = None
+                group.create_task(self._relist.run())
+                group.create_task(reflect(self._relist, self._watches, self._handlers.handle))
+                group.create_task(self._reconcile_all(reconciler))
 
-    async def _reconcile_all(self, queue: WorkQueue) -> None:
+    async def _reconcile_all(self, reconciler: Reconciler) -> None:
         await self._relist.complete()
         log.info("all kinds are listed")
-        await queue.run()
+        await self._queue.run(self._metrics.timed(partial(self._reconcile, reconciler)))
 
     async def _reconcile(self, reconciler: Reconciler, key: Key) -> float | None:
         if key == CAPACITY:
             for job in await reconciler.offer_capacity():
-                self._add_after(job, 0.0)
+                self._queue.add_after(job, 0.0)
             return None
         return await reconciler(key) if self._relist.serves(key[0]) else None
 
-    def _add_after(self, key: Key, seconds: float) -> None:
-        if self._queue:
-            self._queue.add_after(key, seconds)
 
-    def _lag(self) -> float:
-        return self._queue.lag() if self._queue else 0.0
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task, and waits for its end."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def operate(options: Options) -> None:

@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from e2e.control_plane import TOKEN, unverified
-from rljob_operator.kube.watches import lines
+from rljob_operator.watch.reflector import lines
 
 GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}\n'
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})

@@ -11,7 +11,7 @@ from rljob_operator.cache.pods import parse_pod
 from rljob_operator.kube.api import Object
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.watches import Watches
+from rljob_operator.watch.reflector import Watches
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "default"

@@ -13,7 +13,7 @@ from apiserver.proxy import Faults
 from apiserver.test_faults import END, live
 from apiserver.world import administrator
 from e2e.control_plane import ControlPlane, available
-from rljob_operator.handlers import EVERYWHERE, SERVED
+from rljob_operator.watch.events import EVERYWHERE, SERVED
 from simulator.objects import job_object
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,9 @@ from rljob_api import names
 from rljob_api.quantity import Resources, add
 from rljob_api.status import PlacementStatus, PodAssignment
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import CAPACITY_DELAY
 from rljob_operator.kube.api import Object
 from rljob_operator.schedulers.builtin import cycle
+from rljob_operator.watch.events import CAPACITY_DELAY
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.nodes import Plan, Stay

@@ -8,8 +8,7 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
-from rljob_operator.cache.failed import FORGIVEN, FailedPod, FailedPods
-from rljob_operator.cache.pods import LONGEST, Pod, parse_pod
+from rljob_operator.cache.pods import FORGIVEN, LONGEST, FailedPod, FailedPods, Pod, parse_pod
 from rljob_operator.times import seconds, stamp
 from simulator.crowd import NAMESPACE as CROWD
 from simulator.crowd import Crowd

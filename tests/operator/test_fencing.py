@@ -166,8 +166,7 @@ async def test_an_operator_that_waits_for_the_lease_keeps_nothing_of_jobs_that_c
             waiting._handlers.handle("RLJob", job, gone=what == "DELETED")
     waiting._cache.jobs._deleted.clear()  # remembered on purpose, up to a number
     assert kept(waiting) == set()
-    for part in (waiting._api, waiting._lease_api, waiting._watches):
-        await part.close()
+    await waiting.close()
 
 
 def kept(root: object) -> set[str]:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from rljob_operator.cache.cache import Cache, key_of
 from rljob_operator.cache.cluster import CHILD_KINDS, ClusterCache
-from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import Object
+from rljob_operator.watch.events import EventHandlers
 
 LABELS = {
     "rljob.dev/job": "demo",

@@ -29,12 +29,14 @@ async def until(ready: Callable[[], bool]) -> None:
 
 @asynccontextmanager
 async def running(work: Reconcile) -> AsyncIterator[WorkQueue]:
-    found = WorkQueue(work, workers=2)
-    task = asyncio.create_task(found.run())
-    try:
-        yield found
-    finally:
-        task.cancel()
+    found = WorkQueue(workers=2)
+    with found.open():
+        task = asyncio.create_task(found.run(work))
+        try:
+            yield found
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +55,11 @@ async def test_a_burst_of_events_is_one_pass_and_one_more() -> None:
         await go_on.wait()
 
     async with running(work) as found:
-        found.add(A)
+        found.add_after(A, 0.0)
         await started.wait()
         for _ in range(50):
-            found.add(A)
-        found.add(B)
+            found.add_after(A, 0.0)
+        found.add_after(B, 0.0)
         await until(lambda: len(passes) == 2)
         await asyncio.sleep(0.05)
         assert passes == [A, B], "one worker per key, and others do not wait"
@@ -75,8 +77,8 @@ async def test_nothing_is_kept_of_keys_that_do_not_come_again() -> None:
 
     failed: list[Key] = []
     async with running(work) as found:
-        found.add(A)
-        found.add(B)
+        found.add_after(A, 0.0)
+        found.add_after(B, 0.0)
         await until(lambda: bool(failed))
         kept = [value for value in vars(found).values() if isinstance(value, dict | set)]
         assert len(kept) == 4
@@ -91,7 +93,7 @@ async def test_a_key_comes_again_when_it_said() -> None:
         return 0.1 if len(times) == 1 else None
 
     async with running(work) as found:
-        found.add(A)
+        found.add_after(A, 0.0)
         await until(lambda: len(times) == 2)
     assert times[1] - times[0] >= 0.1
 
@@ -106,7 +108,7 @@ async def test_a_failed_pass_is_repeated_and_a_conflict_at_once() -> None:
             raise errors.pop(0)
 
     async with running(work) as found:
-        found.add(A)
+        found.add_after(A, 0.0)
         await until(lambda: passes == [A, A, A])
 
 
@@ -118,7 +120,7 @@ async def test_a_conflict_that_does_not_end_is_an_error_as_any_other(caplog: pyt
         raise Conflict(409, "somebody took our label away")
 
     async with running(work) as found:
-        found.add(A)
+        found.add_after(A, 0.0)
         await until(lambda: "research/a: 409: somebody took our label away; again in" in caplog.text)
     assert len(passes) == queue.CONFLICTS + 1, "the first of them were repeated at once"
 
@@ -135,7 +137,7 @@ async def test_a_key_that_fails_for_days_does_not_end_the_operator(monkeypatch: 
         raise ApiError(500, "broken")
 
     async with running(work) as found:
-        found.add(A)
+        found.add_after(A, 0.0)
         await until(lambda: failures > 1100)
 
 
@@ -145,18 +147,16 @@ async def test_the_queue_knows_how_far_it_is_behind() -> None:
 
     async with running(work) as found:
         for name in "abc":
-            found.add(("research", name))
+            found.add_after(("research", name), 0.0)
         await until(lambda: found.lag() >= 0.05)  # two workers, three keys
 
 
 async def test_nothing_lags_while_another_operator_leads() -> None:
-    async def work(key: Key) -> None:
-        pass
-
-    waiting = WorkQueue(work)
-    waiting.add(A)
-    await asyncio.sleep(0.05)
-    assert waiting.lag() == 0.0
+    waiting = WorkQueue()
+    with waiting.open():
+        waiting.add_after(A, 0.0)
+        await asyncio.sleep(0.05)
+        assert waiting.lag() == 0.0
 
 
 async def test_what_is_due_later_is_no_lag() -> None:

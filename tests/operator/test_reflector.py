@@ -10,16 +10,15 @@ import kopf
 import pytest
 from aiohttp import web
 
-from rljob_operator import reflector
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import ApiError, Object
 from rljob_operator.kube.client import KubernetesApi
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
-from rljob_operator.kube.watches import Watches, lines
-from rljob_operator.reflector import Reflector
-from rljob_operator.relist import Relist
+from rljob_operator.watch import reflector
+from rljob_operator.watch.events import EventHandlers
+from rljob_operator.watch.reflector import Reflector, Watches, lines
+from rljob_operator.watch.relist import Relist
 
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
 JOBS, PODS = "/apis/rljob.dev/v1alpha1/rljobs", "/api/v1/pods"

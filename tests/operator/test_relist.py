@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from yarl import URL
 
-from rljob_operator import relist
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED
 from rljob_operator.kube.api import ApiError, Key, Listing, path, scope_of
-from rljob_operator.relist import Relist
+from rljob_operator.watch import relist
+from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SERVED
+from rljob_operator.watch.relist import Relist
 from simulator.cluster import FakeCluster
 from simulator.objects import job_object
 

@@ -11,8 +11,9 @@ from rljob_api.status import JobStatus
 from rljob_operator.cache import cache as cache_module
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
-from rljob_operator.handlers import CAPACITY_DELAY, EventHandlers
 from rljob_operator.kube.api import Key, Object
+from rljob_operator.watch.events import CAPACITY_DELAY, EventHandlers
+from rljob_operator.watch.kopf_side import on_event
 from simulator.feed import HOSTILE
 from simulator.makers import make_job
 from simulator.objects import node_object
@@ -143,7 +144,7 @@ async def seen(*events: Event, kind: str = "Pod", cache: ClusterCache | None = N
     woken: dict[Key, float] = {}
     handlers = EventHandlers(cache or ClusterCache(lambda: 0.0), woken.__setitem__, 30.0)
     for event in events:
-        await handlers.on_event(event=event._asdict(), param=kind)  # type: ignore[arg-type]
+        await on_event(handlers)(event=event._asdict(), param=kind)
     return woken
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rljob_api import reasons
-from rljob_operator.handlers import CAPACITY_DELAY
 from rljob_operator.times import seconds, stamp
+from rljob_operator.watch.events import CAPACITY_DELAY
 from simulator.crowd import Crowd
 from simulator.makers import NOW, Job, make_job
 from simulator.world import NAMESPACE, World

@@ -5,8 +5,8 @@ from random import Random
 
 from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import SELECTORS, EventHandlers
 from rljob_operator.kube.api import Object
+from rljob_operator.watch.events import SELECTORS, EventHandlers
 from simulator.cluster import FakeCluster
 from simulator.objects import copied
 

@@ -7,9 +7,9 @@ from random import Random
 from rljob_api import names
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
-from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import Conflict, Key, NotFound
 from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.watch.events import EventHandlers
 from simulator.cluster import Crash, FakeCluster
 from simulator.feed import PROMPT, Faults, Feed
 

@@ -8,8 +8,7 @@ from rljob_api.quantity import Resources, add
 from rljob_api.status import PlacementStatus
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.jobs import CachedJob
-from rljob_operator.cache.nodes import Node
-from rljob_operator.cache.usage import Usage
+from rljob_operator.cache.nodes import Node, Usage
 from rljob_operator.kube.api import Key, Object
 from rljob_placement.cluster import Cluster, less
 from rljob_placement.cluster import Node as SchedulableNode

@@ -8,12 +8,10 @@ from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity
-from rljob_operator.cache.failed import FailedPods
 from rljob_operator.cache.jobs import CachedJob
-from rljob_operator.cache.nodes import Node, parse_node
-from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
+from rljob_operator.cache.nodes import Node, Usage, parse_node, parse_usage
+from rljob_operator.cache.pods import FailedPods, Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
-from rljob_operator.cache.usage import Usage, parse_usage
 from rljob_operator.kube.api import Key, Object
 
 CAPACITY: Key = ("", "capacity")

@@ -1,4 +1,4 @@
-"""Requests to the real API server, on plain dicts. Watches are kopf's, and those of kube/watches.py."""
+"""Requests to the real API server, on plain dicts. Watches are kopf's, and those of watch/reflector.py."""
 
 import asyncio
 import json

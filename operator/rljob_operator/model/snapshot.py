@@ -11,8 +11,7 @@ from rljob_api.rules import Violation
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
-from rljob_operator.cache.failed import FailedPod
-from rljob_operator.cache.pods import Pod
+from rljob_operator.cache.pods import FailedPod, Pod
 from rljob_operator.model import effective_spec
 from rljob_operator.model.children import ChildProblem, controls
 from rljob_operator.model.scheduling import SchedulingResult
@@ -31,7 +30,7 @@ class Snapshot:
     status: JobStatus = field(default_factory=JobStatus)
     pods: tuple[Pod, ...] = ()
     failed: Mapping[str, FailedPod] = field(default_factory=dict)
-    """The last failed pod of each name, which may be gone, see cache/failed.py."""
+    """The last failed pod of each name, which may be gone, see cache/pods.py."""
     reports: Mapping[str, Report] = field(default_factory=dict)
     """Reports by pod name; only those that can be read and have our protocol version."""
     unreadable: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,8 @@ add_after(key)  ->  due[key] = the earliest time asked for  ->  one task per due
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 from rljob_operator.kube.api import ApiError, Conflict, Key
 
@@ -30,37 +31,49 @@ CONFLICTS = 5
 class WorkQueue:
     """Runs reconciles as tasks of one event loop."""
 
-    def __init__(self, reconcile: Reconcile, workers: int = 16) -> None:
-        self._reconcile = reconcile
+    def __init__(self, workers: int = 16) -> None:
+        self._workers = workers
+        self._is_open = False
+        self._changed = asyncio.Event()
+        self._clear()
+
+    def _clear(self) -> None:
         self._due: dict[Key, float] = {}
         self._running: set[Key] = set()
         self._ready_at: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
-        self._free = workers
-        self._changed = asyncio.Event()
+        self._free = self._workers
         self._started_at = math.inf
 
-    def add(self, key: Key) -> None:
-        self.add_after(key, 0.0)
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Inside, keys are taken. Outside, none is kept: who opens the queue adds all of them."""
+        self._is_open = True
+        try:
+            yield
+        finally:
+            self._is_open = False
+            self._clear()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        due = asyncio.get_running_loop().time() + seconds
-        self._due[key] = min(due, self._due.get(key, due))
-        self._changed.set()
+        if self._is_open:
+            due = asyncio.get_running_loop().time() + seconds
+            self._due[key] = min(due, self._due.get(key, due))
+            self._changed.set()
 
     def lag(self) -> float:
         """Seconds that the most overdue key has been waiting for a worker: how far the operator is behind. 0 before `run`."""
         now = asyncio.get_running_loop().time()
         return max((0.0, *(now - max(self._at(k), self._started_at) for k in self._due)))
 
-    async def run(self) -> None:
+    async def run(self, reconcile: Reconcile) -> None:
         """Runs until cancelled, which also cancels running reconciles."""
         self._started_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             while True:
                 self._changed.clear()
                 for key in self._startable():
-                    self._start(group, key)
+                    self._start(group, reconcile, key)
                 await self._wait()
 
     def _at(self, key: Key) -> float:
@@ -72,17 +85,17 @@ class WorkQueue:
         keys = [k for k in self._due if k not in self._running and self._at(k) <= now]
         return sorted(keys, key=self._at)[: self._free]
 
-    def _start(self, group: asyncio.TaskGroup, key: Key) -> None:
+    def _start(self, group: asyncio.TaskGroup, reconcile: Reconcile, key: Key) -> None:
         del self._due[key]
         self._running.add(key)
         self._free -= 1
-        group.create_task(self._run_one(key))
+        group.create_task(self._run_one(reconcile, key))
 
-    async def _run_one(self, key: Key) -> None:
+    async def _run_one(self, reconcile: Reconcile, key: Key) -> None:
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
-            after = await self._reconcile(key)
+            after = await reconcile(key)
             self._failures.pop(key, None)
         except Exception as error:
             after = self._failed(key, error)

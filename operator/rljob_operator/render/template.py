@@ -12,7 +12,7 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.avoided_nodes import excluded
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers import scheduler_of
-from rljob_operator.schedulers.affinity import avoiding
+from rljob_operator.schedulers.base import avoiding
 
 
 def pod_template(

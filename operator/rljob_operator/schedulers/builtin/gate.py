@@ -10,8 +10,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.cache.pods import Pod
-from rljob_operator.schedulers.affinity import pinned
-from rljob_operator.schedulers.base import PodSettings, Scheduler
+from rljob_operator.schedulers.base import PodSettings, Scheduler, pinned
 from rljob_operator.times import stamp
 
 

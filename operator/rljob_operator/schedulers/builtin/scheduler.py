@@ -1,17 +1,45 @@
 """The `builtin` scheduler's cycles: all jobs that ask are placed together, and each takes its result when it is reconciled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.schedulers.builtin.cache import SchedulerCache
 from rljob_operator.schedulers.builtin.cycle import has_refuge, helped, offers_more, schedule_pending
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Node
+
+
+class SchedulerCache:
+    """Has no state of its own. The caches hold every status from the moment it is written, so no capacity is assigned twice."""
+
+    def __init__(self, cache: ClusterCache) -> None:
+        self._cache = cache
+
+    def node(self, name: str) -> Node | None:
+        """The node as if nothing ran on it."""
+        entry = self._cache.nodes.get(("", name))
+        return entry.value.schedulable if entry else None
+
+    def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
+        """Scheduling requests of all jobs that have one, without the jobs in `but`."""
+        views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
+        return [found for view in views if view and (found := scheduling_request(view, self.node))]
+
+    def _view(self, job: CachedJob, now: float) -> JobView | None:
+        spec, status = job.validation.result.accepted, job.readable_status
+        if spec is None or status is None or job.meta.deletion_timestamp:
+            return None
+        pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
+        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now)
+
+
+def _key(job: CachedJob) -> Key:
+    return job.meta.namespace, job.meta.name
+
 
 REFUGE_SECONDS = 10.0
 """Seconds for which an answer of `has_refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""

@@ -14,8 +14,8 @@ import aiohttp
 
 from rljob_operator.cache.cache import key_of
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EVERYWHERE, SELECTORS, SERVED
 from rljob_operator.kube.api import Api, ApiError, Key, scope_of
+from rljob_operator.watch.events import EVERYWHERE, SELECTORS, SERVED
 
 log = logging.getLogger(__name__)
 

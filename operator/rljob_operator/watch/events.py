@@ -1,23 +1,12 @@
-"""Event handlers: each event's object enters the cache, and the jobs that it concerns are reconciled.
+"""Each event's object enters the cache, and the jobs that it concerns are reconciled, whoever watches its kind."""
 
-All of kopf's handlers here are `on.event`, since its other kinds write finalizers or annotations into the objects they serve. All are coroutines,
-since kopf runs plain functions in threads, and the cache belongs to the thread of the event loop. Events of jobs, pods and reports come from
-reflector.py.
-"""
-
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
-
-import kopf
+from collections.abc import Callable
 
 from rljob_api import names
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, ClusterCache
-from rljob_operator.kube.api import Key, Object, resource
-
-log = logging.getLogger(__name__)
+from rljob_operator.kube.api import Key, Object
 
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 EVERYWHERE = ("Node", "Pod")
@@ -43,22 +32,13 @@ class EventHandlers:
         self.events = Counter[str]()
         """Number of events, by kind."""
 
-    def register(self, registry: kopf.OperatorRegistry, kinds: Iterable[str]) -> None:
-        for kind in kinds:
-            kopf.on.event(*resource(kind), id=f"cache-{kind}", param=kind, registry=registry)(self.on_event)
-
-    async def on_event(self, *, event: kopf.RawEvent, param: Any = None, **_: Any) -> None:
-        """kopf's handler of all kinds. `param`: the kind. kopf gives the objects of a list as events of type None."""
-        self.handle(param, {**event["object"], "kind": param}, gone=event["type"] == "DELETED")
-
     def handle(self, kind: str, obj: Object, *, gone: bool = False) -> None:
         """An object was added or changed, or deleted (`gone`)."""
         self.events[kind] += 1
         cache = self._cache.of_kind(kind)
         self.changed(kind, cache.remove(obj) if gone else cache.put(obj))
-        if kind == "ConfigMap" and (
-            job := job_of(obj)
-        ):  # a report of nothing but a heartbeat and numbers changes no group
+        job = job_of(obj) if kind == "ConfigMap" else None
+        if job:  # a report of nothing but a heartbeat and numbers changes no group
             self._add_after(job, self._interval)
 
     def changed(self, kind: str, groups: set[Key]) -> None:
