@@ -270,7 +270,7 @@ def preview(job: Plan, read: Read, offline: bool) -> Preview:
     """Placement by the built-in scheduler; the choices of others cannot be predicted."""
     if job.spec is None or job.violations:
         return Preview(skipped="not checked before every rule holds")
-    if not job.spec.scheduling.assigns_nodes:
+    if not job.spec.scheduling.facts.assigns_nodes:
         return Preview(skipped=f"left to spec.scheduling.backend {job.spec.scheduling.backend}")
     if offline:
         return Preview(skipped="not checked (--offline)")

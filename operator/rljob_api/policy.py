@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rljob_api import names
+from rljob_api.backends import readers_of
 from rljob_api.base import Model
 from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.rules import ValidationResult, Violation, validate
@@ -89,10 +90,6 @@ def _all_taken(parts: Iterable[Completed]) -> dict[str, Any]:
     return {where: value for part in parts for where, value in part.taken.items()}
 
 
-TAKE_LEVELS = ("builtin", "kueue")
-"""Backends that read `scheduling.topologyLevels`."""
-
-
 class SchedulingDefaults(Model):
     """Defaults of spec.scheduling."""
 
@@ -139,7 +136,9 @@ class JobDefaults(Model):
     def _of(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults for such a spec, as a partial spec."""
         own = self.model_dump(by_alias=True, exclude_none=True, exclude={"scheduling", "template"})
-        takes_levels = _section(spec, "scheduling").get("backend", SchedulingSpec().backend) in TAKE_LEVELS
+        takes_levels = _section(spec, "scheduling").get("backend", SchedulingSpec().backend) in readers_of(
+            "topologyLevels"
+        )
         levels = {"scheduling": self.scheduling.dump()} if takes_levels and self.scheduling.dump() else {}
         return own | levels | (_templates(spec, {"template": self.template.dump()}) if self.template.dump() else {})
 

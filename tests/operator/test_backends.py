@@ -7,17 +7,21 @@ staging/src/volcano.sh/apis/pkg/apis/{scheduling/v1beta1,batch/v1alpha1}/labels.
 """
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from api.specs import make_spec
 from rljob_api import names
+from rljob_api.backends import BACKENDS, BackendName
 from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.kube import api
+from rljob_operator.kube.api import kind_of
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.render import scheduler_objects
 from rljob_operator.render.gang import stateful_set
 from rljob_operator.render.template import pod_template
+from rljob_operator.schedulers import SCHEDULERS
 from simulator.cluster import FakeCluster
 from simulator.makers import META
 from simulator.objects import job_object
@@ -109,6 +113,26 @@ def test_builtin_gates_its_pods_and_none_does_nothing() -> None:
     gated = template(gpu_spec(backend="builtin"), names.ROLE_TRAINER)["spec"]
     assert gated["schedulingGates"] == [{"name": names.GATE}]
     assert "schedulingGates" not in template(gpu_spec(backend="none"), names.ROLE_TRAINER)["spec"]
+
+
+def test_every_backend_has_a_row_and_a_scheduler_that_makes_what_the_row_says() -> None:
+    assert get_args(BackendName) == tuple(BACKENDS) == tuple(SCHEDULERS)
+    for name, backend in BACKENDS.items():
+        spec = gpu_spec(backend=name, **({"queue": "team"} if "queue" in backend.fields else {}))
+        assert {kind_of(obj) for obj in scheduler_objects(META, spec)} == set(map(str, backend.kinds))
+
+
+def test_kinds_of_one_name_are_told_apart_by_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KAI and Kubernetes itself have a PodGroup, too."""
+    monkeypatch.setitem(api.KINDS, "PodGroup.scheduling.run.ai", ("/apis/scheduling.run.ai/v2alpha2", "podgroups"))
+    groups = {"scheduling.run.ai/v2alpha2": "KAI's", "scheduling.volcano.sh/v1beta1": "Volcano's"}
+    cluster = FakeCluster()
+    for version, whose in groups.items():
+        meta = {"name": "demo-gang", "namespace": NAMESPACE}
+        obj = cluster.put({"apiVersion": version, "kind": "PodGroup", "metadata": meta, "spec": {"whose": whose}})
+        assert api.path(kind_of(obj), NAMESPACE) == f"/apis/{version}/namespaces/{NAMESPACE}/podgroups"
+    kinds = [kind for kind, _, _ in cluster.objects if kind != "Node"]
+    assert kinds == ["PodGroup.scheduling.run.ai", "PodGroup.scheduling.volcano.sh"]
 
 
 async def test_a_pod_group_is_made_before_the_pods_and_only_once() -> None:

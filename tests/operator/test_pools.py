@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api import reasons
+from rljob_api.backends import BACKENDS, BackendName
 from rljob_api.protocol import Failure, Report
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.crowd import Crowd
@@ -27,13 +28,13 @@ def pods(world: World, role: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("backend", ["none", "builtin"])
-async def test_a_job_with_a_pool_lives_as_one_without(backend: str) -> None:
+async def test_a_job_with_a_pool_lives_as_one_without(backend: BackendName) -> None:
     pooled = await live(World(steps=12), scheduling={"backend": backend}, **POOLED)
     assert end(pooled) == end(await live(World(steps=12), scheduling={"backend": backend}))
 
 
 @pytest.mark.parametrize("backend", ["none", "builtin"])
-async def test_an_operator_killed_after_a_write_changes_nothing(backend: str) -> None:
+async def test_an_operator_killed_after_a_write_changes_nothing(backend: BackendName) -> None:
     await kill_after_writes(every=11, scheduling={"backend": backend}, **POOLED)
 
 
@@ -152,8 +153,8 @@ def test_a_misconfigured_pool_fails_the_job_while_none_of_its_servers_answers() 
 
 
 @pytest.mark.parametrize("backend", SCHEDULERS)
-def test_every_scheduler_counts_a_pool_whole(backend: str) -> None:
-    queue = {"queue": "team"} if "queue" in SCHEDULERS[backend].fields else {}
+def test_every_scheduler_counts_a_pool_whole(backend: BackendName) -> None:
+    queue = {"queue": "team"} if "queue" in BACKENDS[backend].fields else {}
     rollout = {"replicas": 4, "minReplicas": 1, "sampling": {"maxTokens": 8}}
     spec = make_job(scheduling={"backend": backend} | queue, rollout=rollout, **POOLED).spec
     settings = SCHEDULERS[backend].pod_settings(META, spec, "judge")

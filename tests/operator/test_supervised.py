@@ -3,6 +3,7 @@
 import pytest
 
 from rljob_api import names, reasons
+from rljob_api.backends import BACKENDS, BackendName
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.life import end, live
 from simulator.makers import META, make_job
@@ -11,7 +12,7 @@ from simulator.world import World, of_rollouts
 
 
 @pytest.mark.parametrize(("task", "backend"), [("sft", "none"), ("dpo", "builtin")])
-async def test_a_job_without_rollouts_lives_as_any_other(task: str, backend: str) -> None:
+async def test_a_job_without_rollouts_lives_as_any_other(task: str, backend: BackendName) -> None:
     supervised = await live(World(steps=12), task=task, scheduling={"backend": backend})
     assert end(supervised) == end(await live(World(steps=12), scheduling={"backend": backend}))
     assert not of_rollouts(supervised)
@@ -52,8 +53,8 @@ def test_a_report_does_not_change_the_steps_of_the_spec() -> None:
 
 
 @pytest.mark.parametrize("backend", SCHEDULERS)
-def test_every_scheduler_counts_the_trainers_alone(backend: str) -> None:
-    queue = {"queue": "team"} if "queue" in SCHEDULERS[backend].fields else {}
+def test_every_scheduler_counts_the_trainers_alone(backend: BackendName) -> None:
+    queue = {"queue": "team"} if "queue" in BACKENDS[backend].fields else {}
     spec = make_job(task="sft", scheduling={"backend": backend} | queue).spec
     settings = SCHEDULERS[backend].pod_settings(META, spec, names.ROLE_TRAINER)
     assert settings.annotations.get("kueue.x-k8s.io/pod-group-total-count", "2") == "2"

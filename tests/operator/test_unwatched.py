@@ -4,7 +4,8 @@ from rljob_operator.kube.api import Object
 from simulator.site import NAMESPACE
 from simulator.world import World
 
-GROUP = ("PodGroup", NAMESPACE, "demo-gang")
+KIND = "PodGroup.scheduling.volcano.sh"
+GROUP = (KIND, NAMESPACE, "demo-gang")
 VOLCANO = {"scheduling": {"backend": "volcano", "queue": "team"}}
 
 
@@ -35,7 +36,7 @@ async def test_nothing_is_kept_of_the_gang_of_a_job_that_is_gone() -> None:
     collect_garbage(world)
     world.feed.deliver()
     await world.pass_over("demo")
-    assert len(world.feed.cache.children["PodGroup"]) == 0
+    assert len(world.feed.cache.children[KIND]) == 0
 
 
 async def test_a_finished_job_gives_its_gang_up_and_gets_another_when_it_goes_on() -> None:

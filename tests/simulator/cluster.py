@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
+from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object, kind_of
 from rljob_operator.times import stamp
 from simulator.canonical import canonical
 from simulator.objects import copied, merge, node_object, operate, prune
@@ -117,7 +117,7 @@ class FakeCluster:
     def _guarded(self, obj: Object) -> Object:
         """The stored object, if it is the one that was seen."""
         self._asked()
-        stored = self._find(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+        stored = self._find(kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
         if _guard(stored) != _guard(obj):
             raise Conflict(409, "the object has been modified")
         return stored
@@ -137,7 +137,7 @@ class FakeCluster:
     def put(self, obj: Object) -> Object:
         """As POST: the name must be free."""
         meta = obj["metadata"]
-        key = (obj["kind"], meta.get("namespace"), meta["name"])
+        key = (kind_of(obj), meta.get("namespace"), meta["name"])
         if key in self.objects:
             raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
@@ -161,7 +161,7 @@ class FakeCluster:
         meta = obj["metadata"]
         self.touch(obj)
         self.removed.append(obj)
-        del self.objects[(obj["kind"], meta.get("namespace"), meta["name"])]
+        del self.objects[(kind_of(obj), meta.get("namespace"), meta["name"])]
 
     def _find(self, kind: str, namespace: str | None, name: str) -> Object:
         if (kind, namespace, name) not in self.objects:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from rljob_api import names
+from rljob_api.backends import readers_of
 from rljob_api.base import Wire
 from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
 from rljob_api.rules.pods import templates
@@ -14,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PODS
 from rljob_api.type_errors import path_of, problems
 
-QUEUED = ("kueue", "volcano")
+QUEUED, LEVELED, PRIORITIZED = (readers_of(name) for name in ("queue", "topologyLevels", "priority"))
 BACKEND = field("scheduling.backend")
 
 OBJECT_RULES = (
@@ -30,22 +31,22 @@ OBJECT_RULES = (
         "scheduling.queue",
         present("scheduling.queue").implies(BACKEND.is_in(QUEUED)),
         "{0} has no queues",
-        "remove it, or set spec.scheduling.backend to kueue or volcano",
+        f"remove it, or set spec.scheduling.backend to {' or '.join(QUEUED)}",
         (BACKEND,),
         lambda _: "set",
     ),
     Rule(
         "scheduling.topologyLevels",
-        BACKEND.is_in(("builtin", "kueue")) | size("scheduling.topologyLevels").equals(0),
+        BACKEND.is_in(LEVELED) | size("scheduling.topologyLevels").equals(0),
         "{0} does not read labels of nodes",
-        "remove them, or set spec.scheduling.backend to builtin or kueue",
+        f"remove them, or set spec.scheduling.backend to {' or '.join(LEVELED)}",
         (BACKEND,),
         lambda _: "set",
     ),
     Rule(
         "scheduling.priority",
-        BACKEND.equals("builtin") | field("scheduling.priority").equals(0),
-        "{0} does not read it: it orders the jobs of the builtin backend",
+        BACKEND.is_in(PRIORITIZED) | field("scheduling.priority").equals(0),
+        f"{{0}} does not read it: it orders the jobs of the {' or '.join(PRIORITIZED)} backend",
         "remove it; spec.trainer.template.priorityClassName is for the others",
         (BACKEND,),
     ),
@@ -62,7 +63,7 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for i, level in enumerate(levels):
         if level in levels[:i]:
             yield Violation(f"{SCHEDULING}.topologyLevels[{i}]", level, "is named twice", "keep one of them")
-        if level == HOST and spec.scheduling.assigns_nodes:
+        if level == HOST and spec.scheduling.facts.assigns_nodes:
             yield Violation(
                 f"{SCHEDULING}.topologyLevels[{i}]", level, "the node itself is always the last level", "take it out"
             )
@@ -136,7 +137,7 @@ def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Affinities that the builtin backend does not take into account, so that the cluster's scheduler would refuse its nodes."""
-    if not spec.scheduling.assigns_nodes:
+    if not spec.scheduling.facts.assigns_nodes:
         return
     for where, template in templates(spec):
         for kind in NOT_PLANNED:

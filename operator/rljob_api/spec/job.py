@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from rljob_api import names
+from rljob_api.backends import BACKENDS, Backend, BackendName
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
@@ -93,7 +94,7 @@ class CheckpointSpec(Model):
 class SchedulingSpec(Model):
     """Placement of the pods on nodes."""
 
-    backend: Literal["builtin", "none", "kueue", "volcano"] = "builtin"
+    backend: BackendName = "builtin"
     """Who chooses nodes. `builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the
     cluster's own scheduler, pod by pod; `kueue` and `volcano`: those schedulers, where they are installed, with the whole gang as one group."""
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []
@@ -109,9 +110,9 @@ class SchedulingSpec(Model):
     after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
 
     @property
-    def assigns_nodes(self) -> bool:
-        """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
-        return self.backend == "builtin"
+    def facts(self) -> Backend:
+        """What is known of the backend."""
+        return BACKENDS[self.backend]
 
 
 class LifecycleSpec(Model):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
+from rljob_api import backends
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
@@ -12,13 +13,13 @@ from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.cache.nodes import Node, Usage, parse_node, parse_usage
 from rljob_operator.cache.pods import FailedPods, Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
-from rljob_operator.kube.api import Key, Object
+from rljob_operator.kube.api import Key, Object, kind_of
 
 CAPACITY: Key = ("", "capacity")
 """Key in the work queue of a scheduling cycle for all jobs that wait: no job has an empty namespace."""
 CHILD_KINDS = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Kinds of a job's children, without ConfigMaps, whose cache parses control messages and reports."""
-UNWATCHED = ("PodGroup",)
+UNWATCHED = tuple(map(str, backends.KINDS))
 """Kinds of children that are not watched, since not every cluster has them: only our own writes and reads enter their caches."""
 
 
@@ -89,7 +90,7 @@ class ClusterCache:
 
     def put(self, obj: Object) -> None:
         """Takes an object that the API server has just answered with."""
-        self._on_change(obj["kind"], self.of_kind(obj["kind"]).put(obj))
+        self._on_change(kind_of(obj), self.of_kind(kind_of(obj)).put(obj))
 
     def delete(self, kind: str, key: Key) -> None:
         """The API server has just answered that there is nothing under this name."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rljob_api import names
+from rljob_api import backends, names
 from rljob_api.text import one_line
 
 Object = dict[str, Any]
@@ -18,7 +18,6 @@ KINDS = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
     "Node": ("/api/v1", "nodes"),
-    "PodGroup": ("/apis/scheduling.volcano.sh/v1beta1", "podgroups"),
     "Pod": ("/api/v1", "pods"),
     "RLJob": (f"/apis/{names.API_VERSION}", names.PLURAL),
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
@@ -26,8 +25,10 @@ KINDS = {
     "Secret": ("/api/v1", "secrets"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
+    **{str(kind): (f"/apis/{kind.group}/{kind.version}", kind.plural) for kind in backends.KINDS},
 }
-"""Path prefix and plural, by kind."""
+"""Path prefix and plural, by kind. Kinds of Kubernetes and our own are called by their name; those of scheduler backends by name and group, as
+`PodGroup.scheduling.volcano.sh`, since several groups have kinds of one name."""
 _COLLECTIONS = {collection: kind for kind, collection in KINDS.items()}
 
 
@@ -78,6 +79,13 @@ class Api(Protocol):
     async def merge(self, obj: Object, live: Object) -> Object: ...
     async def patch(self, kind: str, namespace: str, name: str, operations: list[Object]) -> Object: ...
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None: ...
+
+
+def kind_of(obj: Object) -> str:
+    """The kind of an object, as in KINDS."""
+    group, _, _ = str(obj.get("apiVersion", "")).rpartition("/")
+    qualified = f"{obj['kind']}.{group}"
+    return qualified if qualified in KINDS else str(obj["kind"])
 
 
 def path(kind: str, namespace: str | None, name: str = "") -> str:

@@ -11,7 +11,7 @@ import aiohttp
 
 from rljob_api import json_text, names
 from rljob_api.text import one_line
-from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, path, resource
+from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, kind_of, path, resource
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.rate_limit import RateLimiter
 
@@ -78,29 +78,29 @@ class KubernetesApi:
         return group in (g["name"] for g in known["groups"]) and plural in (r["name"] for r in found["resources"])
 
     async def create(self, obj: Object) -> Object:
-        where = path(obj["kind"], obj["metadata"]["namespace"])
-        return await self._request("POST", obj["kind"], where, obj, query={"fieldManager": names.FIELD_MANAGER})
+        where = path(kind_of(obj), obj["metadata"]["namespace"])
+        return await self._request("POST", kind_of(obj), where, obj, query={"fieldManager": names.FIELD_MANAGER})
 
     async def replace(self, obj: Object, subresource: str = "") -> Object:
         """Fails with Conflict unless the object is still the one that was read."""
         where = _where(obj) + (f"/{subresource}" if subresource else "")
-        return await self._request("PUT", obj["kind"], where, obj, query={"fieldManager": names.FIELD_MANAGER})
+        return await self._request("PUT", kind_of(obj), where, obj, query={"fieldManager": names.FIELD_MANAGER})
 
     async def apply(self, obj: Object, live: Object) -> Object:
         """Server-side apply to exactly `live`, as just read: another object of that name is refused, and so is a newer version."""
         where = _where(obj)
         if upgrade := managed_fields_upgrade(live):
-            live = await self._request("PATCH", obj["kind"], where, upgrade, content="application/json-patch+json")
+            live = await self._request("PATCH", kind_of(obj), where, upgrade, content="application/json-patch+json")
         query = {"fieldManager": names.FIELD_MANAGER, "force": "true"}
         return await self._request(
-            "PATCH", obj["kind"], where, _guarded(obj, live), query, "application/apply-patch+yaml"
+            "PATCH", kind_of(obj), where, _guarded(obj, live), query, "application/apply-patch+yaml"
         )
 
     async def merge(self, obj: Object, live: Object) -> Object:
         """Set the fields of `obj` in exactly `live`; remove none."""
         query = {"fieldManager": names.FIELD_MANAGER}
         content = "application/merge-patch+json"
-        return await self._request("PATCH", obj["kind"], _where(obj), _guarded(obj, live), query, content)
+        return await self._request("PATCH", kind_of(obj), _where(obj), _guarded(obj, live), query, content)
 
     async def patch(self, kind: str, namespace: str, name: str, operations: list[Object]) -> Object:
         """A JSON patch, whose own `test` operations guard it."""
@@ -170,7 +170,7 @@ def _parsed(text: bytes, what: str) -> Object:
 
 
 def _where(obj: Object) -> str:
-    return path(obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"])
+    return path(kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
 
 
 def _guarded(obj: Object, live: Object) -> Object:

@@ -15,9 +15,7 @@ def is_open(attempt: Attempt | None) -> bool:
     return attempt is not None and not attempt.ended_at
 
 
-def spec_of(
-    attempt: Attempt | None, spec: RLJobSpec | None, control: Control | None, scalable: bool
-) -> RLJobSpec | None:
+def spec_of(attempt: Attempt | None, spec: RLJobSpec | None, control: Control | None) -> RLJobSpec | None:
     """The spec in force. An open attempt keeps the one that it was published with, except for the number of rollouts; otherwise the job's own
     applies.
 
@@ -25,7 +23,7 @@ def spec_of(
     """
     if attempt is None or not is_open(attempt) or control is None:
         return spec
-    return published(spec, control, scalable) if control.attempt == attempt.number or spec is None else spec
+    return published(spec, control) if control.attempt == attempt.number or spec is None else spec
 
 
 def lifecycle_of(spec: RLJobSpec | None, control: Control | None) -> LifecycleSpec:
@@ -40,14 +38,15 @@ def is_void(attempt: Attempt | None, generation: int, spec: RLJobSpec | None, co
     """
     if attempt is None or not is_open(attempt):
         return False
-    effective = spec_of(attempt, spec, control, scalable=False)
+    effective = spec_of(attempt, spec, control)
     unpublished = control is not None and control.attempt < attempt.number
     misfit = effective is not None and gang_sizes(effective) != Counter(m.role for m in attempt.members)
     return misfit or (unpublished and attempt.generation != generation) or attempt.reason == reasons.SPEC_CHANGED
 
 
-def published(spec: RLJobSpec | None, control: Control, scalable: bool) -> RLJobSpec:
+def published(spec: RLJobSpec | None, control: Control) -> RLJobSpec:
     """The spec of the control message. If its scheduler lets rollouts come and go, with the number of rollouts that the job wants now."""
+    scalable = control.spec.scheduling.facts.scalable
     return scaled(control.spec, spec.rollout.replicas) if spec and scalable else control.spec
 
 

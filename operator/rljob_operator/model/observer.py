@@ -1,12 +1,10 @@
 """Takes the snapshot of a job from the cache. What is absent there is confirmed by a live read."""
 
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 
 from rljob_api import names
 from rljob_api.protocol import Member
-from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
@@ -33,9 +31,7 @@ class Observer:
         state: ReconcilerState,
         progress_interval: float,
         network_policies: bool = True,
-        scalable: Callable[[RLJobSpec], bool] = lambda spec: True,
     ) -> None:
-        self._scalable = scalable
         self._api, self._cache, self._state = api, cache, state
         self._interval, self._network_policies = progress_interval, network_policies
         self._uncreated = UncreatedPods(api)
@@ -78,7 +74,6 @@ class Observer:
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
-            scalable=control is None or self._scalable(control.spec),
             quarantined=self._quarantined(job.status, pods),
             progress_interval=self._interval,
             network_policy=self._network_policies,

@@ -51,8 +51,6 @@ class Snapshot:
     """Whether the job gets a NetworkPolicy."""
     fresh_token: str = ""
     """A random value, which becomes the rollout servers' token if the job needs a new one."""
-    scalable: bool = True
-    """Whether the scheduler of the published spec lets rollouts come and go while an attempt runs."""
     scheduling: SchedulingResult | None = None
     """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
     quarantined: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +115,7 @@ class Snapshot:
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
         """The spec in force for this attempt, see effective_spec.py."""
-        return effective_spec.spec_of(attempt, self.spec, self.control, self.scalable)
+        return effective_spec.spec_of(attempt, self.spec, self.control)
 
     def is_void(self, attempt: Attempt | None) -> bool:
         """Whether this attempt can never run as published, see effective_spec.py."""

@@ -55,7 +55,7 @@ def _judged(s: Snapshot, status: JobStatus, entry: NodeStatus) -> NodeStatus:
 def _is_stuck(s: Snapshot, status: JobStatus) -> bool:
     """Whether the job's own scheduler, which knows more than capacities, finds no node for a pod that may not go to excluded ones."""
     spec = s.spec_of(status.attempt)
-    if spec is None or spec.scheduling.assigns_nodes or is_open(status.attempt):
+    if spec is None or spec.scheduling.facts.assigns_nodes or is_open(status.attempt):
         return False
     return any(p.unschedulable and not p.deleting and p.created + STUCK_SECONDS <= s.now for p in s.pods)
 
@@ -87,7 +87,9 @@ def is_leaving(s: Snapshot, status: JobStatus) -> bool:
     spec = s.spec_of(status.attempt)
     nodes = {entry.node for entry in status.nodes if entry.state == "excluded" and entry.quarantine}
     there = [pod for pod in s.pods if pod.node in nodes and not pod.deleting]
-    return spec is not None and any(names.is_model_role(p.role) or not spec.scheduling.assigns_nodes for p in there)
+    return spec is not None and any(
+        names.is_model_role(p.role) or not spec.scheduling.facts.assigns_nodes for p in there
+    )
 
 
 def leaving_problem(s: Snapshot, status: JobStatus, pod: Pod) -> str:
@@ -104,7 +106,7 @@ def leave_nodes(s: Snapshot, status: JobStatus) -> Change:
     """Deletes pods on excluded nodes: between attempts all of them, during one only servers, whose requests go to others. Pods of other schedulers
     are replaced with their template, which names the nodes (see render/template.py)."""
     spec = s.spec_of(status.attempt)
-    stays = status.outcome or status.suspended or spec is None or not spec.scheduling.assigns_nodes
+    stays = status.outcome or status.suspended or spec is None or not spec.scheduling.facts.assigns_nodes
     if stays or not s.has_refuge:
         return Change(status)
     gone = tuple(_leaving(s, status))

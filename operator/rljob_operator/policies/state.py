@@ -68,7 +68,8 @@ def postponement(s: Snapshot, status: JobStatus) -> str:
     if s.spec is None or s.control is None or not is_open(status.attempt):
         return ""
     running = s.spec_of(status.attempt)
-    if running is None or _next_attempt_part(running, s.scalable) == _next_attempt_part(s.spec, s.scalable):
+    scalable = s.control.spec.scheduling.facts.scalable
+    if running is None or _next_attempt_part(running, scalable) == _next_attempt_part(s.spec, scalable):
         return ""
     same = status.attempt is not None and status.attempt.generation == s.job.generation
     what = "a change of the cluster's defaults" if same else f"spec generation {s.job.generation}"

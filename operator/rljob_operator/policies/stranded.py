@@ -15,7 +15,6 @@ from rljob_operator.policies.attempt import give_command
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.opening import may_open
 from rljob_operator.policies.progress import current_progress
-from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.builtin.request import pod_names, required_names
 from rljob_operator.times import is_ahead, seconds, stamp
 
@@ -47,7 +46,7 @@ def _release(s: Snapshot, status: JobStatus, why: str) -> Change:
     status = set_(status, stranded_since="")
     if status.placement:
         status = set_(status, placement=status.placement.model_copy(update={"assignments": []}))
-    if spec and not scheduler_of(spec).starts_whole_gangs:
+    if spec and not spec.scheduling.facts.starts_whole_gangs:
         status = set_(status, released_until=stamp(s.now + s.lifecycle.stranded_seconds))
     return Change(status, (event,), (s.now,), delete=pods)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from rljob_api import reasons
-from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Api, Key, Object
 from rljob_operator.model.children import ChildProblem
@@ -20,7 +19,6 @@ from rljob_operator.reconcile.events import EventRecorder
 from rljob_operator.reconcile.large_specs import LargeSpecs
 from rljob_operator.reconcile.writer import ForeignStatus, Writer
 from rljob_operator.render import render
-from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 
 log = logging.getLogger(__name__)
@@ -54,7 +52,7 @@ class Reconciler:
     ) -> None:
         self._cache = cache
         self._state = ReconcilerState()
-        self._observer = Observer(api, cache, self._state, progress_interval, network_policies, _scalable)
+        self._observer = Observer(api, cache, self._state, progress_interval, network_policies)
         self._writer = Writer(api, cache)
         self._scheduler = GangScheduler(cache)
         self._specs = LargeSpecs()
@@ -130,7 +128,3 @@ class Reconciler:
         spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
         self._state.display[key] = s.now + min(spacing, self._longest_spacing)
         return None
-
-
-def _scalable(spec: RLJobSpec) -> bool:
-    return scheduler_of(spec).scalable

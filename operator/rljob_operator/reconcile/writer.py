@@ -10,7 +10,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
-from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key, NotFound, Object
+from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key, NotFound, Object, kind_of
 from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
@@ -81,7 +81,7 @@ class Writer:
     async def _write_child(self, s: Snapshot, child: Object) -> ChildProblem | None:
         live = _seen(s, child)
         known = live is not None and controls(s.job, live)
-        if live and child["kind"] in UNWATCHED and not known:  # it may be of a job that had the name before
+        if live and kind_of(child) in UNWATCHED and not known:  # it may be of a job that had the name before
             live = await self._refresh(*_name(child))
         if live is None:
             return await self._create(s, child)
@@ -101,7 +101,7 @@ class Writer:
                 raise
             return conflict(child, "has not this job's labels")
         except NotFound:
-            if child["kind"] not in UNWATCHED:
+            if kind_of(child) not in UNWATCHED:
                 raise
             unknown = f"the cluster does not know the kind {child['kind']} ({child['apiVersion']}), which spec.scheduling.backend needs"
             return ChildProblem(reasons.CHILD_CONFLICT, unknown)
@@ -114,7 +114,7 @@ class Writer:
             if child["kind"] == "ConfigMap":
                 self._put(await self._api.merge(child, live))
                 return
-            live = await self._api.get(child["kind"], s.job.namespace, child["metadata"]["name"])
+            live = await self._api.get(kind_of(child), s.job.namespace, child["metadata"]["name"])
             self._put(live)
             if controls(s.job, live) and not covers(live, child):
                 self._put(await self._api.apply(child, live))
@@ -203,7 +203,7 @@ async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _seen(s: Snapshot, child: Object) -> Object | None:
-    live = s.children.get((child["kind"], child["metadata"]["name"]))
+    live = s.children.get((kind_of(child), child["metadata"]["name"]))
     return dict(live) if live is not None else None
 
 
@@ -213,4 +213,4 @@ def _status(job: Object) -> Object:
 
 
 def _name(obj: Object) -> tuple[str, str, str]:
-    return obj["kind"], obj["metadata"]["namespace"], obj["metadata"]["name"]
+    return kind_of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"]

@@ -30,7 +30,7 @@ def pod_template(
 
 def avoided_nodes(spec: RLJobSpec, status: JobStatus, now: float) -> frozenset[str]:
     """Nodes that the templates name. The `builtin` backend avoids them by its choice."""
-    return frozenset() if spec.scheduling.assigns_nodes else excluded(status, now)
+    return frozenset() if spec.scheduling.facts.assigns_nodes else excluded(status, now)
 
 
 def template_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[str, str]:

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
+from rljob_api.backends import BackendName
 from rljob_api.spec import RLJobSpec
 from rljob_operator.schedulers.base import Scheduler
 from rljob_operator.schedulers.builtin.gate import Builtin
 from rljob_operator.schedulers.kueue import Kueue
-from rljob_operator.schedulers.none import ClusterScheduler
 from rljob_operator.schedulers.volcano import Volcano
 
-SCHEDULERS: Mapping[str, Scheduler] = {
+SCHEDULERS: Mapping[BackendName, Scheduler] = {
     "builtin": Builtin(),
-    "none": ClusterScheduler(),
+    "none": Scheduler(),
     "kueue": Kueue(),
     "volcano": Volcano(),
 }

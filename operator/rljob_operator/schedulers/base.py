@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
@@ -21,14 +21,8 @@ class PodSettings:
 
 
 class Scheduler:
-    """One backend. Pure: its answers follow from the job alone. The defaults add nothing."""
-
-    fields: ClassVar[frozenset[str]] = frozenset()
-    """Fields of spec.scheduling that the backend reads, by their YAML names. Validation refuses the others."""
-    scalable: ClassVar[bool] = True
-    """Whether rollouts may come and go while an attempt runs."""
-    starts_whole_gangs: ClassVar[bool] = False
-    """Whether it starts the pods of a gang together or not at all, also when all of them have been replaced."""
+    """One backend. Pure: its answers follow from the job alone. The defaults add nothing, which leaves pods to the cluster's own scheduler. What is
+    known of it without its code is in rljob_api/backends.py."""
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         """What to add to the pod template of a role."""

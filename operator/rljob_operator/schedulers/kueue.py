@@ -16,10 +16,6 @@ class Kueue(Scheduler):
     workload of its own. The narrowest topology level is preferred, and ranks follow it by the pods' ordinals.
     """
 
-    fields = frozenset({"queue", "topologyLevels"})
-    scalable = False
-    """A pod group keeps the number of pods that it was admitted with."""
-
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         labels = {
             f"{KUEUE}/queue-name": spec.scheduling.queue or "",

@@ -17,9 +17,6 @@ from rljob_operator.times import stamp
 class Builtin(Scheduler):
     """Pods are gated until the other modules of this package have chosen their nodes."""
 
-    fields = frozenset({"priority", "topologyLevels"})
-    starts_whole_gangs = True
-
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         return PodSettings(pod={"schedulingGates": [{"name": names.GATE}]})
 

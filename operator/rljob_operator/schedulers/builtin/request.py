@@ -34,7 +34,7 @@ class JobView:
 
 def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
     """Whether this operator chooses the nodes of the job's pods, and the job wants pods now."""
-    if spec is None or not spec.scheduling.assigns_nodes or status.outcome or status.suspended:
+    if spec is None or not spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
         return False
     return not status.wants_suspend(spec.suspend)
 

@@ -1,0 +1,63 @@
+"""What is known of each scheduler backend, the values of `spec.scheduling.backend`. Its code is one file of rljob_operator/schedulers/."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+BackendName = Literal["builtin", "none", "kueue", "volcano"]
+
+
+class Kind(NamedTuple):
+    """A kind of objects that the operator makes for a backend. Not every cluster has it, so nobody watches it."""
+
+    group: str
+    version: str
+    name: str
+    plural: str
+
+    def __str__(self) -> str:
+        """As kubectl tells kinds of one name apart."""
+        return f"{self.name}.{self.group}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One backend."""
+
+    fields: frozenset[str] = frozenset()
+    """Fields of spec.scheduling that it reads, by their YAML names; the others are refused. It takes no job without a `queue` if it reads that."""
+    assigns_nodes: bool = False
+    """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
+    scalable: bool = True
+    """Whether rollouts may come and go while an attempt runs."""
+    starts_whole_gangs: bool = False
+    """Whether it starts the pods of a gang together or not at all, also when all of them have been replaced."""
+    kinds: tuple[Kind, ...] = ()
+    """Kinds of the objects that are created for it. From here the operator has its rights over them (charts/rljob/files/backends.yaml)."""
+
+
+BACKENDS: Mapping[BackendName, Backend] = {
+    "builtin": Backend(
+        fields=frozenset({"priority", "topologyLevels"}),
+        assigns_nodes=True,
+        starts_whole_gangs=True,
+    ),
+    "none": Backend(),
+    "kueue": Backend(
+        fields=frozenset({"queue", "topologyLevels"}),
+        scalable=False,  # a pod group keeps the number of pods that it was admitted with
+    ),
+    "volcano": Backend(
+        fields=frozenset({"queue"}),
+        starts_whole_gangs=True,
+        kinds=(Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),),
+    ),
+}
+
+
+def readers_of(field: str) -> tuple[BackendName, ...]:
+    """Backends that read a field of spec.scheduling."""
+    return tuple(name for name, backend in BACKENDS.items() if field in backend.fields)
+
+
+KINDS = tuple(kind for backend in BACKENDS.values() for kind in backend.kinds)
