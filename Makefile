@@ -123,7 +123,7 @@ generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	$(PY) -W ignore -m rljob_trainer.known_keys
 	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
-	$(PY) -m kubectl_rljob.importer.reference docs/reference/import.md
+	$(PY) -m rljob_import.reference docs/reference/import.md
 	$(PY) -m docs.pictures docs/images
 
 .PHONY: generate-check
@@ -131,7 +131,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
-	$(PY) -m kubectl_rljob.importer.reference $$tmp/reference/import.md && \
+	$(PY) -m rljob_import.reference $$tmp/reference/import.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md $$tmp/README.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -u charts/rljob/README.md $$tmp/README.md && \
 	$(PY) -m rljob_api.schema.values $$tmp/job && diff -u charts/rljob-job/values.schema.json $$tmp/job && \
