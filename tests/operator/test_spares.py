@@ -185,9 +185,10 @@ async def test_the_start_of_an_attempt_and_the_metrics_say_what_spares_do() -> N
     await world.until(state="Running", attempt=2)
     world.feed.deliver()
     assert metrics() == (1, 0)
+    assert reasons.UNPLACEABLE not in world.events(), "no other node is needed"
     said = [o["message"] for (kind, _, _), o in world.cluster.objects.items() if kind == "Event"]
     assert any(
-        text.startswith("attempt 2 starts on 2 pods from ") and "demo-trainer-2 stands in" in text for text in said
+        text.startswith("attempt 2 starts on 2 pods at ") and "demo-trainer-2 stands in" in text for text in said
     )
 
 
@@ -224,8 +225,8 @@ def pod(ordinal: int, **fields: Any) -> Pod:
     return Pod(name=f"demo-trainer-{ordinal}", role="trainer", ordinal=ordinal, **usual | fields)
 
 
-def wanted(job: Job, *pods: Pod, leaving: tuple[str, ...] = ()) -> list[int]:
-    return wanted_ordinals(job.status, pods, job.spec, 60, NOW, leaving)["trainer"]
+def wanted(job: Job, *pods: Pod, leaving: tuple[str, ...] = (), ahead: bool = False) -> list[int]:
+    return wanted_ordinals(job.status, pods, job.spec, 60, NOW, leaving, ahead)["trainer"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +267,9 @@ def test_an_open_attempt_keeps_its_members_and_running_spares_stay() -> None:
     opened = spared().with_attempt()
     assert wanted(opened, pod(0), pod(1, deleting=True), pod(2)) == [0, 1, 2]
     assert wanted(opened, pod(0), pod(1), pod(2, running=False), pod(3)) == [0, 1, 3], "the node of 2 is back"
-    assert wanted(opened, pod(0), pod(1), pod(2), leaving=("n1",)) == [0, 2, 1], "of the attempt after it"
+    assert wanted(opened, pod(0), pod(1, deleting=True), pod(2), ahead=True) == [0, 2, 1], "of the attempt after it"
+    assert wanted(opened, pod(0), pod(1), pod(2), leaving=("n1",), ahead=True) == [0, 2, 1]
+    assert wanted(opened, pod(0), pod(1), pod(2), ahead=True) == [0, 1, 2]
 
 
 def test_a_spare_of_another_template_is_replaced_before_the_next_attempt() -> None:

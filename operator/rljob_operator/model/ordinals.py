@@ -48,16 +48,21 @@ def wanted_ordinals(
     node_loss_seconds: float,
     now: float,
     leaving: Collection[str] = (),
+    ahead: bool = False,
 ) -> dict[str, list[int]]:
-    """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares. `leaving`: nodes that the attempt after this one
-    shall not use, if it is asked for that one."""
+    """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares.
+
+    Args:
+        leaving: nodes to which no member should go, besides excluded ones
+        ahead: whether the members of the next attempt are asked for, if the open one has lost some, and there are spares
+    """
     gangs, avoided = gang_sizes(spec), excluded(status, now) | set(leaving)
     found = dict[str, list[int]]()
     for role, size in pods_of(spec).items():
         if role in gangs:
             free = ordinals(pods, role, size, node_loss_seconds, now)
             own = [pod for pod in pods if pod.role == role]
-            found[role] = members_first(status, own, role, gangs[role], free, avoided, anew=bool(leaving))
+            found[role] = members_first(status, own, role, gangs[role], free, avoided, ahead)
         else:
             found[role] = server_ordinals(status, pods, role, size, node_loss_seconds, now)
     return found

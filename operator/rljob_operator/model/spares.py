@@ -13,7 +13,7 @@ from rljob_operator.model.effective_spec import is_open
 
 
 def members_first(
-    status: JobStatus, pods: Iterable[Pod], role: str, size: int, free: list[int], avoided: Collection[str], anew: bool
+    status: JobStatus, pods: Iterable[Pod], role: str, size: int, free: list[int], avoided: Collection[str], ahead: bool
 ) -> list[int]:
     """The `size` ordinals of the members, and then those of the spares.
 
@@ -21,20 +21,21 @@ def members_first(
         pods: pods of the role
         free: ordinals that are not held, as many as there are members and spares
         avoided: nodes to which none of the job's pods should go
-        anew: whether the members of an open attempt are chosen again, for the attempt after it
+        ahead: whether the members of the next attempt are asked for, if the open one has lost some
     """
     there = {pod.ordinal: pod for pod in pods}
     before = status.attempt.of(role) if status.attempt else []
-    if before and is_open(status.attempt) and not anew:
+    uids, fit = {m.pod_uid for m in before}, {pod.uid for pod in there.values() if not is_unfit(pod, avoided)}
+    keeps = size == len(free) or not ahead or uids <= fit
+    if before and is_open(status.attempt) and keeps:
         members = sorted(int(m.pod.rpartition("-")[2]) for m in before)
-        warm = sorted(i for i, pod in there.items() if pod.running and i not in members and not is_unfit(pod, avoided))
+        warm = sorted(i for i, pod in there.items() if pod.running and i not in members and pod.uid in fit)
         rest = dict.fromkeys([*warm, *(i for i in free if i not in members)])
         return [*members, *list(rest)[: len(free) - size]]
-    uids = {m.pod_uid for m in before}
 
     def preference(ordinal: int) -> tuple[bool, bool, float]:
         pod = there.get(ordinal)
-        return (True, True, 0.0) if pod is None else (is_unfit(pod, avoided), pod.uid not in uids, pod.created)
+        return (True, True, 0.0) if pod is None else (pod.uid not in fit, pod.uid not in uids, pod.created)
 
     members = sorted(sorted(free, key=preference)[:size])
     return [*members, *(i for i in free if i not in members)]

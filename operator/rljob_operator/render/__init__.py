@@ -42,7 +42,8 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         objects += _token(s, status, sets, template_hashes(s, spec, status))
     for role, live in sets.items():
         if live is not None and in_use:
-            objects.append(resized(s.job, live, role, sizes[role]))
+            fixed = names.is_model_role(role) and not (role == names.ROLE_TRAINER and spec.scheduling.spare_nodes)
+            objects += [] if fixed else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
             template = pod_template(s.job, spec, role, status.token, avoided_nodes(spec, status, s.now))
             objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))

@@ -116,8 +116,8 @@ def pod_names(
     now: float,
     leaving: Collection[str] = (),
 ) -> dict[str, list[str]]:
-    """Names of the pods that are wanted, by role, in the order of `wanted_ordinals`."""
-    found = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving)
+    """Names of the pods that need nodes, by role, in the order of `wanted_ordinals`: none for a lost member in whose place a spare will be."""
+    found = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving, ahead=True)
     return {role: [names.pod(job, role, i) for i in ordinals] for role, ordinals in found.items()}
 
 
