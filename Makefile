@@ -120,7 +120,7 @@ generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md charts/rljob/README.md
 	$(PY) -m rljob_api.schema.values charts/rljob-job/values.schema.json
 	$(PY) gitops/argocd/config_map.py gitops/argocd/argocd-cm.yaml
-	$(PY) -W ignore -m rljob_trainer.known_keys
+	$(PY) -W ignore -m rljob_trainer.commands.known_keys
 	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
 	$(PY) -m rljob_import.reference docs/reference/import.md
@@ -138,7 +138,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	diff -ru docs/reference $$tmp/reference && \
 	$(PY) -m docs.pictures $$tmp/images && diff -ru docs/images $$tmp/images && \
 	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \
-	$(PY) -W ignore -m rljob_trainer.known_keys --check
+	$(PY) -W ignore -m rljob_trainer.commands.known_keys --check
 
 .PHONY: lock
 lock: ## Resolve the requirements again, with hashes

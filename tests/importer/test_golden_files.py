@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 from rljob_import.options import Options
 from rljob_import.report import Result, imported
 

@@ -9,7 +9,7 @@ import yaml
 from cli.conftest import Rljob
 from importer.test_golden_files import CASES, GROUP, HERE, INFINITE, VERL, spec_of
 from importer.test_values import text_of
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 from rljob_import.options import Options
 from rljob_import.report import Result, imported
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rljob_api.rules.lora import MODULES, modules_of, parts_of
 from rljob_api.spec.model import FUSED_TARGETS
-from rljob_api.validation.adapters import MODULES, modules_of, parts_of
 from rljob_import.settings import Settings
 from rljob_import.shared import places
 from rljob_import.shared.values import items
