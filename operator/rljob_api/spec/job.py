@@ -6,7 +6,7 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection, TrainSpec
+from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
     MOST_SPARES,
     AbsolutePath,
@@ -14,6 +14,7 @@ from rljob_api.spec.common import (
     EnvironmentSources,
     Image,
     NonNegativeInt,
+    PodSecurity,
     PositiveInt,
     PullSecrets,
     Source,
@@ -21,12 +22,10 @@ from rljob_api.spec.common import (
     UploadUrl,
     Volumes,
 )
-from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
-from rljob_api.spec.pod_security import PodSecurity
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
-from rljob_api.spec.supervised import DpoSpec, SftSpec
+from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
 Pods = TrainerSpec | RolloutSpec | PoolSpec | Gang
