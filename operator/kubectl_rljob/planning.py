@@ -232,7 +232,7 @@ def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def roles(spec: RLJobSpec) -> list[Role]:
-    """Trainer, gangs of other models, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
+    """Trainer with its spares, gangs of other models, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
     per_process = 1 if spec.trainer.device == "gpu" else 0
     processes = {role: spec.processes_of(role) for role in spec.pods}
     return [

@@ -40,8 +40,9 @@ ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 """Name of a Kubernetes object."""
 Key = Annotated[str, StringConstraints(max_length=256)]
 """Key of a row of data."""
-MOST_NODES, MOST_PROCESSES, MOST_PODS = 1024, 64, 4096
-"""Pods of a gang, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one object each."""
+MOST_NODES, MOST_SPARES, MOST_PROCESSES, MOST_PODS = 1024, 64, 64, 4096
+"""Pods of a gang, its spares, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one
+object each."""
 Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 

@@ -9,6 +9,7 @@ from rljob_api.backends import BACKENDS, Backend, BackendName
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
+    MOST_SPARES,
     AbsolutePath,
     Environment,
     EnvironmentSources,
@@ -104,10 +105,12 @@ class SchedulingSpec(Model):
     """Queue of `backend: kueue` (a LocalQueue) or `volcano`; both need one."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
-
     exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2
     """Failures within an hour that point at one node (a pod that its kubelet refused, an error of its GPUs, a killed process, the loss of the node)
     after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
+    spare_nodes: Annotated[int, Field(ge=0, le=MOST_SPARES)] = 0
+    """Pods of the trainer beyond `trainer.nodes` that wait on nodes of their own, as far as there is capacity, with image and imports loaded. When a
+    pod of the gang is lost, the next attempt starts with one of them in its place. They hold their GPUs without using them."""
 
     @property
     def facts(self) -> Backend:
