@@ -4,7 +4,7 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, importing, logs, metrics, plan, samples, show, tensorboard, volume, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, volume, watch
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
@@ -13,10 +13,10 @@ VERBS = (
     show.status,
     watch.watch,
     metrics.metrics,
-    samples.samples,
+    metrics.samples,
     logs.logs,
     volume.shell,
-    tensorboard.tensorboard,
+    volume.tensorboard,
     show.describe_failure,
     show.checkpoints,
     volume.export,

@@ -10,6 +10,7 @@ from kubectl_rljob import fitting
 from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.manifest.jobs import Manifest
+from rljob_api.placement_status import PlacementReport
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
@@ -33,11 +34,10 @@ from rljob_api.sizing.memory import (
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.volume import VolumeSpace, volume_space
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import PlacementReport
 from rljob_placement.cluster import Cluster
+from rljob_placement.explain import report
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
-from rljob_placement.report import report
 
 Value = TypeVar("Value")
 NO_OTHERS: Mapping[str, Shape] = {}

@@ -27,7 +27,7 @@ from rljob_api.spec.common import (
     Tolerations,
     Volumes,
 )
-from rljob_api.spec.job import LabelKey, SchedulingSpec
+from rljob_api.spec.run import LabelKey, SchedulingSpec
 from rljob_api.type_errors import path_of
 
 Location = tuple[str | int, ...]

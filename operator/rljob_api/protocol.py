@@ -16,7 +16,7 @@ from rljob_api import names
 from rljob_api.base import Wire
 from rljob_api.metrics import METRICS, MOST_OWN, is_own_metric
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.job import MOST_CHECKPOINTS
+from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_api.text import one_line, plain
 
 Text = Annotated[str, StringConstraints(max_length=4096), AfterValidator(plain)]

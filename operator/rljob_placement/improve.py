@@ -4,7 +4,7 @@ For small gangs, branch and bound then finds the best placement, if it ends with
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from rljob_placement.problem import Places, Problem
+from rljob_placement.space import Places, Problem
 
 ALL_PAIRS = 48
 """Largest gang, in pods, for which every exchange is tried. In a larger one, only those that bring a pod near one that it exchanges bytes with."""

@@ -3,20 +3,91 @@
 Trainers and rollouts are placed together, by their links (search.py); each further gang by its own links and its link to the trainer of rank 0;
 pools, which exchange next to nothing with them, near that trainer. Each is placed in what those before it have left. If that does not work, the
 order is reversed, and then every role gets a part of the nodes, so that all fit (sharing.py).
+
+Pools are at the nearest nodes to the trainer of rank 0, which asks them, and of equally near ones the fullest. Spares are in what the rest of the job
+has left: where none of its trainers is, so that a lost node does not take a spare with it, and near that trainer, whose neighbours they may have to
+replace.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rljob_api import names
-from rljob_placement.cluster import Cluster
+from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import lacking
-from rljob_placement.gang import Gang, Pool
-from rljob_placement.nodes import Plan, Stay
-from rljob_placement.pools import place
+from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
 from rljob_placement.search import search
 from rljob_placement.sharing import share
-from rljob_placement.spares import spares
+from rljob_placement.space import capacity, common, refusal
+
+Servers = tuple[str, ...]
+"""Nodes of a pool's servers."""
+
+
+def place(
+    cluster: Cluster, gang: Gang, stay: Mapping[str, Mapping[int, str]], near: str = ""
+) -> dict[str, Servers] | Pool:
+    """Nodes of every server, by pool; or the pool that does not fit. Pools with the least capacity are placed first.
+
+    `stay`: nodes of servers that stay, by pool and number; `near`: the node of the trainer of rank 0; empty: not known yet.
+    """
+    found: dict[str, Servers] = {}
+    for pool in sorted(
+        gang.pools, key=lambda pool: sum(capacity_for(node, gang, pool.demand) for node in cluster.nodes)
+    ):
+        servers = _placed(cluster, gang, pool, stay.get(pool.name, {}), near)
+        if not all(servers):
+            return pool
+        found[pool.name] = servers
+        cluster = cluster.without(Plan(pools={pool.name: servers}).taken(gang, Stay(pools=stay)))
+    return {pool.name: found[pool.name] for pool in gang.pools}
+
+
+def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
+    """Nodes of a pool's servers; empty for those that do not fit."""
+    nodes = {node.name: node for node in cluster.nodes}
+    capacities = {name: capacity_for(node, gang, pool.demand) for name, node in nodes.items()}
+    order = sorted(capacities, key=lambda name: (apart(gang, nodes.get(near), nodes[name]), capacities[name]))
+    free = (name for name in order for _ in range(capacities[name]))
+    return tuple(stay[i] if stay.get(i) in nodes else next(free, "") for i in range(pool.replicas))
+
+
+def capacity_for(node: Node, gang: Gang, demand: Demand) -> int:
+    return 0 if refusal(node, gang, demand) else capacity(node, demand)
+
+
+def apart(gang: Gang, one: Node | None, other: Node) -> int:
+    """Number of levels that two nodes do not share; 0: they are the same, or one is not known."""
+    if one is None or one.name == other.name:
+        return 0
+    paths = [tuple(node.labels.get(key, "") for key in gang.levels) for node in (one, other)]
+    return len(gang.levels) + 1 - common(paths[0], paths[1])
+
+
+Spares = tuple[str, ...]
+"""Nodes by number of the spare; empty for one that does not fit."""
+
+
+def spares(cluster: Cluster, gang: Gang, found: Plan, stay: Mapping[int, str]) -> Spares:
+    """`cluster`: what is left; `found`: the nodes of the other pods; `stay`: nodes of spares that stay, by number."""
+    nodes = {node.name: node for node in cluster.nodes}
+    capacities = {name: capacity_for(node, gang, gang.trainer) for name, node in nodes.items()}
+    taken, first = {*found.trainers, *stay.values()}, nodes.get(found.trainers[0])
+    placed = list[str]()
+    for i in range(gang.spares):
+        if stay.get(i) in nodes:
+            placed.append(stay[i])
+            continue
+        free = [name for name, count in capacities.items() if count]
+        best = min(
+            free, key=lambda name: (name in taken, apart(gang, first, nodes[name]), capacities[name]), default=""
+        )
+        placed.append(best)
+        if best:
+            capacities[best] -= 1
+            taken.add(best)
+    return tuple(placed)
+
 
 POOLS = "pools"
 """The step of an order that places all pools. The other steps are the roles of gangs."""

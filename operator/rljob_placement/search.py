@@ -6,11 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
-from rljob_placement.gang import Gang
+from rljob_placement.gang import Gang, Plan, Stay
 from rljob_placement.improve import improve, perfect
-from rljob_placement.nodes import Plan, Stay
-from rljob_placement.problem import Places, Problem
-from rljob_placement.space import Space, space
+from rljob_placement.space import Places, Problem, Space, space
 from rljob_placement.start import nearest, starts
 
 BEST = 2

@@ -3,8 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from rljob_placement.problem import Places, Problem
-from rljob_placement.space import Domain, Space
+from rljob_placement.space import Domain, Places, Problem, Space
 
 TIGHTEST = 3
 """Number of domains that are tried on the narrowest level that has any."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cli.makers import NOW, make_event, make_job, make_spec, make_supervised, running
 from kubectl_rljob.job import Job
 from kubectl_rljob.planning import Plan, preview
-from kubectl_rljob.printers import data, failure, status, tables
+from kubectl_rljob.printers import data, failure, status, text
 from kubectl_rljob.printers import plan as plan_page
 from rljob_api.manifest.jobs import Manifest
 from rljob_api.policy import DEFAULT_POLICY
@@ -103,7 +103,7 @@ def test_a_job_that_does_not_say_how_long_it_trains_is_told_so(task: str) -> Non
 @given(spec=spoilt(SPECS), state=spoilt([running()]), width=st.integers(20, 200))
 def test_a_stored_job_of_any_kind_is_printed(spec: Any, state: Any, width: int) -> None:
     job = Job(make_job(spec=spec, **state))
-    assert tables.jobs([job], NOW, True, width)
+    assert text.jobs([job], NOW, True, width)
     if job.unreadable:
         assert "status." in str(job.unreadable)
         return

@@ -16,7 +16,7 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec
 from kubectl_rljob import volume_pod
-from kubectl_rljob.verbs import tensorboard
+from kubectl_rljob.verbs import volume
 from rljob_api import names
 from rljob_trainer.machine import free_port
 
@@ -118,7 +118,7 @@ def test_tensorboard_answers_until_it_is_interrupted_and_the_pod_goes(
     api: FakeApi, rljob: Rljob, forwarding: Kubectl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
-    monkeypatch.setattr(tensorboard, "PORT", port)
+    monkeypatch.setattr(volume, "PORT", port)
     answers: list[object] = []
 
     def look() -> None:

@@ -7,7 +7,7 @@ import pytest
 from rljob_api import reasons
 from rljob_api.protocol import Member, Progress
 from rljob_api.status import Attempt, Restarts
-from rljob_operator.policies.attempt import give_command
+from rljob_operator.policies.change import give_command
 from rljob_operator.times import seconds, stamp
 from simulator.makers import META, NOW, checkpoint, make_job
 

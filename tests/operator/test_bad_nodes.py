@@ -6,13 +6,12 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.leave_nodes import LeaveNodes
+from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Failure
-from rljob_api.status import NodeStatus
 from rljob_operator.kube.api import Object
-from rljob_operator.model.avoided_nodes import MOST_NODES, REMEMBERED_SECONDS
-from rljob_operator.policies.blame import names_gpu
-from rljob_operator.policies.nodes import STUCK_SECONDS
+from rljob_operator.model.ordinals import MOST_NODES, REMEMBERED_SECONDS
+from rljob_operator.policies.nodes import STUCK_SECONDS, names_gpu
 from simulator.makers import NOW, make_job
 from simulator.objects import node_object
 from simulator.world import NAMESPACE, World

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 
 from api.specs import raw_spec
 from rljob_api import names
+from rljob_api.placement_status import PlacementStatus, PodAssignment
 from rljob_api.quantity import Resources, add
-from rljob_api.status import PlacementStatus, PodAssignment
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Object
 from rljob_operator.schedulers.builtin import cycle
 from rljob_operator.watch.events import CAPACITY_DELAY
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Gang
-from rljob_placement.nodes import Plan, Stay
+from rljob_placement.gang import Gang, Plan, Stay
 from rljob_placement.plan import plan
 from simulator.crowd import Crowd
 from simulator.feed import HOSTILE, PROMPT, Faults

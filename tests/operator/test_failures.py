@@ -4,8 +4,8 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
-from rljob_operator.policies.backoff import backoff
 from rljob_operator.policies.causes import Cause
+from rljob_operator.policies.restarts import backoff
 from rljob_operator.times import seconds, stamp
 from simulator.makers import NOW, checkpoint, make_job
 from simulator.world import NAMESPACE, World

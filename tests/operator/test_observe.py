@@ -13,8 +13,7 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.cache.nodes import Node, parse_node
 from rljob_operator.cache.pods import Pod, parse_pod
-from rljob_operator.model.observer import Observer
-from rljob_operator.model.reconciler_state import ReconcilerState
+from rljob_operator.model.observer import Observer, ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Node as SchedulableNode

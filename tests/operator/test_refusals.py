@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
-from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
-from rljob_operator.policies.refusal import MOST, SILENT, refusal_reason, refusal_reasons
+from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
+from rljob_api.status import JobStatus
+from rljob_operator.policies.placement import (
+    EXCLUDED_SECONDS,
+    MOST,
+    SILENT,
+    UNBOUND_SECONDS,
+    refusal_reason,
+    refusal_reasons,
+)
 from simulator.makers import NOW, Job, make_job
 
 CPU = (

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rljob_operator.kube.api import Object
-from rljob_operator.model.uncreated import INTERVAL, PATIENCE
+from rljob_operator.model.children import INTERVAL, PATIENCE
 from rljob_operator.times import stamp
 from simulator.makers import make_job
 from simulator.world import NAMESPACE, World

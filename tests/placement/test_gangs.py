@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from api.specs import make_spec
 from placement.makers import GPU, bare_gang, make_cluster, make_node, make_pod, make_racks
-from rljob_placement.gang import Demand, Gang, Pool
-from rljob_placement.nodes import Plan, Stay
+from rljob_placement.explain import report
+from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
 from rljob_placement.plan import plan
-from rljob_placement.report import report
 
 
 def job(nodes: int, rollouts: int = 0, **gangs: dict[str, Any]) -> Gang:

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.placement import cluster, gang
 from placement.makers import make_cluster, make_gang, make_racks
+from rljob_placement.explain import report
 from rljob_placement.plan import plan
-from rljob_placement.report import report
 from rljob_placement.search import MOST_LOOKUPS
 
 

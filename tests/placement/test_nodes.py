@@ -10,8 +10,7 @@ from placement.makers import GPU, make_cluster, make_gang, make_node, make_pod, 
 from rljob_api import names
 from rljob_api.quantity import exact, parse, show
 from rljob_placement.cluster import Node, essential, occupied, parse_node, requests
-from rljob_placement.gang import Demand
-from rljob_placement.nodes import Stay
+from rljob_placement.gang import Demand, Stay
 from rljob_placement.plan import plan
 
 

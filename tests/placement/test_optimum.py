@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from placement.makers import GPU, bare_gang, make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_api.sizing.traffic import Link
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Gang
-from rljob_placement.nodes import Plan, Stay
+from rljob_placement.gang import Gang, Plan, Stay
 from rljob_placement.plan import plan
 from rljob_placement.space import FACTOR
 

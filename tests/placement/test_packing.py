@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_placement.packing import Kind, pack
+from rljob_placement.sharing import Kind, pack
 
 Amounts = tuple[int, int]
 

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from placement.makers import GPU, bare_gang, make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Demand, Gang, Pool
-from rljob_placement.nodes import Plan, Stay
+from rljob_placement.explain import report
+from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
 from rljob_placement.plan import plan
-from rljob_placement.report import report
 
 
 def pool(name: str, replicas: int, gpus: int) -> Pool:

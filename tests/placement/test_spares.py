@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement.makers import make_cluster, make_gang, make_node, make_pod, make_racks
-from rljob_placement.gang import Gang
-from rljob_placement.nodes import Stay
+from rljob_placement.explain import report
+from rljob_placement.gang import Gang, Stay
 from rljob_placement.plan import plan
-from rljob_placement.report import report
 
 
 def spared(nodes: int, spares: int, rollouts: int = 0, **changes: object) -> Gang:

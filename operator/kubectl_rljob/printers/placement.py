@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from kubectl_rljob.planning import Preview
 from kubectl_rljob.printers.text import cut, plural, table
-from rljob_api.status import Crossing, PlacementReport
+from rljob_api.placement_status import Crossing, PlacementReport
 
 STAGES = 6
 """Stages, or domains of rollouts, that are named."""

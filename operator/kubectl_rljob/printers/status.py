@@ -16,10 +16,11 @@ from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
+from rljob_api.placement_status import NodeStatus
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, NodeStatus, ProgressStatus, RoleStatus, SpareStatus, StuckPod
+from rljob_api.status import LastFailure, ProgressStatus, RoleStatus, SpareStatus, StuckPod
 
 LINES = 25
 EVENTS = 6

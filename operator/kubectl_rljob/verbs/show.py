@@ -3,7 +3,7 @@
 import click
 
 from kubectl_rljob.options import job_name, output, verb
-from kubectl_rljob.printers import data, failure, tables
+from kubectl_rljob.printers import data, failure, text
 from kubectl_rljob.printers import status as status_page
 from kubectl_rljob.session import Session
 
@@ -26,7 +26,7 @@ def list_(session: Session, all_namespaces: bool, output: str | None) -> None:
         where = "" if all_namespaces else f" in namespace {cluster.namespace}"
         session.terminal.tell(f"No rljobs found{where}.")
         return
-    session.terminal.show(tables.jobs(found, session.now, all_namespaces, session.terminal.width))
+    session.terminal.show(text.jobs(found, session.now, all_namespaces, session.terminal.width))
     if unreadable := next((job.unreadable for job in found if job.unreadable), None):
         raise unreadable
 
@@ -60,7 +60,7 @@ def checkpoints(session: Session, name: str, output: str | None) -> None:
     if output:
         session.terminal.data(data.render([c.dump() for c in kept], output))
     elif kept:
-        session.terminal.show(tables.checkpoints(kept, session.now, session.terminal.width))
+        session.terminal.show(text.checkpoints(kept, session.now, session.terminal.width))
     else:
         session.terminal.tell(f"No complete checkpoints of {job.title} yet.")
 

@@ -1,4 +1,4 @@
-"""Verbs that run a program where a job's files are: a shell, or the export of a checkpoint as a Hugging Face directory."""
+"""Verbs that run a program where a job's files are: a shell, TensorBoard, or the export of a checkpoint as a Hugging Face directory."""
 
 import posixpath
 from pathlib import Path, PurePosixPath
@@ -94,3 +94,29 @@ def export_command(spec: RLJobSpec, step: int, out: str | None) -> tuple[str, ..
     model = ("--model", spec.model.path, "--dtype", spec.model.dtype)
     target = out or str(names.export_dir(root, step))
     return ("python", "-m", "rljob_trainer", "export", *model, str(names.step_dir(root, step)), target)
+
+
+PORT = 6006
+"""Inside the pod."""
+
+
+@verb()
+@job_name
+@click.option("--port", type=click.IntRange(1, 65535), default=6006, metavar="PORT", help="local port (default: 6006)")
+def tensorboard(session: Session, name: str, port: int) -> None:
+    """Serve a job's metrics in TensorBoard, for a browser on this machine.
+
+    TensorBoard runs in a temporary pod like that of `kubectl rljob shell`, on the files under spec.checkpoint.path,
+    also after the job has ended. Ctrl-C deletes the pod. Needs kubectl, and the rights to create, exec into, forward
+    ports of and delete pods.
+    """
+    cluster = session.cluster()
+    job = cluster.job(name)
+    with volume_pod(session, cluster, job) as place:
+        assert job.spec, "the pod was made of it"
+        logs = str(names.tensorboard_dir(Path(job.spec.checkpoint.path)))
+        command = ("python", "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT), "--host", "127.0.0.1")
+        with kubectl.serving(session, place, command, ready="http://"):
+            session.terminal.tell(f"{job.title}: http://localhost:{port} until you press Ctrl-C")
+            problem = kubectl.forward(session, place, port, PORT)
+    raise UserError(f"pod {place.pod} in namespace {place.namespace}: {problem}")

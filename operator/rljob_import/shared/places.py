@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.spec.job import MOST_CHECKPOINTS
+from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_import.engine import NAME
 from rljob_import.settings import Settings
 from rljob_import.shared.values import items, job_name, place

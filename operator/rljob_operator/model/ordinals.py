@@ -1,4 +1,4 @@
-"""Which ordinals of a StatefulSet make up a role.
+"""Which ordinals of a StatefulSet make up a role; which pods of a gang with spares are its members; and which nodes a job avoids.
 
 Rank is not ordinal. A node that is switched off keeps its pod, and with it the pod's name, until the node is back, deleted or tainted out-of-service.
 So does a pod that was deleted and cannot die, because its process hangs in the kernel or a finalizer keeps it. Meanwhile the StatefulSet is scaled up
@@ -7,18 +7,93 @@ by one, and it is scaled down again between attempts.
 The pod that is passed over may still run, and may even train on for a while. Nothing that it does reaches the attempt that goes on without it: the
 newer attempt's fence keeps it from committing or pruning checkpoints (checkpoint/fence.py), rollouts that have served the newer attempt refuse its
 weights (wire/weights/protocol.py), its ranks find no peers, since ports differ from one attempt to the next, and its metrics are in its own file.
+
+While an attempt runs, its members stay, and its spares stand by. The next one opens with as many of them as are left, and with
+the oldest of the other pods: the spares, which have loaded their imports, and not the pods that replace the lost ones. A pod that cannot start is
+chosen last. Nothing of this is stored: it follows from the last attempt and from the pods.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 
+from rljob_api.placement_status import NodeStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.avoided_nodes import excluded
-from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.spares import members_first
+from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.times import is_ahead, seconds
+
+REMEMBERED_SECONDS = 3600.0
+"""Seconds for which a failure that points at a node is remembered, and for which the node is avoided after the last one."""
+MOST_NODES = 64
+"""Nodes in a status, at most."""
+
+
+def excluded(status: JobStatus, now: float) -> frozenset[str]:
+    """Nodes to which none of the job's pods should go. `now`: seconds since the epoch."""
+    return frozenset(n.node for n in status.nodes if n.state == "excluded" and (n.quarantine or is_remembered(n, now)))
+
+
+def is_remembered(entry: NodeStatus, now: float) -> bool:
+    """Whether the node's failures still count."""
+    return is_ahead(seconds(entry.until), REMEMBERED_SECONDS, now)
+
+
+def is_bad(entry: NodeStatus, limit: int) -> bool:
+    """Whether the job should leave the node. `limit`: spec.scheduling.excludeAfterFailures."""
+    return bool(entry.quarantine) or 0 < limit <= len(entry.failures)
+
+
+def observed(status: JobStatus, quarantined: Mapping[str, str], now: float) -> list[NodeStatus]:
+    """The entries of the status, with what is known of their nodes now, and new ones for quarantined nodes. `quarantined`: why, by node."""
+    return list(islice(_observed(status, quarantined, now), MOST_NODES))
+
+
+def _observed(status: JobStatus, quarantined: Mapping[str, str], now: float) -> Iterator[NodeStatus]:
+    known = {entry.node for entry in status.nodes}
+    for entry in status.nodes:
+        remembered = {} if is_remembered(entry, now) else {"failures": [], "cause": "", "until": ""}
+        seen = entry.model_copy(update={**remembered, "quarantine": quarantined.get(entry.node, "")})
+        if seen.failures or seen.quarantine:
+            yield seen
+    yield from (NodeStatus(node=node, quarantine=why) for node, why in sorted(quarantined.items()) if node not in known)
+
+
+def members_first(
+    status: JobStatus, pods: Iterable[Pod], role: str, size: int, free: list[int], avoided: Collection[str], ahead: bool
+) -> list[int]:
+    """The `size` ordinals of the members, and then those of the spares.
+
+    Args:
+        pods: pods of the role
+        free: ordinals that are not held, as many as there are members and spares
+        avoided: nodes to which none of the job's pods should go
+        ahead: whether the members of the next attempt are asked for, if the open one has lost some
+    """
+    there = {pod.ordinal: pod for pod in pods}
+    before = status.attempt.of(role) if status.attempt else []
+    uids, fit = {m.pod_uid for m in before}, {pod.uid for pod in there.values() if not is_unfit(pod, avoided)}
+    keeps = size == len(free) or not ahead or uids <= fit
+    if before and is_open(status.attempt) and keeps:
+        members = sorted(int(m.pod.rpartition("-")[2]) for m in before)
+        warm = sorted(i for i, pod in there.items() if pod.running and i not in members and pod.uid in fit)
+        rest = dict.fromkeys([*warm, *(i for i in free if i not in members)])
+        return [*members, *list(rest)[: len(free) - size]]
+
+    def preference(ordinal: int) -> tuple[bool, bool, float]:
+        pod = there.get(ordinal)
+        return (True, True, 0.0) if pod is None else (pod.uid not in fit, pod.uid not in uids, pod.created)
+
+    members = sorted(sorted(free, key=preference)[:size])
+    return [*members, *(i for i in free if i not in members)]
+
+
+def is_unfit(pod: Pod, avoided: Collection[str]) -> bool:
+    """Whether the pod can be no member as it is: it ends, its node does not answer or is avoided, or it does not start."""
+    gone = pod.deleting or pod.lost_since is not None or pod.phase in ("Failed", "Succeeded")
+    fails = not pod.running and bool(pod.waiting or pod.exited or pod.unschedulable)
+    return gone or fails or pod.node in avoided
 
 
 def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float) -> list[int]:
@@ -39,6 +114,11 @@ def server_ordinals(
     live = [p for p in pods if p.running and not p.deleting and not is_lost(p, node_loss_seconds, now)]
     kept = [p.ordinal for p in sorted(live, key=lambda p: (not p.ready, p.ordinal))][:size]
     return sorted([*kept, *(i for i in first if i not in kept)][:size])
+
+
+def wanted(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
+    """Ordinals of the pods that a job should have, by role: of a gang its members, and then its spares."""
+    return wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
 
 
 def wanted_ordinals(

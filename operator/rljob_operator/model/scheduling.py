@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from rljob_api.placement_status import PlacementReport
 from rljob_api.quantity import Resources
-from rljob_api.status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_placement.cluster import Node
-from rljob_placement.gang import Gang
-from rljob_placement.nodes import Plan, Stay
+from rljob_placement.gang import Gang, Plan, Stay
 
 
 @dataclass(frozen=True, kw_only=True)

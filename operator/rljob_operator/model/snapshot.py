@@ -1,21 +1,37 @@
-"""Everything that was observed of one job, as values: the only input of `decide` and `render`."""
+"""Everything that was observed of one job, as values: the only input of `decide` and `render`. It knows which spec is in force: the job's own, or the
+one that an open attempt was published with."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.protocol import Control, Member, Report
 from rljob_api.rules import Violation
+from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.job import LifecycleSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import FailedPod, Pod
-from rljob_operator.model import effective_spec
 from rljob_operator.model.children import ChildProblem, controls
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.times import seconds
+
+
+def is_open(attempt: Attempt | None) -> bool:
+    """Whether there is an attempt and it has not ended."""
+    return attempt is not None and not attempt.ended_at
+
+
+def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
+    """The spec with this number of rollouts, but no fewer than its trainers wait for."""
+    r = spec.rollout
+    replicas = max(replicas, r.required)
+    if replicas == r.replicas:  # a copy takes far longer
+        return spec
+    return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +77,9 @@ class Snapshot:
     """Seconds since the epoch."""
 
     @cached_property
-    def template_hashes(self) -> dict[tuple[int, int, frozenset[str]], tuple[RLJobSpec, Mapping[str, str]]]:
-        """Memory of `render.template.template_hashes`: by the spec's id, token and avoided nodes, the spec and the hashes by role."""
+    def template_hashes(self) -> dict[tuple[bool, int, frozenset[str]], Mapping[str, str]]:
+        """What `render.template.newest_hashes` has computed, by what it depends on: whether the spec is the published one, the token's number, and the
+        avoided nodes."""
         return {}
 
     @cached_property
@@ -110,13 +127,37 @@ class Snapshot:
 
     @cached_property
     def lifecycle(self) -> LifecycleSpec:
-        """The limits in force."""
-        return effective_spec.lifecycle_of(self.spec, self.control)
+        """The limits in force: those of the newest valid spec."""
+        newest = self.spec or (self.control.spec if self.control else None)
+        return newest.lifecycle if newest else LifecycleSpec()
+
+    @cached_property
+    def published(self) -> RLJobSpec | None:
+        """The spec of the control message. If its scheduler lets rollouts come and go, with the number of rollouts that the job wants now."""
+        if self.control is None:
+            return None
+        given = self.control.spec
+        scalable = given.scheduling.facts.scalable
+        return scaled(given, self.spec.rollout.replicas) if self.spec and scalable else given
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
-        """The spec in force for this attempt, see effective_spec.py."""
-        return effective_spec.spec_of(attempt, self.spec, self.control)
+        """The spec in force for this attempt. An open attempt keeps the one that it was published with, except for the number of rollouts; otherwise the
+        job's own applies.
+
+        An attempt that had not been published when the job's spec became invalid is stopped, for which the former spec will do.
+        """
+        if attempt is None or not is_open(attempt) or self.control is None:
+            return self.spec
+        return self.published if self.control.attempt == attempt.number or self.spec is None else self.spec
 
     def is_void(self, attempt: Attempt | None) -> bool:
-        """Whether this attempt can never run as published, see effective_spec.py."""
-        return effective_spec.is_void(attempt, self.job.generation, self.spec, self.control)
+        """Whether an open attempt can never run, so that it has to be stopped: the spec changed before the attempt was published, or its control message
+        was deleted after that. Its members would read a spec that their pods were not made for.
+        """
+        if attempt is None or not is_open(attempt):
+            return False
+        effective = self.spec_of(attempt)
+        unpublished = self.control is not None and self.control.attempt < attempt.number
+        misfit = effective is not None and gang_sizes(effective) != Counter(m.role for m in attempt.members)
+        changed = unpublished and attempt.generation != self.job.generation
+        return misfit or changed or attempt.reason == reasons.SPEC_CHANGED

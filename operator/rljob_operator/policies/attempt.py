@@ -3,16 +3,22 @@
 from collections.abc import Iterator
 
 from rljob_api import reasons
-from rljob_api.protocol import Command
 from rljob_api.status import Attempt, JobStatus
-from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.causes import Cause, misconfiguration, recorded_cause, root_cause, stall
-from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.deadlines import active_until
-from rljob_operator.policies.members import MemberStatus, has_finished, member_statuses, trainers
+from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.policies.causes import (
+    Cause,
+    MemberStatus,
+    has_finished,
+    member_statuses,
+    misconfiguration,
+    recorded_cause,
+    root_cause,
+    stall,
+    trainers,
+)
+from rljob_operator.policies.change import Change, Event, give_command, set_
+from rljob_operator.policies.lifecycle import active_until, is_suspension_wanted
 from rljob_operator.policies.nodes import is_leaving
-from rljob_operator.policies.suspension import is_suspension_wanted
 from rljob_operator.times import seconds, stamp
 
 
@@ -46,10 +52,6 @@ def _is_drain_overdue(s: Snapshot, attempt: Attempt) -> bool:
 def _only_helpers_are_left(members: list[MemberStatus]) -> bool:
     """Whether the gangs of other models are left over: all trainers have ended, and nobody else asks them to compute."""
     return all(m.ended for m in trainers(members)) and not all(m.ended for m in members)
-
-
-def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
-    return attempt.model_copy(update={"command": command, "reason": reason, "commanded_at": stamp(now)})
 
 
 def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:

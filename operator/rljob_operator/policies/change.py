@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rljob_api.status import JobStatus
+from rljob_api.protocol import Command
+from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.times import stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,17 @@ class Change:
     ungate: tuple[Ungate, ...] = ()
     """Pods whose gate is removed."""
 
+    def then(self, other: "Change") -> "Change":
+        """This change and, after it, another: the other's status, and what is to be done for both."""
+        return Change(
+            other.status,
+            self.events + other.events,
+            self.due + other.due,
+            self.delete + other.delete,
+            self.force + other.force,
+            self.ungate + other.ungate,
+        )
+
 
 Policy = Callable[[Snapshot, JobStatus], Change]
 
@@ -54,3 +66,7 @@ def set_(status: JobStatus, **fields: object) -> JobStatus:
 def just_ended(s: Snapshot, status: JobStatus) -> bool:
     """Whether this reconcile has ended the attempt. What follows from that is written in the same status, hence exactly once."""
     return is_open(s.status.attempt) and not is_open(status.attempt)
+
+
+def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
+    return attempt.model_copy(update={"command": command, "reason": reason, "commanded_at": stamp(now)})

@@ -7,22 +7,24 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import advance_attempt
-from rljob_operator.policies.blame import blame_nodes
-from rljob_operator.policies.change import Event, Policy, Ungate
-from rljob_operator.policies.credentials import replace_account, replace_token
-from rljob_operator.policies.deadlines import clean_up_after_ttl, enforce_active_deadline, enforce_pending_deadline
-from rljob_operator.policies.deletion import delete_pods
+from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
-from rljob_operator.policies.nodes import judge_nodes, leave_nodes
+from rljob_operator.policies.lifecycle import (
+    clean_up_after_ttl,
+    consume_request,
+    enforce_active_deadline,
+    enforce_pending_deadline,
+    expire_override,
+    free_pods,
+)
+from rljob_operator.policies.message import postpone_spec
+from rljob_operator.policies.nodes import blame_nodes, judge_nodes, leave_nodes
 from rljob_operator.policies.opening import open_attempt
-from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
+from rljob_operator.policies.pods import delete_pods, replace_account, replace_token, report_stuck_pods
 from rljob_operator.policies.progress import record_progress, record_server_failures
-from rljob_operator.policies.requests import consume_request
-from rljob_operator.policies.state import postpone_spec
+from rljob_operator.policies.restarts import count_restart, succeed
 from rljob_operator.policies.stranded import release_stranded
-from rljob_operator.policies.stuck import report_stuck_pods
-from rljob_operator.policies.suspension import expire_override, free_pods
 
 POLICIES: tuple[Policy, ...] = (
     consume_request,  # a request of `kubectl rljob`, once
@@ -65,16 +67,9 @@ class Decision:
 
 
 def decide(s: Snapshot) -> Decision:
-    status = s.status
-    events: tuple[Event, ...] = ()
-    delete: tuple[Pod, ...] = ()
-    force: tuple[Pod, ...] = ()
-    ungate: tuple[Ungate, ...] = ()
-    due: tuple[float, ...] = ()
+    total = Change(s.status)
     for policy in POLICIES:
-        change = policy(s, status)
-        status, events = change.status, events + change.events
-        delete, force = delete + change.delete, force + change.force
-        ungate, due = ungate + change.ungate, due + change.due
-    events = tuple(replace(event, message=one_line(event.message)) for event in events)
-    return Decision(status, events, delete, force, ungate, max(0.0, min(due) - s.now) if due else None)
+        total = total.then(policy(s, total.status))
+    events = tuple(replace(event, message=one_line(event.message)) for event in total.events)
+    due = max(0.0, min(total.due) - s.now) if total.due else None
+    return Decision(total.status, events, total.delete, total.force, total.ungate, due)

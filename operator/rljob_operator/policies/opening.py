@@ -8,16 +8,14 @@ from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ordinals import is_held, wanted_ordinals
-from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.backoff import is_backing_off
+from rljob_operator.model.ordinals import is_held, wanted
+from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.policies.causes import member_status
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.members import member_status
 from rljob_operator.policies.nodes import are_judged, leaving_problem
 from rljob_operator.policies.placement import has_ranks, rank
-from rljob_operator.policies.suspension import resume_point
-from rljob_operator.render.template import template_hashes
+from rljob_operator.policies.restarts import is_backing_off
+from rljob_operator.render.template import newest_hashes
 from rljob_operator.times import seconds, stamp
 
 MOST_NAMED = 3
@@ -33,7 +31,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
     gangs = {
-        role: [p for p in s.of(role) if p.ordinal in wanted] for role, wanted in _members(s, status, s.spec).items()
+        role: [p for p in s.of(role) if p.ordinal in members] for role, members in _members(s, status, s.spec).items()
     }
     if not all(has_ranks(status, [pod.name for pod in pods]) for pods in gangs.values()):
         return Change(status, due=(s.now,))
@@ -60,24 +58,26 @@ def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     while an attempt is open, so it has to go first."""
     if s.spec is None:
         return
-    newest, sizes = template_hashes(s, s.spec, status), gang_sizes(s.spec)
-    wanted = _wanted(s, status, s.spec)
+    newest, sizes = newest_hashes(s, s.spec, status), gang_sizes(s.spec)
+    ordinals = wanted(s, status, s.spec)
     for role, size in sizes.items():
-        yield from _of_gang(s, status, role, wanted[role], size, newest[role])
-    others = (p for p in outdated(s, s.spec, status) if p.ordinal not in wanted.get(p.role, [])[: sizes.get(p.role, 0)])
+        yield from _of_gang(s, status, role, ordinals[role], size, newest[role])
+    others = (
+        p for p in outdated(s, s.spec, status) if p.ordinal not in ordinals.get(p.role, [])[: sizes.get(p.role, 0)]
+    )
     yield from (f"{pod.name} has an outdated template" for pod in others)
 
 
-def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], size: int, newest: str) -> Iterator[str]:
-    """Problems of one gang. `wanted`: ordinals of its members, and of its spares; `size`: number of members; `newest`: hash of the template that its
+def _of_gang(s: Snapshot, status: JobStatus, role: str, ordinals: list[int], size: int, newest: str) -> Iterator[str]:
+    """Problems of one gang. `ordinals`: ordinals of its members, and of its spares; `size`: number of members; `newest`: hash of the template that its
     pods should have."""
-    spares = wanted[size:]
+    spares = ordinals[size:]
     pods = {
         p.ordinal: p
         for p in s.of(role)
         if p.ordinal not in spares and not is_held(p, s.lifecycle.node_loss_seconds, s.now)
     }
-    for ordinal in wanted[:size]:
+    for ordinal in ordinals[:size]:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
         if problem := _problem(s, status, pod, newest) if pod else _absence(s, role):
@@ -92,19 +92,14 @@ def _absence(s: Snapshot, role: str) -> str:
 
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
     """Pods whose template differs from the spec's, without those that are being deleted."""
-    newest = template_hashes(s, spec, status)
+    newest = newest_hashes(s, spec, status)
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
-
-
-def _wanted(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
-    """Ordinals of the pods that are wanted, by role."""
-    return wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
 
 
 def _members(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
     """Ordinals of the pods that will be members, by role."""
-    wanted = _wanted(s, status, spec)
-    return {role: wanted[role][:size] for role, size in gang_sizes(spec).items()}
+    ordinals = wanted(s, status, spec)
+    return {role: ordinals[role][:size] for role, size in gang_sizes(spec).items()}
 
 
 def _stand_ins(status: JobStatus, attempt: Attempt) -> str:
@@ -158,3 +153,13 @@ def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
         node=pod.node,
         role=pod.role,
     )
+
+
+def resume_point(status: JobStatus) -> str:
+    """Where the next attempt will start, as the end of a sentence."""
+    if status.resume_step == 0:
+        return "from the initial weights"
+    if status.resume_step is not None:
+        return f"from step {status.resume_step}"
+    latest = status.checkpoint.latest
+    return f"at the checkpoint of step {latest.step}" if latest else "without a checkpoint"

@@ -1,17 +1,21 @@
-"""Assignments of pods to nodes and ranks, with the `builtin` backend. They are in the status before any pod is ungated (see schedulers/builtin/)."""
+"""Assignments of pods to nodes and ranks, with the `builtin` backend. They are in the status before any pod is ungated (see schedulers/builtin/).
 
-from collections.abc import Iterator, Mapping, Sequence
+The reasons why pods did not get onto their nodes are those of all nodes together, so that the message does not change with each node.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rljob_api import names, reasons
-from rljob_api.sizing.layout import pods_of
-from rljob_api.status import Exclusion, JobStatus, PlacementStatus, PodAssignment
+from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
+from rljob_api.sizing.layout import pods_of, required_pods
+from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
-from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.backoff import retry_at
+from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, Ungate, set_
-from rljob_operator.policies.refusal import ON_NO_NODE, refusal_reason, refusal_reasons
+from rljob_operator.policies.restarts import retry_at
 from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
@@ -20,6 +24,55 @@ from rljob_operator.schedulers.builtin.request import (
     required_names,
 )
 from rljob_operator.times import seconds, stamp
+
+LONGEST, MOST = 200, 3
+"""Longest reason, in characters, and most reasons in a message."""
+SILENT = "the scheduler does not say why"
+ALL_NODES = re.compile(r"0/\d+ nodes are available: (.*?)\.( |$)")
+"""The scheduler's message, in which it counts the nodes by why they are out."""
+COUNTED = re.compile(r"\d+ (.+?)(?=, \d+ |$)")
+"""One reason in it, behind its count."""
+ON_NO_NODE = re.compile(r"0/\d+ nodes are available: (\D.*?)\.( |$)")
+"""The scheduler's message about a pod that fits no node at all, for example because its claim does not exist: it has no counts."""
+PINNED = re.compile(r"node affinity/selector|prefilter result|didn't satisfy plugin")
+"""Reasons that it gives for every node but the one that the pod is pinned to."""
+
+
+def refusal_reason(unschedulable: str) -> str:
+    """Why the node did not take one pod, from the scheduler's message about it."""
+    listed = ALL_NODES.match(unschedulable)
+    found = COUNTED.findall(listed[1]) if listed else []
+    own = [one for one in found if not PINNED.search(one)] or found or [unschedulable or SILENT]
+    return ", ".join(sorted(set(own)))[:LONGEST]
+
+
+def refusal_reasons(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> str:
+    """Reasons for which nodes are excluded, and those of `refused` pods, in one text; empty: there are none."""
+    avoided = {excluded.cause for excluded in placement.excluded if excluded.cause}
+    found = sorted(avoided | {refusal_reason(pod.unschedulable) for pod in refused})
+    return "; ".join([*found[:MOST], *(["and others"] if found[MOST:] else [])])
+
+
+def refusal_message(s: Snapshot, status: JobStatus) -> str:
+    """Why nodes have recently refused pods, in one sentence. Empty: none has, the whole gang is on nodes, or something else is in the way now."""
+    placement = status.placement
+    if placement is None or placement.problem or placement.unschedulable or on_nodes(s, status):
+        return ""
+    why = refusal_reasons(placement)
+    return f"in the last {EXCLUDED_SECONDS / 60:.0f} minutes nodes refused pods: {why}" if why else ""
+
+
+def is_refused(pod: Pod) -> bool:
+    """Whether the scheduler's message is about the pod's node, so that the next one may be about another."""
+    return bool(pod.unschedulable) and not ON_NO_NODE.match(pod.unschedulable)
+
+
+def on_nodes(s: Snapshot, status: JobStatus) -> bool:
+    """Whether every pod of the gang is on a node."""
+    spec = s.spec_of(status.attempt)
+    there = Counter(p.role for p in s.pods if p.node and not p.deleting)
+    return spec is not None and all(there[role] >= count for role, count in required_pods(spec).items())
+
 
 UNBOUND_SECONDS = 60.0
 """Seconds that an ungated pod may take to get onto its node. Later, another pod was faster, or the cluster's scheduler refuses the node."""

@@ -12,8 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
 from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
-from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.times import seconds, stamp
 

@@ -8,11 +8,9 @@ from rljob_api import reasons
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held
-from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.attempt import give_command
-from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.policies.change import Change, Event, give_command, set_
 from rljob_operator.policies.opening import may_open
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.schedulers.builtin.request import pod_names, required_names

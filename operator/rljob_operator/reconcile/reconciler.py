@@ -9,8 +9,7 @@ from rljob_api import reasons
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Api, Key, Object
 from rljob_operator.model.children import ChildProblem
-from rljob_operator.model.observer import Observer
-from rljob_operator.model.reconciler_state import ReconcilerState
+from rljob_operator.model.observer import Observer, ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, Event, decide
 from rljob_operator.policies.describe import is_display, is_observational

@@ -7,14 +7,13 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
-from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ordinals import is_held, wanted_ordinals
-from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.model.ordinals import is_held, wanted
+from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import avoided_nodes, pod_template, template_hashes
+from rljob_operator.render.template import avoided_nodes, newest_hashes, pod_template
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
@@ -39,7 +38,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _has_terminating_pods(s, role)]
     if spec.has_token and (not (freed or in_use) or absent):
-        objects += _token(s, status, sets, template_hashes(s, spec, status))
+        objects += _token(s, status, sets, newest_hashes(s, spec, status))
     for role, live in sets.items():
         if live is not None and in_use:
             fixed = names.is_model_role(role) and not (role == names.ROLE_TRAINER and spec.scheduling.spare_nodes)
@@ -54,7 +53,7 @@ def _token(
     s: Snapshot, status: JobStatus, sets: Mapping[str, Mapping[str, Any] | None], newest: Mapping[str, str]
 ) -> list[Object]:
     """The token's Secret, before the first pods that need it. We may not read Secrets: once such pods exist, it exists too, or it was deleted, which
-    policies/credentials.py handles."""
+    policies/pods.py handles."""
     if any(pod.template_hash == newest.get(pod.role) for pod in s.pods):
         return []
     settled = all(
@@ -87,8 +86,7 @@ def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
 
 def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
     """Replicas of each role's StatefulSet: enough for the highest ordinal that is wanted."""
-    wanted = wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
-    return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
+    return {role: max(found, default=-1) + 1 for role, found in wanted(s, status, spec).items()}
 
 
 def _has_terminating_pods(s: Snapshot, role: str) -> bool:

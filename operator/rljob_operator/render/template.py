@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.model.avoided_nodes import excluded
+from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.base import avoiding
@@ -33,14 +33,14 @@ def avoided_nodes(spec: RLJobSpec, status: JobStatus, now: float) -> frozenset[s
     return frozenset() if spec.scheduling.facts.assigns_nodes else excluded(status, now)
 
 
-def template_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[str, str]:
-    """Hashes of the templates, by role. Computed once per snapshot: policies and `render` ask several times, and each time takes a third of a
-    reconcile."""
-    key = (id(spec), status.token, avoided_nodes(spec, status, s.now))
+def newest_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[str, str]:
+    """Hashes of the templates, by role. `spec`: the job's own or the published one. Computed once per snapshot: policies and `render` ask several
+    times, and each time takes a third of a reconcile."""
+    avoided = avoided_nodes(spec, status, s.now)
+    key = (spec is s.published, status.token, avoided)
     if key not in s.template_hashes:
-        found = {role: template_hash(s.job, spec, role, *key[1:]) for role in spec.pods}
-        s.template_hashes[key] = spec, found  # the spec is kept so that no other object gets its id
-    return s.template_hashes[key][1]
+        s.template_hashes[key] = {role: template_hash(s.job, spec, role, status.token, avoided) for role in spec.pods}
+    return s.template_hashes[key]
 
 
 def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1, avoided: Collection[str] = ()) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api import names
-from rljob_api.spec.job import CheckpointSpec
+from rljob_api.spec.run import CheckpointSpec
 from rljob_trainer.checkpoint.manifest import Manifest, fingerprints
 from rljob_trainer.driver import uploads
 from rljob_trainer.driver.uploads import Uploads

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
-from rljob_api.spec.job import MOST_CHECKPOINTS
+from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_trainer.checkpoint.fence import Fence, FencedOut, claim, extend, newest
 from rljob_trainer.checkpoint.files import make_directory, sync_directory, sync_names
 from rljob_trainer.checkpoint.lineage import Run, Start, choose, refuse_foreign_job

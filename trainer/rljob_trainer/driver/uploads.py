@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import names
-from rljob_api.spec.job import CheckpointSpec
+from rljob_api.spec.run import CheckpointSpec
 from rljob_trainer.checkpoint.exports import complete
 from rljob_trainer.checkpoint.files import tree
 from rljob_trainer.checkpoint.manifest import read_manifest

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_api.spec.job import LifecycleSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_import.readers.hydra import plain
 from rljob_import.readers.trees import Unreadable, tree_of
 from rljob_import.settings import Settings, Source, System

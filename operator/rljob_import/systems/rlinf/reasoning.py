@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_api.spec.job import MOST_CHECKPOINTS, LifecycleSpec
+from rljob_api.spec.run import MOST_CHECKPOINTS, LifecycleSpec
 from rljob_import.readers.hydra import plain
 from rljob_import.readers.trees import Unreadable, flatten, resolve, tree_of
 from rljob_import.settings import Settings, Source, System, show

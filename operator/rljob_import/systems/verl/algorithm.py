@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.spec.job import MOST_CHECKPOINTS
+from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_import.settings import Settings
 from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
 from rljob_import.shared.values import items, place

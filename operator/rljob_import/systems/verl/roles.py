@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rljob_api.spec.job import LifecycleSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_import.settings import Settings, show
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters

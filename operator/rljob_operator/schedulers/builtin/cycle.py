@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from rljob_api.status import PlacementReport
+from rljob_api.placement_status import PlacementReport
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.gang import Demand, Gang
-from rljob_placement.nodes import Plan, Stay
+from rljob_placement.explain import report
+from rljob_placement.gang import Demand, Gang, Plan, Stay
 from rljob_placement.plan import plan
-from rljob_placement.report import report
 from rljob_placement.space import capacity, refusal
 
 EXCLUDED = "avoided by this job"

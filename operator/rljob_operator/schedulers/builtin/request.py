@@ -5,17 +5,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from rljob_api import names
+from rljob_api.placement_status import PodAssignment
 from rljob_api.sizing.layout import gang_sizes, required_pods
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus, PodAssignment, RLJobMeta
+from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.avoided_nodes import excluded
-from rljob_operator.model.ordinals import is_lost, wanted_ordinals
+from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node
-from rljob_placement.gang import Demand, Gang
-from rljob_placement.nodes import Stay
+from rljob_placement.gang import Demand, Gang, Stay
 
 EXCLUDED_SECONDS = 600.0
 """Seconds for which a job avoids a node that has refused one of its pods."""
