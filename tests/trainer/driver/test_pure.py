@@ -16,7 +16,7 @@ from rljob_trainer.driver.buffer.assembly import (
     shaped,
 )
 from rljob_trainer.driver.buffer.batch_files import record, replay
-from rljob_trainer.driver.buffer.seeds import continuation_seed, evaluation_seed, training_seed
+from rljob_trainer.driver.buffer.partial_sample import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import Kind, RewardFailed

@@ -14,7 +14,7 @@ from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import End, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, load, mounted
-from rljob_trainer.local.status import line, summary
+from rljob_trainer.local.run import status_line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -93,7 +93,7 @@ def test_a_pool_that_refuses_its_arguments_ends_the_job_and_has_its_count_in_the
     refused = Failure(kind="configuration", message="vLLM refused its arguments: correct spec.pools[0].vllmArgs")
     pooled = replace(IDLE, pools={"judge": {"j0": report("j0", failure=refused), "j1": report("j1", state="running")}})
     assert advance(FIRST, pooled, "run", 3) == End(1, refused.message)
-    assert line(FIRST, pooled).endswith("rollouts 0/1, judge 1/2")
+    assert status_line(FIRST, pooled).endswith("rollouts 0/1, judge 1/2")
 
 
 def gangs(trainer: Report | None, critic: Report | None) -> Seen:
@@ -201,7 +201,7 @@ def names_a_path(part: dict[str, Any], definitions: dict[str, Any]) -> bool:
 
 def test_a_status_line_says_where_the_job_is() -> None:
     assert isinstance(FIRST, LocalState)
-    assert line(LocalState(), seen(report("t0"), None)) == "starting; trainers 0/2, rollouts 0/1"
+    assert status_line(LocalState(), seen(report("t0"), None)) == "starting; trainers 0/2, rollouts 0/1"
     progress = Progress(
         phase="training",
         started_from=0,
@@ -211,13 +211,15 @@ def test_a_status_line_says_where_the_job_is() -> None:
     )
     first = report("t0", attempt=1, state="running", progress=progress)
     live = seen(first, running("t1"), rollout=report("r0", state="running"))
-    assert line(FIRST, live) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+    assert (
+        status_line(FIRST, live) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+    )
     unrewarded = progress.model_copy(update={"history": [Point(step=3, loss=0.01, seconds=1.25)]})
     second = seen(report("t0", attempt=1, state="running", progress=unrewarded), running("t1"))
     alone = replace(second, rollouts={})
-    assert line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
+    assert status_line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
     loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
-    assert line(FIRST, loading) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
+    assert status_line(FIRST, loading) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
 
 
 def test_a_summary_says_what_is_left() -> None:

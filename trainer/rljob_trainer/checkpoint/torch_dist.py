@@ -18,8 +18,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
-from rljob_trainer.checkpoint.files import Tally
-from rljob_trainer.checkpoint.hashed import Hashed
+from rljob_trainer.checkpoint.files import Hashed, Tally
 from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.checkpoint.staging import Staging
 

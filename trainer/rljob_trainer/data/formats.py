@@ -10,17 +10,19 @@ from rljob_trainer.data.conversations import (
     Messages,
     chat_in,
     messages_of,
+    require_learnt,
     require_no_system_column,
     require_no_system_prompt,
     says_nothing,
+    silent_turns,
     spoken,
     system_in,
     tools_of,
+    unmarked,
     with_system,
     with_system_prompt,
 )
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
-from rljob_trainer.data.marks import require_learnt, silent_turns, unmarked
 
 Reason = Literal["too_long", "no_assistant", "masked", "empty", "equal_pair"]
 

@@ -21,9 +21,8 @@ from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
-from rljob_trainer.reporting import trackers
 from rljob_trainer.reporting.alarms import Alarms
-from rljob_trainer.reporting.sinks import Sinks
+from rljob_trainer.reporting.sinks import Sinks, connect_trackers
 from rljob_trainer.reporting.tracker import End
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.wire.arrays import Array
@@ -65,7 +64,7 @@ class Driver:
             lambda: rollouts.awaited,
             Alarms(control.spec),
         )
-        self._trackers = trackers.connect(control, os.environ)
+        self._trackers = connect_trackers(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
         pools.wake = self.wake

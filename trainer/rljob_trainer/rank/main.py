@@ -101,7 +101,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.memory import Plan, device_bytes
     from rljob_trainer.rank.attempt import Attempt, RankZero  # imports megatron, which has to be patched first
-    from rljob_trainer.rank.tasks.choice import objective_of, require_same_files
+    from rljob_trainer.rank.tasks import objective_of, require_same_files
 
     ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None

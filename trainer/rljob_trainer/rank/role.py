@@ -17,8 +17,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.roles import CriticRole, FrozenRole
 from rljob_trainer.rank.driver_client import RoleClient, heartbeat_of
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import Outcome
-from rljob_trainer.rank.tasks.choice import objective_of
+from rljob_trainer.rank.tasks import Outcome, objective_of
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.batch import SCORES
 from rljob_trainer.wire.collective import Ranks, StandstillError
