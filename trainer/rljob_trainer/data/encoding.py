@@ -21,7 +21,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.chat import Unsound, assistant_spans, learnt_tokens, render
 from rljob_trainer.data.examples import Example
 from rljob_trainer.data.files import Place, Record
-from rljob_trainer.data.formats import Chat, LeftOut, Texts, Variant, conversation, pair
+from rljob_trainer.data.formats import Chat, LeftOut, Texts, TextVariant, conversation, pair
 from rljob_trainer.data.pictures import (
     image_reader,
     images_in,
@@ -78,7 +78,7 @@ class Encoder:
                 return (found,), variant is not whole
         raise LeftOut("too_long")
 
-    def _read(self, row: RawRow) -> tuple[Variant, list[Image]]:
+    def _read(self, row: RawRow) -> tuple[TextVariant, list[Image]]:
         """The conversation, with its images as parts of its messages."""
         if self._images is None:
             found = conversation(row.record, row.place, self._data, row.format)
@@ -101,7 +101,7 @@ class Encoder:
             return tuple(found), False
         raise LeftOut("too_long")
 
-    def _fitting(self, variant: Variant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
+    def _fitting(self, variant: TextVariant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
         """Empty when it is longer than maxTokens. `images`: of the whole conversation."""
         tokens, learnt = encode(variant, place, self._tokenizer)
         if self._vocabulary:
@@ -120,14 +120,14 @@ class Encoder:
         return found if sum(len(s.tokens) for s in found) <= self._data.max_tokens else ()
 
 
-def _said(variant: Variant) -> list[str]:
+def _said(variant: TextVariant) -> list[str]:
     """What the others said: the assistant may speak of images as it likes."""
     if isinstance(variant, Texts):
         return [variant.prompt]
     return [message["content"] for message in variant.messages if message["role"] != "assistant"]
 
 
-def encode(variant: Variant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
+def encode(variant: TextVariant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
     """Raises ConfigurationError, which names the row."""
     try:
         return _texts(variant, tokenizer) if isinstance(variant, Texts) else _chat(variant, tokenizer)
@@ -138,7 +138,7 @@ def encode(variant: Variant, place: Place, tokenizer: OffsetTokenizer) -> Encode
         raise place.error(rule, "correct the row (many templates know no system role and want turns)") from error
 
 
-def shorter(variant: Variant) -> Iterator[Variant]:
+def shorter(variant: TextVariant) -> Iterator[TextVariant]:
     """A conversation without its last turns of the assistant, one after another."""
     if isinstance(variant, Texts):
         return

@@ -5,25 +5,23 @@ Everything that can be wrong names file and row. Without torch, which the proces
 
 import base64
 import io
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rljob_trainer.data.files import ABSENT, Place, Record, find, short
-from rljob_trainer.failure import is_outage
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
-import json
-
 import numpy as np
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.data.conversations import Messages
+from rljob_trainer.data.files import ABSENT, Place, Record, find, short
+from rljob_trainer.failure import ConfigurationError, is_outage
 from rljob_trainer.wire.images import Image, Placed
 from rljob_trainer.wire.trajectory import Bools, Ints
 
-Messages = tuple[Mapping[str, Any], ...]
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
 MARK = "<image>"
 """In a text: an image stands here."""
 MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26

@@ -30,7 +30,7 @@ from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, R
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.server import Call, serve
+from rljob_trainer.driver.server import Handler, serve
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.rules import validate_row
@@ -176,7 +176,7 @@ class _Runtime:
     async def run(self, listener: socket.socket) -> None:
         """Serve rank 0 until it calls `end`. The first error of any part ends all of them."""
         d = self._driver
-        calls: dict[str, Call] = {
+        calls: dict[str, Handler] = {
             "steps": d.steps,
             "start": d.start,
             "colocated": d.colocated,

@@ -13,7 +13,7 @@ from rljob_api.address import http_url
 from rljob_api.manifest.jobs import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Progress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import pods_of
-from rljob_trainer.local.decide import End, LocalState, Seen, advance
+from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.machine import free_port, gpus, loopback
@@ -128,7 +128,7 @@ class Here:
         self._line = ""
         self._warned: list[str] = []
 
-    def run(self, rank: str, driver: str) -> End:
+    def run(self, rank: str, driver: str) -> JobEnd:
         """Ctrl-C and SIGTERM drain; the second one stops."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
@@ -142,7 +142,7 @@ class Here:
             while True:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
-                if isinstance(following, End):
+                if isinstance(following, JobEnd):
                     if following.code == 0:
                         print(summary(seen))
                     return following

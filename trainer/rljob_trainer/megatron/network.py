@@ -28,7 +28,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch, Step
 
-Measure = Callable[[MicroBatch, torch.Tensor], Any]
+OutputFunction = Callable[[MicroBatch, torch.Tensor], Any]
 """A function of a micro-batch and the model's output, called on the last pipeline stage."""
 
 
@@ -45,11 +45,11 @@ class Passes:
     """Router replay of the chunks."""
 
     @torch.no_grad()
-    def forward(self, micro_batches: Sequence[MicroBatch], measure: Measure) -> list[Any]:
+    def forward(self, micro_batches: Sequence[MicroBatch], measure: OutputFunction) -> list[Any]:
         """The result of `measure` for each micro-batch; an empty list on all but the last stage."""
         return self._run(micro_batches, measure, training=False)
 
-    def backward(self, batch: MiniBatch, loss: Measure) -> list[Any]:
+    def backward(self, batch: MiniBatch, loss: OutputFunction) -> list[Any]:
         """Accumulate gradients. `loss` returns a micro-batch's part of the loss, and metrics, which are returned as by `forward`."""
         # A router's auxiliary loss, if transformerConfig asks for one, is a sum over tokens (router.py, attach_and_log_load_balancing_loss): scaled
         # to a mean here. A tensor on the device, since every micro-batch reads it, and a copy from the host would wait for the device each time.
@@ -57,7 +57,7 @@ class Passes:
         self.config.moe_grad_scale_func = lambda: scale
         return self._run(batch.micro_batches, partial(_for_schedule, loss), training=True)
 
-    def _run(self, micro_batches: Sequence[MicroBatch], measure: Measure, training: bool) -> list[Any]:
+    def _run(self, micro_batches: Sequence[MicroBatch], measure: OutputFunction, training: bool) -> list[Any]:
         part = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
         lengths = [micro.tokens.shape[1] // part for micro in micro_batches]
         return get_forward_backward_func()(
@@ -72,7 +72,9 @@ class Passes:
             **pipeline_shapes.arguments(self.config, lengths, len(self.chunks)),
         )
 
-    def _forward(self, data: Any, model: torch.nn.Module, measure: Measure) -> tuple[torch.Tensor, Callable[..., Any]]:
+    def _forward(
+        self, data: Any, model: torch.nn.Module, measure: OutputFunction
+    ) -> tuple[torch.Tensor, Callable[..., Any]]:
         micro = next(data)
         self.heartbeat()
         kwargs = {"fp32_output": False} if self.config.bf16 else {}
@@ -83,7 +85,9 @@ class Passes:
         return output, lambda output, non_loss_data=False: measure(micro, output)
 
 
-def _for_schedule(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, Any]:
+def _for_schedule(
+    loss: OutputFunction, micro: MicroBatch, output: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """The result in the form that megatron's schedule expects: loss, number of tokens (unused), metrics."""
     value, measured = loss(micro, output)
     return value, torch.zeros((), dtype=torch.int, device=value.device), measured

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rljob_api import names
 from rljob_api.protocol import Failure
-from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, Kind, is_lost_peer, last_lines, with_memory
+from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, FailureKind, is_lost_peer, last_lines, with_memory
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
@@ -233,7 +233,7 @@ class ServerProcess:
         until = "\n".join(self._log.splitlines()[: error.line + 1 + LINES_AFTER])
         return self._failure("application", error.exception, error.message[:LONGEST_TEXT], log=until)
 
-    def _failure(self, kind: Kind, exception: str, message: str, field: str = "", log: str = "") -> Failure:
+    def _failure(self, kind: FailureKind, exception: str, message: str, field: str = "", log: str = "") -> Failure:
         lines = last_lines(log or self._log)
         return Failure(kind=kind, exception=exception, message=message, field=field, lines=lines, time=time.time())
 

@@ -19,13 +19,13 @@ from rljob_trainer.checkpoint.saving import Saver
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.memory import Plan
+from rljob_trainer.megatron.memory import MemoryPlan
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.rank import nccl
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.exports import Exports
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import Outcome, Task, task_of
+from rljob_trainer.rank.tasks import Task, TaskOutcome, task_of
 from rljob_trainer.rank.weights.publisher import Senders
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.collective import Ranks
@@ -42,7 +42,7 @@ class RankZero:
 
     driver: DriverClient
     store: Store
-    plan: Plan
+    plan: MemoryPlan
 
 
 class Newest(NamedTuple):
@@ -135,7 +135,7 @@ class Attempt:
                 self._rank_zero.driver.saving()
             self._exports.periodic(step)
 
-    def finish(self, step: int, outcome: Outcome) -> None:
+    def finish(self, step: int, outcome: TaskOutcome) -> None:
         """Save the last checkpoint in the format for any layout, export the policy if the job has succeeded, and end the driver.
 
         With evaluation.only nothing is saved or exported.

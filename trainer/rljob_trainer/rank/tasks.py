@@ -20,7 +20,7 @@ from rljob_trainer.rank.weights.publisher import Senders
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.collective import Ranks
 
-Outcome = Literal["succeeded", "drained"]
+TaskOutcome = Literal["succeeded", "drained"]
 EVALUATED = {
     "train/loss": "evaluation/loss",
     "train/perplexity": "evaluation/perplexity",
@@ -40,7 +40,7 @@ OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
 class Task(Protocol):
     """Where the batches of a job come from, and what follows a trained step. Every method but `restored` is collective."""
 
-    outcome: Outcome
+    outcome: TaskOutcome
     """Valid once `next` has returned None. succeeded: all steps are trained; drained: the operator wants the pods back."""
 
     @property
@@ -83,7 +83,7 @@ class RolloutTask:
         """`driver`: on rank 0 only."""
         self._ranks, self._driver, self._scatter = ranks, driver, scatter
         self._publication, self._while_waiting = publication, while_waiting
-        self.outcome: Outcome = "succeeded"
+        self.outcome: TaskOutcome = "succeeded"
         self._starved = 0.0
 
     @property
@@ -134,7 +134,7 @@ class ExampleTask:
         self._ranks, self._driver, self._engine, self._while_waiting = ranks, driver, engine, while_waiting
         self._training = Scatter(ranks, driver, engine, engine.parts)
         self._held_out = Scatter(ranks, driver, engine, engine.held_out_parts)
-        self.outcome: Outcome = "succeeded"
+        self.outcome: TaskOutcome = "succeeded"
         self.metrics: Mapping[str, float] = {}
 
     def next(self, step: int) -> Batch | None:

@@ -16,7 +16,7 @@ from rljob_api import names
 from rljob_api.metrics import EVALUATION_DATA_SOURCES, require_known
 from rljob_api.protocol import Control, Point
 from rljob_trainer.reporting import mlflow_server, weights_and_biases
-from rljob_trainer.reporting.tracker import End, Tracker
+from rljob_trainer.reporting.tracker import RunStatus, Tracker
 
 HISTORY = 64
 """Points that status carries (protocol.Progress.history), and steps whose metrics are kept in memory."""
@@ -114,7 +114,7 @@ class Sinks:
         found = next((self._evaluations[name] for name in EVALUATIONS if name in self._evaluations), {})
         return {"first": found[min(found)], "last": found[max(found)]} if found else {}
 
-    def close(self, end: End = "succeeded") -> None:
+    def close(self, end: RunStatus = "succeeded") -> None:
         self._metrics.close()
         self._tensorboard.close()
         for tracker in self._trackers:

@@ -168,11 +168,11 @@ def _counted(name: str, kinds: Sequence[str], failed: Sequence[str]) -> dict[str
     return {name: float(len(failed))} | {f"{name}_{kind}": float(count[kind]) for kind in kinds}
 
 
-Group = Sequence[Outcome]
+ScoredGroup = Sequence[Outcome]
 """The responses to one prompt."""
 
 
-def evaluation_metrics(sets: Mapping[str, Sequence[Group]], correct_above: float) -> dict[str, float]:
+def evaluation_metrics(sets: Mapping[str, Sequence[ScoredGroup]], correct_above: float) -> dict[str, float]:
     """All evaluation metrics, by their names in rljob_api/metrics.py.
 
     Args:
@@ -191,7 +191,7 @@ def evaluation_metrics(sets: Mapping[str, Sequence[Group]], correct_above: float
     return found
 
 
-def set_metrics(groups: Sequence[Group], correct_above: float) -> dict[str, float]:
+def set_metrics(groups: Sequence[ScoredGroup], correct_above: float) -> dict[str, float]:
     """avg@n, pass@k and maj@n of groups of n responses, each over the prompts that have enough scored ones; absent where none has.
 
     avg@n: mean over prompts of the mean reward of their responses. pass@k: for k = 1, 2, 4, ... and n. maj@n: fraction of prompts whose most
@@ -213,7 +213,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - comb(n - c, k) / comb(n, k)
 
 
-def majority_is_correct(group: Group, correct_above: float) -> bool:
+def majority_is_correct(group: ScoredGroup, correct_above: float) -> bool:
     """Whether the most frequent prediction among scored responses is correct; ties go to the one that came first. False without predictions."""
     scored = [(o.prediction, o.result.reward) for o in group if isinstance(o.result, Trajectory)]
     votes = Counter(prediction for prediction, _ in scored if prediction is not None)
@@ -227,7 +227,7 @@ def _sizes(count: int) -> list[int]:
     return sorted({2**i for i in range(count.bit_length()) if 2**i <= count} | ({count} if count else set()))
 
 
-def _rewards(group: Group) -> list[float]:
+def _rewards(group: ScoredGroup) -> list[float]:
     return [o.result.reward for o in group if isinstance(o.result, Trajectory)]
 
 

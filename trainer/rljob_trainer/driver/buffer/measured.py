@@ -16,8 +16,8 @@ from rljob_api.spec.algorithm import Distillation
 from rljob_trainer.data.tokenizer import Tokenizer, tokenizer_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.pool import Pools
-from rljob_trainer.wire.arrays import Array, split
-from rljob_trainer.wire.batch import ROWS, SCORES, TEACHER_LOG_PROBS, Batch, candidates
+from rljob_trainer.wire.arrays import split
+from rljob_trainer.wire.batch import ROWS, SCORES, TEACHER_LOG_PROBS, Array, Batch, candidates
 from rljob_trainer.wire.trajectory import Floats, Trajectory
 
 Measure = Callable[[Batch], Awaitable[Mapping[str, Array]]]
