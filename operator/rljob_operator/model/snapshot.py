@@ -71,15 +71,15 @@ class Snapshot:
     """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Why their owner wants nodes to be left, by node: of those that the job's pods are on, and those in status.nodes."""
-    has_refuge: bool | None = None
-    """Whether the whole gang has capacity on nodes that the job need not leave; None: nobody asked."""
+    refuge: frozenset[str] | None = None
+    """Bad nodes without which the whole gang has capacity; None: nobody asked."""
     now: float = 0.0
     """Seconds since the epoch."""
 
     @cached_property
     def template_hashes(self) -> dict[tuple[bool, int, frozenset[str]], Mapping[str, str]]:
-        """What `render.template.newest_hashes` has computed, by what it depends on: whether the spec is the published one, the token's number, and the
-        avoided nodes."""
+        """What `render.template.newest_hashes` has computed, by what it depends on: whether the spec is the published one, the token's number, and
+        the nodes that are avoided."""
         return {}
 
     @cached_property
@@ -141,8 +141,8 @@ class Snapshot:
         return scaled(given, self.spec.rollout.replicas) if self.spec and scalable else given
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
-        """The spec in force for this attempt. An open attempt keeps the one that it was published with, except for the number of rollouts; otherwise the
-        job's own applies.
+        """The spec in force for this attempt. An open attempt keeps the one that it was published with, except for the number of rollouts;
+        otherwise the job's own applies.
 
         An attempt that had not been published when the job's spec became invalid is stopped, for which the former spec will do.
         """
@@ -151,8 +151,8 @@ class Snapshot:
         return self.published if self.control.attempt == attempt.number or self.spec is None else self.spec
 
     def is_void(self, attempt: Attempt | None) -> bool:
-        """Whether an open attempt can never run, so that it has to be stopped: the spec changed before the attempt was published, or its control message
-        was deleted after that. Its members would read a spec that their pods were not made for.
+        """Whether an open attempt can never run, so that it has to be stopped: the spec changed before the attempt was published, or its control
+        message was deleted after that. Its members would read a spec that their pods were not made for.
         """
         if attempt is None or not is_open(attempt):
             return False

@@ -69,8 +69,8 @@ def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
 
 
 def _of_gang(s: Snapshot, status: JobStatus, role: str, ordinals: list[int], size: int, newest: str) -> Iterator[str]:
-    """Problems of one gang. `ordinals`: ordinals of its members, and of its spares; `size`: number of members; `newest`: hash of the template that its
-    pods should have."""
+    """Problems of one gang. `ordinals`: those of its members, and then of its spares; `size`: number of members; `newest`: hash of the template
+    that its pods should have."""
     spares = ordinals[size:]
     pods = {
         p.ordinal: p
