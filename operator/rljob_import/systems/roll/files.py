@@ -61,6 +61,9 @@ DPO = System(
 )
 
 
+TEACHER_FIRST = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
+
+
 def read(text: str, variables: Mapping[str, str]) -> Source:
     """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
     tree, lost = resolve(tree_of(text), variables)
@@ -70,10 +73,10 @@ def read(text: str, variables: Mapping[str, str]) -> Source:
                 f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
                 "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
             )
-    for key in ("student", "reward"):
+    for key, more in (("student", TEACHER_FIRST), ("reward", "")):
         if key in tree:
             raise Unreadable(
-                f"is of a pipeline that is not read (`{key}`): RLVR, on-policy distillation, SFT and DPO are"
+                f"is of a pipeline that is not read (`{key}`{more}): RLVR, on-policy distillation, SFT and DPO are"
             )
     tree, renamed = _with_teacher(tree)
     if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
