@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from rljob_trainer.checkpoint.manifest import Manifest, engine_directory
 from rljob_trainer.commands.export import export_checkpoint
-from rljob_trainer.data.endings import stops
+from rljob_trainer.data.tokenizer import stops
 from trainer.data.templates import QWEN, tokenizer
 from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.ranks import run_ranks

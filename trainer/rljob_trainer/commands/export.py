@@ -1,8 +1,12 @@
 """`python -m rljob_trainer export`: the policy of a checkpoint as a Hugging Face directory, by one process, on the CPU."""
 
+import io
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,12 +16,31 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
-from rljob_trainer.commands.quiet import quiet_libraries
-from rljob_trainer.data.endings import add_chat_files
+from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.failure import ConfigurationError
 
 SECONDS = 3600.0
 """Timeout of collectives, which with a single process are immediate."""
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """For what imports and calls them: no warnings, of logs only errors, and nothing on standard output. A bug still shows what was printed there."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its logger has a level and a handler of its own
+    root, printed = logging.getLogger(), io.StringIO()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(printed):
+            warnings.simplefilter("ignore")
+            yield
+    except (ConfigurationError, OSError):
+        raise
+    except Exception:
+        sys.stderr.write(printed.getvalue())
+        raise
+    finally:
+        root.setLevel(level)
 
 
 def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> int:

@@ -10,17 +10,19 @@ from rljob_trainer.data.conversations import (
     Messages,
     chat_in,
     messages_of,
+    require_learnt,
     require_no_system_column,
     require_no_system_prompt,
     says_nothing,
+    silent_turns,
     spoken,
     system_in,
     tools_of,
+    unmarked,
     with_system,
     with_system_prompt,
 )
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
-from rljob_trainer.data.marks import require_learnt, silent_turns, unmarked
 
 LONG_PROMPT = 16
 """Characters of a prompt that no answer begins with by chance."""
@@ -63,12 +65,12 @@ class Texts:
     response: str
 
 
-Variant = Chat | Texts
-Prompt = Messages | str | None
+TextVariant = Chat | Texts
+PromptText = Messages | str | None
 """What an answer follows; None: the answer holds the whole conversation."""
 
 
-def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Variant:
+def conversation(record: Record, place: Place, data: DataSpec, form: str) -> TextVariant:
     """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
     prompt, key = PROMPTS[form](record, place, data), RESPONSES[form](data)
     said = prompt if key is None else _answered(prompt, record, key, place, data)
@@ -87,7 +89,7 @@ def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Var
     return _chat(shown, tools_of(record.get("tools"), place), start, data.chat_template, silent)
 
 
-def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Variant, Variant]:
+def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[TextVariant, TextVariant]:
     """The chosen and the rejected answer to the same prompt. Raises as `conversation` does."""
     prompt, keys = PROMPTS[form](record, place, data), (data.chosen_key, data.rejected_key)
     first, second = (_with_system_column(_answered(prompt, record, key, place, data), record, place) for key in keys)
@@ -165,7 +167,7 @@ def _alpaca(record: Record, place: Place, data: DataSpec) -> Messages:
     return (*said, spoken("user", asked))
 
 
-def _prompt(record: Record, place: Place, data: DataSpec) -> Prompt:
+def _prompt(record: Record, place: Place, data: DataSpec) -> PromptText:
     """A text or messages. Null or absent, where answers hold the whole conversation."""
     value = find(data.prompt_key, record)
     if value is ABSENT or value is None:
@@ -193,7 +195,7 @@ def _text(key: str, record: Record, place: Place) -> str:
     raise place.error(f"column {key!r} holds {short(value)}, which is not a text", "write it as a text")
 
 
-def _answered(prompt: Prompt, record: Record, key: str, place: Place, data: DataSpec) -> Messages | Texts:
+def _answered(prompt: PromptText, record: Record, key: str, place: Place, data: DataSpec) -> Messages | Texts:
     """The prompt with the answer in column `key` behind it. An answer whose messages begin with another role than the assistant's is all of it."""
     value = column(key, record, place)
     if not value or (isinstance(value, str) and not value.strip()):
@@ -246,7 +248,7 @@ def column(key: str, record: Record, place: Place) -> Any:
     raise place.error(rule, "name the column under spec.data, or set another spec.data.format")
 
 
-PROMPTS: dict[str, Callable[[Record, Place, DataSpec], Prompt]] = {
+PROMPTS: dict[str, Callable[[Record, Place, DataSpec], PromptText]] = {
     "messages": _turns,
     "sharegpt": _turns,
     "alpaca": _alpaca,

@@ -10,7 +10,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import prune
 from rljob_trainer.checkpoint.files import make_directory, replace, sweep, sync
 from rljob_trainer.checkpoint.store import Store
-from rljob_trainer.data.endings import add_chat_files
+from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_face
 from rljob_trainer.rank.driver_client import DriverClient
