@@ -1,4 +1,4 @@
-"""What examples/arithmetic learns, with three seeds: the recorded figures of docs/measurements.md, and of docs/asynchronous.md."""
+"""What examples/arithmetic learns, with three seeds: the recorded figures of docs/evidence/cpus.md, and of docs/asynchronous.md."""
 
 from docs.pictures.svg import Canvas
 from docs.pictures.tables import rows
@@ -21,7 +21,7 @@ SETTING = "0.3 M parameters on two CPU cores, GRPO, 60 steps of 16 prompts x 16 
 
 def draw(theme: dict[str, str]) -> Canvas:
     canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of the arithmetic example with three seeds", theme)
-    table = rows("measurements.md", "Learning")
+    table = rows("evidence/cpus.md", "Learning")
     for panel in PANELS:
         _panel(canvas, panel, table)
     _legend(canvas, {f"seed {row[0]}": colour for row, colour in zip(table, SEEDS, strict=True)})

@@ -19,7 +19,7 @@ from rljob_trainer.data.tokenizer import OffsetTokenizer, load_tokenizer
 from rljob_trainer.machine import cpus
 
 MOST = 16
-"""Processes. Each makes more than one GPU trains (docs/measurements.md)."""
+"""Processes. Each makes more than one GPU trains (docs/evidence/cpus.md)."""
 ROWS_PER_CALL = 16
 """At most: a call costs as much as a short row."""
 
