@@ -1,7 +1,7 @@
 """Host memory that saves copy tensors into, made ready in a thread while training begins.
 
-A GPU copies at full rate into pinned memory only, and pinning takes much longer than copying (docs/evidence/gpus.md#checkpoints). torch's own allocator
-would pin the next power of two of every tensor, when the first save needs it, and keep it until the process ends.
+A GPU copies at full rate into pinned memory only, and pinning takes much longer than copying (docs/evidence/gpus.md#checkpoints). torch's own
+allocator would pin the next power of two of every tensor, when the first save needs it, and keep it until the process ends.
 """
 
 import logging
