@@ -30,10 +30,11 @@ from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, R
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.server import Handler, serve
+from rljob_trainer.driver.server import serve
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.rules import validate_row
+from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
 
@@ -175,32 +176,8 @@ class _Runtime:
 
     async def run(self, listener: socket.socket) -> None:
         """Serve rank 0 until it calls `end`. The first error of any part ends all of them."""
-        d = self._driver
-        calls: dict[str, Handler] = {
-            "steps": d.steps,
-            "start": d.start,
-            "colocated": d.colocated,
-            "evaluate": d.evaluate,
-            "held_out": d.held_out,
-            "evaluated": d.evaluated,
-            "next": d.next,
-            "part": d.part,
-            "trained": d.trained,
-            "learn": d.learn,
-            "learnt": d.learnt,
-            "save_gangs": d.save_gangs,
-            "gangs_saved": d.gangs_saved,
-            "replicas": d.replicas,
-            "published": d.published,
-            "saving": d.saving,
-            "save_buffer": d.save_buffer,
-            "saved": d.saved,
-            "connected": d.connected,
-            "exported": d.exported,
-            "uploaded": d.uploaded,
-            "end": d.end,
-        }
-        served = serve(listener, calls, {"heartbeat": d.heartbeat, "awaiting": d.awaiting})
+        calls, notices = handlers(DriverCalls, self._driver)
+        served = serve(listener, calls, notices)
         try:
             gangs = self._gangs.run(self._progress.heartbeat)
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run(), gangs)
