@@ -218,7 +218,8 @@ class Attempt:
         self._complete_save(wait=True)
         alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.total_steps
         reshardable = not alongside
-        if self._newest in (Newest(step, True), Newest(step, reshardable)):
+        newest = self._newest
+        if newest and newest.step == step and (newest.reshardable or not reshardable):
             return
         digest = self.task.digest(step)
         self.engine.memory.enter("save")

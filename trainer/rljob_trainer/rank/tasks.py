@@ -213,8 +213,9 @@ def task_of(
         senders: to the rollouts; None for supervised tasks
         while_waiting: called about once a second while a batch is awaited
     """
-    if senders is None:
+    if spec.supervised:
         return ExampleTask(ranks, driver, engine, while_waiting)
+    assert senders, "a policy that generates is published"
     publication = Publication(spec, ranks, engine, senders, driver)
     scatter = Scatter(ranks, driver, engine, engine.parts)
     return RolloutTask(ranks, driver, scatter, publication, while_waiting)
