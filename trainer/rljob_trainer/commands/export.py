@@ -16,6 +16,7 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.failure import ConfigurationError
 
 SECONDS = 3600.0
@@ -52,9 +53,11 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> i
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: GPUs of this machine may be in use
     try:
         _require(checkpoint, model, out)
+        spec = _spec(checkpoint, model, dtype)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
         with quiet_libraries():
-            _write(_spec(checkpoint, model, dtype), model, scratch)
+            _write(spec, model, scratch)
+            add_chat_files(spec, scratch)
         sync(scratch)
         give_name(scratch, out)
     except (ConfigurationError, OSError) as error:
@@ -76,12 +79,15 @@ def _require(checkpoint: Path, model: Path, out: Path) -> None:
 
 
 def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:
-    """A minimal spec, with which the model can be loaded."""
+    """A minimal spec, with which the model can be loaded; of a job's checkpoint with the task and the chat template that its policy learnt from."""
+    manifest = read_manifest(checkpoint, "CHECKPOINT")
+    chat = manifest.chat if manifest else {}
+    template = {"chatTemplate": chat["chatTemplate"]} if chat else {}
     return RLJobSpec.model_validate(
         {
-            "task": "pretrain",
+            "task": chat.get("task", "pretrain"),
             "model": {"path": str(model.resolve()), "megatronCheckpoint": str(checkpoint.resolve()), "dtype": dtype},
-            "data": {"train": ["/dev/null"]},
+            "data": {"train": ["/dev/null"], **template},
             "train": {"steps": 1},
             "trainer": {"device": "cpu"},
             "checkpoint": {"path": str(checkpoint.resolve().parent)},

@@ -143,9 +143,14 @@ def _message(value: Any, key: str, place: Place) -> Message:
     role = known[value[name]]
     if value[name] == "function_call":
         return {"role": role, "content": "", "tool_calls": _calls(_json(value.get(text)), key, place)}
-    rest = {k: v for k, v in value.items() if k not in (name, text, "tool_calls")}
-    calls = {"tool_calls": _calls(value["tool_calls"], key, place)} if value.get("tool_calls") else {}
-    return present({"role": role, "content": _content(value.get(text), key, place), **rest}) | calls
+    return plain(role, value.get(text), {k: v for k, v in value.items() if k not in (name, text)}, key, place)
+
+
+def plain(role: str, content: Any, rest: Message, key: str, place: Place) -> Message:
+    """A message as templates read it: its content is a text, and its calls of tools are objects. Raises ConfigurationError where they are neither."""
+    calls = {"tool_calls": _calls(rest["tool_calls"], key, place)} if rest.get("tool_calls") else {}
+    others = {k: v for k, v in rest.items() if k != "tool_calls"}
+    return present({"role": role, "content": _content(content, key, place), **others}) | calls
 
 
 def _content(value: Any, key: str, place: Place) -> str:
@@ -155,7 +160,8 @@ def _content(value: Any, key: str, place: Place) -> str:
     if isinstance(value, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):
         return "".join(part["text"] for part in value)
     rule = f"column {key!r} holds the content {short(value)}, which is not a text"
-    raise place.error(rule, "write the content of every message as a text")
+    fix = "write the content of every message as a text, or as parts {type: text, text}; with spec.data.imageKey also as images"
+    raise place.error(rule, fix)
 
 
 def _calls(value: Any, key: str, place: Place) -> list[Any]:

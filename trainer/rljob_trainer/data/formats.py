@@ -24,6 +24,8 @@ from rljob_trainer.data.conversations import (
 )
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
 
+LONG_PROMPT = 16
+"""Characters of a prompt that no answer begins with by chance."""
 Reason = Literal["too_long", "no_assistant", "masked", "empty", "equal_pair"]
 
 
@@ -95,6 +97,7 @@ def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[TextV
     if chosen == rejected:
         raise LeftOut("equal_pair")
     if isinstance(chosen, Texts) and isinstance(rejected, Texts):
+        _require_no_prompt_again(chosen, rejected, keys, place)
         return chosen, rejected
     if isinstance(chosen, Texts) or isinstance(rejected, Texts):
         rule = f"one of {keys[0]!r} and {keys[1]!r} is a text and the other holds messages"
@@ -107,6 +110,14 @@ def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[TextV
         require_learnt(marked, shared, place)
     tools = tools_of(record.get("tools"), place)
     return _chat(chosen, tools, shared, data.chat_template), _chat(rejected, tools, shared, data.chat_template)
+
+
+def _require_no_prompt_again(chosen: Texts, rejected: Texts, keys: tuple[str, str], place: Place) -> None:
+    """Raises ConfigurationError where both answers begin with their prompt, which would be read twice. A short one may be part of an answer."""
+    prompt = chosen.prompt.strip()
+    if len(prompt) >= LONG_PROMPT and all(one.response.lstrip().startswith(prompt) for one in (chosen, rejected)):
+        rule = f"{keys[0]!r} and {keys[1]!r} begin with the prompt, which would stand there twice"
+        raise place.error(rule, "cut it from the answers, or write both as messages, the prompt's in front")
 
 
 def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
@@ -142,6 +153,7 @@ def _turns(record: Record, place: Place, data: DataSpec) -> Messages:
 
 def _alpaca(record: Record, place: Place, data: DataSpec) -> Messages:
     """Columns history (pairs of instruction and response), instruction and input."""
+    column("instruction", record, place)
     texts = {key: _text(key, record, place) for key in ("instruction", "input")}
     said: list[Message] = []
     for turn in record.get("history") or ():
@@ -160,11 +172,19 @@ def _prompt(record: Record, place: Place, data: DataSpec) -> PromptText:
     value = find(data.prompt_key, record)
     if value is ABSENT or value is None:
         return None
+    _require_words(value, data.prompt_key, place)
     if isinstance(value, str) and not chat_in(value):
         if not value.strip():
             raise LeftOut("empty")
         return value
     return messages_of(value, data.prompt_key, place)
+
+
+def _require_words(value: Any, key: str, place: Place) -> None:
+    """Raises ConfigurationError for a number, say, where a text or messages are expected."""
+    if not isinstance(value, (str, list, Mapping)):
+        rule = f"column {key!r} holds {short(value)}, which is neither a text nor a list of messages"
+        raise place.error(rule, "write it as a text")
 
 
 def _text(key: str, record: Record, place: Place) -> str:
@@ -180,6 +200,7 @@ def _answered(prompt: PromptText, record: Record, key: str, place: Place, data: 
     value = column(key, record, place)
     if not value or (isinstance(value, str) and not value.strip()):
         raise LeftOut("empty")
+    _require_words(value, key, place)
     if isinstance(value, str) and not chat_in(value):
         if isinstance(prompt, str) and not data.chat_template.texts:
             require_no_system_prompt(data.chat_template, place)

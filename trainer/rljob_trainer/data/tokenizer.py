@@ -3,6 +3,7 @@ training teaches, and those at which a server stops.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -196,6 +197,15 @@ def unheard_end(spec: RLJobSpec, tokenizer: Tokenizer) -> str:
     if spec.task in TEACHING:
         return f"{text}; exports get it as a further eos_token_id, so that servers stop after a turn"
     return f"{text}: rollouts and servers do not stop after a turn; add {found[1]} to its eos_token_id"
+
+
+def add_chat_files(spec: RLJobSpec, directory: Path) -> None:
+    """Give a written export what belongs to its conversations: the chat template of the spec, and the end of a turn that training has taught."""
+    if template := spec.data.chat_template.path:
+        shutil.copy(template, directory / "chat_template.jinja")  # takes precedence over the tokenizer's own
+    whole = (directory / "config.json").is_file()  # a model, not adapters
+    if whole and spec.task in TEACHING:  # other tasks need no tokenizer
+        write_ends(spec, load_tokenizer(spec), directory)
 
 
 def write_ends(spec: RLJobSpec, tokenizer: Tokenizer, directory: Path) -> None:

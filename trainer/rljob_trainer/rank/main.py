@@ -167,6 +167,7 @@ def _open_store(control: Control) -> Store:
         model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
         layout=str(Layout.of(spec, names.ROLE_TRAINER)),
         roles={role: str(Layout.of(spec, role)) for role in [names.ROLE_CRITIC] if spec.critic},
+        chat={"task": spec.task, "chatTemplate": spec.data.chat_template.model_dump(mode="json", by_alias=True)},
         resume=control.resume,
         resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,
         keep_last=spec.checkpoint.keep_last,
