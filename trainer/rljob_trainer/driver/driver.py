@@ -26,7 +26,7 @@ from rljob_trainer.reporting.sinks import Sinks, connect_trackers
 from rljob_trainer.reporting.tracker import RunStatus
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.wire.batch import Array, Batch
-from rljob_trainer.wire.calls import DriverCalls, Endpoint, HeldOut, Next, PublishTargets
+from rljob_trainer.wire.calls import DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
 from rljob_trainer.wire.channel import announced, part_of
 from rljob_trainer.wire.launcher_files import ProgressFile
 from rljob_trainer.wire.parity import probe_sequences
@@ -137,7 +137,7 @@ class Driver(DriverCalls):
         self._ending.push_async_callback(self._uploads.stop)
         self._ending.push_async_callback(self._buffer.stop)
 
-    async def colocated(self, servers: list[Endpoint]) -> None:
+    async def colocated(self, servers: list[EndpointFields]) -> None:
         self._colocated = [RolloutEndpoint.model_validate(s) for s in servers]
         await self._rollouts.follow([*self._listed, *self._colocated])
 

@@ -20,7 +20,7 @@ from rljob_trainer.wire.batch import Array
 
 Handler = Callable[..., Awaitable[Any]]
 Notice = Callable[..., None]
-Endpoint = dict[str, Any]
+EndpointFields = dict[str, Any]
 """A RolloutEndpoint as JSON."""
 TaskOutcome = Literal["succeeded", "drained"]
 """How a job's task ended: all steps are trained, or the operator wants the pods back."""
@@ -49,7 +49,7 @@ class Next(TypedDict, total=False):
     """The next batch, or what there is instead of it; empty: nothing yet, ask again."""
 
     batch: PolicyBatch
-    newcomers: list[Endpoint]
+    newcomers: list[EndpointFields]
     """Rollouts that need the policy of the last step and have never had one, or have lost it."""
     over: TaskOutcome
     """No batch will come any more."""
@@ -66,7 +66,7 @@ class HeldOut(TypedDict, total=False):
 class PublishTargets(TypedDict, total=False):
     """Empty: something is still generated under the previous policy, ask again."""
 
-    replicas: list[Endpoint]
+    replicas: list[EndpointFields]
     """The rollouts that are to get the policy of the last trained step."""
 
 
@@ -125,7 +125,7 @@ class DriverCalls(ABC):
         """
 
     @abstractmethod
-    async def colocated(self, servers: list[Endpoint]) -> None:
+    async def colocated(self, servers: list[EndpointFields]) -> None:
         """The rollout servers in the trainer's pods. Those in pods of their own are listed by the operator."""
 
     @abstractmethod
