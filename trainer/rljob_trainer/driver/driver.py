@@ -21,14 +21,12 @@ from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
-from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import Sinks, connect_trackers
 from rljob_trainer.reporting.tracker import RunStatus
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.calls import DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
 from rljob_trainer.wire.channel import announced, part_of
-from rljob_trainer.wire.launcher_files import ProgressFile
 from rljob_trainer.wire.parity import probe_sequences
 
 ANSWER_SECONDS = 1.0
@@ -46,7 +44,7 @@ class Driver(DriverCalls):
         measuring: Sequence[Measure],
         rollouts: RolloutPool,
         pools: Pools,
-        progress: ProgressFile,
+        reporter: Reporter,
         gangs: Gangs,
     ):
         """
@@ -57,17 +55,11 @@ class Driver(DriverCalls):
         """
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._reporter = Reporter(
-            progress,
-            lambda: rollouts.is_enough and pools.ready,
-            self._loading,
-            lambda: rollouts.awaited,
-            Alarms(control.spec),
-        )
+        self._reporter = reporter
         self._trackers = connect_trackers(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
-        pools.wake = self.wake
+        pools.wake = rollouts.changed = self.wake
         gangs.open(control.spec.train.total_steps, self._reporter.show_phase)
         self._uploads = Uploads(control.spec.checkpoint, self._copied)
         self._uploaded = 0
@@ -107,10 +99,6 @@ class Driver(DriverCalls):
 
     def awaiting(self, what: str) -> None:
         self._reporter.rank_awaits(what)
-
-    def phase(self, name: str) -> None:
-        """Report what the buffer does."""
-        self._reporter.work(name)
 
     async def start(
         self,
@@ -300,10 +288,6 @@ class Driver(DriverCalls):
     def _announce(self, batch: Batch) -> Next:
         self._announced = batch
         return cast(Next, announced(batch, probe=probe_sequences(batch)))
-
-    def _loading(self) -> list[str]:
-        """Roles whose models training waits for."""
-        return [] if self._spec.evaluation.only else self._gangs.loading()
 
     def _held_out_answer(self) -> Any:
         assert self._held_out is not None
