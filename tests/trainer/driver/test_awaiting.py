@@ -36,7 +36,7 @@ async def test_it_is_named_and_forgotten_with_the_next_movement(
     running = asyncio.create_task(progress.run())
     await asyncio.sleep(0.6)  # also where nothing is to be named
     async with asyncio.timeout(60):
-        while progress.progress.awaiting != said:
+        while progress.progress.awaiting != said:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         while progress.progress.awaiting:
             progress.heartbeat()
