@@ -2,8 +2,8 @@
 
 A tower takes tables of places as keyword arguments; one whose name it does not know it passes on in silence, and makes its own. Its attention hands a
 function whose name has `flash` in it the starts of all sequences, by names that only the source says. 5.12.1 is the version of our images, which the
-tests run on, and whose fingerprints these are; 5.17.0 that of the machines of docs/performance.md, where jobs with images ran. Its towers take tables
-under names that the tests only list, and wait for the GPU once or twice in a pass, for the longest sequence. Can go with megatron/tower.py.
+tests run on, and whose fingerprints these are; 5.17.0 that of the machines of docs/evidence/gpus.md, where jobs with images ran. Its towers take
+tables under names that the tests only list, and wait for the GPU once or twice in a pass, for the longest sequence. Can go with megatron/tower.py.
 """
 
 from rljob_trainer.patches import Patch
