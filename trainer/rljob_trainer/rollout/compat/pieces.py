@@ -122,8 +122,8 @@ def joined(outputs: Sequence[Any], rows: Callable[..., Any]) -> Any:
         last.new_logprobs = rows(*_arrays(found), None)
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
-        if last.routed_experts is not None:
-            last.routed_experts = np.concatenate([output.routed_experts for output in outputs])
+        if experts := [output.routed_experts for output in outputs if output.routed_experts is not None]:
+            last.routed_experts = np.concatenate(experts)
         last.num_nans_in_logits = max([output.num_nans_in_logits for output in outputs])
     return last
 
@@ -154,4 +154,8 @@ def _is_only_tokens(output: Any) -> bool:
         and output.pooling_output is None
         and output.kv_transfer_params is None
         and output.ec_transfer_params is None
+        and output.mm_cache_miss_hashes is None
+        and output.new_sampling_mask is None
+        and output.spec_decode_metrics is None
+        and output.prompt_token_id_logprobs is None
     )
