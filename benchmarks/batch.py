@@ -50,8 +50,6 @@ def main() -> None:
     ratios = [row.rise / row.part for row in rows]
     print(f"{tokens / 1e6:.1f} M tokens, {options.ranks} ranks")
     print(f"handed over in        {max(row.seconds for row in rows):.2f} s (goal 5)")
-    slowest, busiest = max(row.gathering for row in rows), max(row.gathering_processor for row in rows)
-    print(f"a column gathered in  {slowest:.2f} s, {busiest:.2f} s of a rank's processor")
     print(f"a rank's memory rises by {min(ratios):.2f} to {max(ratios):.2f} of its part (goal 1.5)")
     print(f"driver: assembled in  {found['assembled']:.2f} s")
     print(
@@ -67,9 +65,15 @@ class Received(NamedTuple):
     """Of its memory at the highest, bytes."""
     part: float
     """Bytes of what it needed."""
-    gathering: float
-    """Seconds until every rank has a column of the step's response tokens, of which each has measured its part (megatron/step.py)."""
-    gathering_processor: float
+
+
+class Alone(NamedTuple):
+    """A data-parallel copy of one rank."""
+
+    data_rank: int
+
+    def share(self, block: Any) -> None:
+        """There is nobody else."""
 
 
 def drive(directory: Path, options: argparse.Namespace) -> None:
@@ -97,7 +101,7 @@ async def _drive(directory: Path, listener: Any, options: argparse.Namespace) ->
 
     async def end(export: str) -> None: ...
 
-    await serve(listener, {"next": next, "part": part, "end": end}, lambda _: None)
+    await serve(listener, {"next": next, "part": part, "end": end}, {"heartbeat": lambda count: None})
     (directory / "driver.json").write_text(json.dumps(found | {"serving": lag.read()}))
 
 
@@ -159,18 +163,13 @@ def receive(directory: Path, options: argparse.Namespace) -> Received:
     """On a rank."""
     from rljob_trainer.collective import Ranks
     from rljob_trainer.driver.client import DriverClient
-    from rljob_trainer.megatron.batching import plan_step
+    from rljob_trainer.megatron.batching import Planner
     from rljob_trainer.scatter import Scatter
 
     layout, spec = Layout(options.ranks), spec_of(options)
     ranks = Ranks(600)
     driver = DriverClient.connect(directory / "driver.sock", directory / "error", 60) if ranks.is_first else None
-
-    def parts(columns: Any) -> list[list[int]]:
-        plan = plan_step(columns, spec, layout)
-        return [plan.rows(rank) for rank in range(layout.data)]
-
-    scatter = Scatter(ranks, driver, ranks.rank, parts)
+    scatter = Scatter(ranks, driver, Alone(ranks.rank), Planner(spec, layout).parts)
     answer = ranks.broadcast(driver.next() if driver else None)  # the first answer comes once the batch is assembled
     before, began = reset_peak(), time.monotonic()
     batch = scatter.receive(answer["batch"])
@@ -179,26 +178,9 @@ def receive(directory: Path, options: argparse.Namespace) -> Received:
     sizes = sum(segment.tokens.nbytes for t in batch.trajectories.values() for segment in t.segments)
     sampled = [segment.log_probs for t in batch.trajectories.values() for segment in t.sampled_segments]
     sizes += sum(log_probs.nbytes for log_probs in sampled if log_probs is not None)
-    gathering = gather(batch)
     if driver:
         driver.end("")
-    return Received(seconds, rise, sizes, *gathering)
-
-
-def gather(batch: Any) -> tuple[float, float]:
-    """Seconds, and those of this rank's processor."""
-    import torch
-    import torch.distributed as dist
-
-    began, used = time.monotonic(), time.process_time()
-    counts = batch.columns.response_length.tolist()
-    found = [torch.zeros(n) for n in counts]
-    for i, trajectory in batch.trajectories.items():
-        found[i] = torch.from_numpy(trajectory.response_log_probs.copy())
-    whole = torch.cat(found)
-    dist.all_reduce(whole)
-    whole.split(counts)
-    return time.monotonic() - began, time.process_time() - used
+    return Received(seconds, rise, sizes)
 
 
 def spec_of(options: argparse.Namespace) -> RLJobSpec:

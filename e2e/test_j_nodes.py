@@ -1,4 +1,5 @@
-"""A job is driven off its node three times: by a power cut, by `kubectl drain`, by a cut cable behind which it lives on. No step counts twice."""
+"""A job is driven off its node: by a power cut, by `kubectl drain`, by a cordon or a condition alone, by a cut cable behind which it lives on, and by
+ranks that are killed there twice. No step counts twice."""
 
 import json
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from e2e.job import Job
 from e2e.kube import wait_for
 from e2e.nodes import drain, home_and_away
 from e2e.prepare import WORKBENCH, read_file
+from e2e.test_b_trainer_failure import kill_rank_0
 from e2e.test_c_rollout_failure import open_weights
 from rljob_api import names, reasons
 from rljob_api.status import JobStatus
@@ -94,6 +96,48 @@ def test_a_drained_node_costs_no_step(lab: Lab, job: Job, nodes: tuple[str, str]
     assert status.lost_steps == before.lost_steps
 
 
+def leave(job: Job, before: JobStatus, there: str, why: str) -> JobStatus:
+    """The job has gone to `there` at the end of a step, because its node's owner wanted it to."""
+    status = wait_for_next_attempt(job, before)
+    assert places(job, status) == {there}
+    assert status.lost_steps == before.lost_steps
+    assert [(n.state, n.quarantine) for n in status.nodes if n.quarantine] == [("excluded", why)]
+    assert status.last_failure == before.last_failure, "it has not failed"
+    return status
+
+
+def test_a_cordoned_node_is_left_at_the_end_of_a_step(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
+    home, away = nodes
+    before = job.status()
+    assert places(job, before) == {away}
+    lab.kube.kubectl("cordon", away)
+    try:
+        leave(job, before, home, "cordoned")
+    finally:
+        lab.kube.kubectl("uncordon", away)
+
+
+def test_a_condition_that_says_a_gpu_is_broken_is_as_good_as_a_cordon(
+    lab: Lab, job: Job, nodes: tuple[str, str]
+) -> None:
+    home, away = nodes
+    before = job.status()
+    assert places(job, before) == {home}
+    set_condition(lab, home, "GpuXidError", "True")
+    try:
+        status = leave(job, before, away, "condition GpuXidError")
+        assert "EXCLUDED" in lab.kube.plugin("status", NAME)
+    finally:
+        set_condition(lab, home, "GpuXidError", "False")
+    assert job.wait_for_step(status.progress.step + 3).attempt == status.attempt
+
+
+def set_condition(lab: Lab, node: str, kind: str, status: str) -> None:
+    """As a health monitor does."""
+    patch = {"status": {"conditions": [{"type": kind, "status": status, "reason": "e2e", "message": "set by a test"}]}}
+    lab.kube.kubectl("patch", "node", node, "--subresource=status", "--type=strategic", "-p", json.dumps(patch))
+
+
 def test_an_attempt_that_lives_on_behind_a_cut_cable_is_fenced_out(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
     """It reaches its own rollout and the volume, not the API server, and does not know that another attempt has begun."""
     home, away = nodes
@@ -122,3 +166,34 @@ def test_an_attempt_that_lives_on_behind_a_cut_cable_is_fenced_out(lab: Lab, job
 def logs_of_attempt(lab: Lab, number: int) -> str:
     """Of its ranks and driver, from the volume."""
     return lab.kube.execute(WORKBENCH, "sh", "-c", f"cat {names.log_dir(Path(f'/data/runs/{NAME}'), number)}/*")
+
+
+def test_a_node_on_which_ranks_are_killed_twice_is_avoided(lab: Lab, job: Job, nodes: tuple[str, str]) -> None:
+    home, away = nodes
+    job.delete()  # there is no capacity for two
+    lab.kube.kubectl("cordon", home)
+    bad = lab.start(
+        "bad-node",
+        train={"steps": 100_000},
+        rollout={"replicas": 1},
+        evaluation={"everySteps": 0},
+        checkpoint={"path": "/data/runs/bad-node", "everySteps": 3},
+        lifecycle={"backoffSeconds": 1},
+    )
+    try:
+        bad.wait_for_step(1, timeout=400)
+        lab.kube.kubectl("uncordon", home)
+        assert places(bad, bad.status()) == {away}
+        for attempt in (1, 2):
+            kill_rank_0(lab, bad, attempt=attempt, step=1)
+            bad.wait(
+                f"the end of attempt {attempt}",
+                lambda s, a=attempt: s.last_failure and s.last_failure.attempt == a,
+                120,
+            )
+        status = bad.wait("attempt 3", lambda s: s.progress.attempt == 3 and s.state == "Running", 300)
+        assert places(bad, status) == {home}
+        assert [(n.node, n.state, len(n.failures)) for n in status.nodes] == [(away, "excluded", 2)]
+    finally:
+        bad.delete()
+        lab.kube.kubectl("uncordon", home)

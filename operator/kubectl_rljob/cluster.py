@@ -18,12 +18,14 @@ from yaml import YAMLError
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from rljob_api import names
+from rljob_api import json_text, names
 from rljob_api.job_policy import JobPolicy
 
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
 CONNECT_RETRIES = 1
+PAGE = 500
+"""Objects in one page of a list of the whole cluster."""
 JOBS = f"/apis/{names.API_VERSION}"
 
 Query = dict[str, str]
@@ -120,9 +122,15 @@ class Cluster:
         except (KeyError, ValidationError) as error:
             raise UserError(f"{what}: cannot be read by this release of the plugin") from error
 
-    def everything(self, plural: str) -> list[dict[str, Any]]:
-        """All objects of a core kind in all namespaces, from the server's cache."""
-        return self._items(f"/api/v1/{plural}", {"resourceVersion": "0"}, what=f"{plural} of the cluster")
+    def everything(self, plural: str, fields: str = "") -> Iterator[dict[str, Any]]:
+        """Objects of a core kind in all namespaces, in pages, so that neither side holds all of them. `fields`: a field selector."""
+        query = {"limit": str(PAGE)} | ({"fieldSelector": fields} if fields else {})
+        while True:
+            answer = self._list(f"/api/v1/{plural}", query, what=f"{plural} of the cluster")
+            yield from answer["items"] or []
+            if not (more := answer.get("metadata", {}).get("continue")):
+                return
+            query["continue"] = more
 
     def log(self, job: Job, pod: str, query: Query) -> Iterator[bytes]:
         """The log as it comes. With follow there is no read timeout: silence is normal."""
@@ -151,17 +159,20 @@ class Cluster:
 
     def _items(self, path: str, query: Query | None = None, *, what: str) -> list[dict[str, Any]]:
         """Those of a list. Go writes one that holds nothing as null, too."""
+        return self._list(path, query, what=what)["items"] or []
+
+    def _list(self, path: str, query: Query | None, *, what: str) -> dict[str, Any]:
         answer = self._json("GET", path, query, what=what)
         if "items" not in answer:
             raise UserError(f"{what}: the answer is not a list", "kubectl cluster-info")
-        return answer["items"] or []
+        return answer
 
     def _json(
         self, method: str, path: str, query: Query | None = None, body: Any = None, *, what: str
     ) -> dict[str, Any]:
         response = self._send(method, path, query or {}, body, what=what)
         try:
-            answer = json.loads(response.read())
+            answer = json_text.loads(response.read())
         except HTTPError as error:
             raise UserError(f"{what}: the connection was lost: {error}", transient=True) from error
         except ValueError as error:

@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 
 from pydantic.alias_generators import to_camel
 
+from kubectl_rljob import fitting
 from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_api.manifest import Manifest
 from rljob_api.sizing.devices import Device, smallest
-from rljob_api.sizing.host import HostMemory, host_memory
+from rljob_api.sizing.host import HostMemory, host_memory, memory_limit
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import (
     CacheMemory,
@@ -25,10 +26,12 @@ from rljob_api.sizing.memory import (
     trainer_memory,
 )
 from rljob_api.sizing.shape import NOMINAL, Shape
+from rljob_api.sizing.volume import VolumeSpace, volume_space
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
 from rljob_api.validation import Violation
 from rljob_api.validation.adapters import beginning_violations
+from rljob_api.validation.paths import outside_volumes
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
@@ -91,7 +94,7 @@ class Plan:
         """`adapters`: the adapter_config.json of those to begin from, if it was given."""
         admitted = policy.admit(manifest.spec, manifest.name, model)
         unfit = beginning_violations(admitted.result.spec, model, adapters)
-        violations = (*manifest.ambiguous, *admitted.result.violations, *unfit)
+        violations = (*manifest.problems, *admitted.result.violations, *unfit)
         return Plan(manifest.name, admitted.result.spec, model, others, violations, admitted.taken, unread, device)
 
     def on_gpu_of(self, nodes: Iterable[Mapping[str, Any]]) -> "Plan":
@@ -139,7 +142,35 @@ class Plan:
         counted = self._counted()
         if counted is None or counted[0].supervised:
             return None
-        return cache_memory(*counted, self.device.bytes if self.device else 0.0)
+        found = cache_memory(*counted, self.device.bytes if self.device else 0.0)
+        return found if self.device else replace(found, there=0.0)
+
+    def volume(self) -> VolumeSpace | None:
+        """What checkpoints and exports take, where the model is known."""
+        shape = Shape.of(self.model) if self.model else None
+        return volume_space(self.spec, shape) if shape and self.spec and not self.violations else None
+
+    def outside(self) -> dict[str, str]:
+        """Fields whose paths are on none of the job's volumes."""
+        return outside_volumes(self.spec) if self.spec else {}
+
+    def misfits(self) -> list[Violation]:
+        """Why the job does not fit, as far as its model and GPU are known."""
+        if (counted := self._counted()) is None:
+            return []
+        spec, shape = counted
+        host = fitting.of_hosts(host_memory(spec, shape), memory_limit(spec))
+        if not self.device:
+            return [*host]
+        gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
+        cache = self.cache()
+        servers = ({names.ROLE_ROLLOUT: cache.there} if cache else {}) | self.pool_caches()
+        return [
+            *fitting.of_trainer(self.phases(), self.device),
+            *fitting.of_gangs(spec, gangs, self.device),
+            *fitting.of_servers(spec, servers, self.device),
+            *host,
+        ]
 
     def _counted(self) -> tuple[RLJobSpec, Shape] | None:
         """The spec and the model that memory is estimated from; None when there is nothing to estimate."""
@@ -150,7 +181,10 @@ class Plan:
 
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
-        out: dict[str, Any] = {"name": self.name, "violations": [asdict(v) for v in self.violations]}
+        out: dict[str, Any] = {
+            "name": self.name,
+            "violations": [asdict(v) for v in (*self.violations, *self.misfits())],
+        }
         out["defaults"] = {"skipped": self.unread} if self.unread else self.taken
         if self.spec is not None and not self.violations:
             amounts = Amounts.of(self.spec)
@@ -174,6 +208,10 @@ class Plan:
                 out["kvCache"] = _rounded(asdict(cache))
             if caches := self.pool_caches():
                 out["poolKvCache"] = _rounded(caches)
+            if volume := self.volume():
+                out["volume"] = _rounded(asdict(volume) | {"total": volume.total})
+            if outside := self.outside():
+                out["outsideVolumes"] = outside
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]
         return out
 

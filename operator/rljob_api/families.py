@@ -1,7 +1,7 @@
 """The families of models that a job can train, and what is proven for each. Validation, sizing and docs/models.md use this table, and the tests
 iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,16 +152,22 @@ FAMILIES = {
 }
 
 
+def family_of(config: Mapping[str, Any]) -> Family | None:
+    """Of a config.json; None: its model_type is no family's, or no text."""
+    kind = config.get("model_type")
+    return FAMILIES.get(kind) if isinstance(kind, str) else None
+
+
 def targets_of(targets: Sequence[str] | None, config: dict[str, Any]) -> tuple[str, ...]:
     """Matrices that get adapters in the model of a config.json. `targets` None: all that its family has adapters for."""
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     return tuple(targets) if targets else (family.adapters if family and family.adapters else ADAPTED)
 
 
 def language_of(config: dict[str, Any]) -> dict[str, Any]:
     """A config.json with what it says of its language model at the top, where that of a model with a vision tower may be in a section of its own."""
     kept = {key: config[key] for key in ("model_type", "tie_word_embeddings") if key in config}
-    return config | config.get("text_config", {}) | kept
+    return config | (config.get("text_config") or {}) | kept
 
 
 def has_latent_attention(config: dict[str, Any]) -> bool:
@@ -173,6 +179,6 @@ def rope_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The rope type of a config.json and its numbers, under the names before and since transformers 5; of the layers that see everything, where
     others have numbers of their own. `mrope` in the files of models that read images is the default of three positions."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    rope = rope.get("full_attention", rope)
+    rope = rope.get("full_attention") or rope
     kind = rope.get("rope_type") or rope.get("type") or "default"
     return "default" if kind == "mrope" else kind, rope

@@ -7,7 +7,16 @@ from pydantic import Field
 
 from rljob_api.base import Model
 from rljob_api.merging import Completed, merged
-from rljob_api.spec.common import EnvVar, Image, Verbatim, Volume
+from rljob_api.spec.common import (
+    Environment,
+    EnvironmentSources,
+    Image,
+    ObjectName,
+    PullSecrets,
+    Texts,
+    Tolerations,
+    Volumes,
+)
 from rljob_api.spec.job import LabelKey, SchedulingSpec
 
 TAKE_LEVELS = ("builtin", "kueue")
@@ -24,13 +33,13 @@ class SchedulingDefaults(Model):
 class TemplateDefaults(Model):
     """Defaults of the `template` of every role."""
 
-    tolerations: list[Verbatim] | None = None
+    tolerations: Tolerations | None = None
     """Kubernetes tolerations, for roles that have none of their own."""
-    labels: dict[str, str] | None = None
+    labels: Texts | None = None
     """Further labels of pods."""
-    annotations: dict[str, str] | None = None
+    annotations: Texts | None = None
     """Further annotations of pods."""
-    priority_class_name: str | None = None
+    priority_class_name: ObjectName | None = None
     """Name of a Kubernetes PriorityClass, for roles that have none of their own."""
 
 
@@ -40,13 +49,13 @@ class JobDefaults(Model):
 
     image: Image | None = None
     """Image of trainer and rollout pods."""
-    image_pull_secrets: list[Verbatim] | None = None
+    image_pull_secrets: PullSecrets | None = None
     """Secrets with which the image is pulled: `{name: NAME}`. They have to exist in the namespaces of jobs."""
-    env: list[EnvVar] | None = None
+    env: Environment | None = None
     """Environment variables of all containers. No secrets: every user of the cluster can read them here."""
-    env_from: list[Verbatim] | None = None
+    env_from: EnvironmentSources | None = None
     """Kubernetes `envFrom` sources of all containers."""
-    volumes: list[Volume] | None = None
+    volumes: Volumes | None = None
     """Volumes of all pods. What they refer to has to exist in the namespaces of jobs."""
     scheduling: SchedulingDefaults = SchedulingDefaults()
     """Placement of the pods on nodes."""

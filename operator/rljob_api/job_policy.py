@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.job_defaults import JobDefaults
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import MOST_PODS
 from rljob_api.spec.pod_security import MAX_ID, Id, PodSecurity
 from rljob_api.validation import ValidationResult, Violation, validate
+from rljob_api.validation.scheduling import size_violations
 
 IMAGE_USER = PodSecurity(
     run_as_user=names.USER_ID,
@@ -39,14 +44,17 @@ class Limits(Model):
 
 
 class JobPolicy(Model):
-    """The values under `jobs` of the chart that are about the specs of jobs."""
+    """The values under `jobs` of the chart: defaults and limits of the specs of jobs, and which nodes jobs leave."""
 
     pod_security: PodSecurity = IMAGE_USER
     """A field that it leaves open is left out of the pods, so that the platform chooses, as OpenShift does."""
     runtime_class_name: str = ""
     """RuntimeClass of jobs that choose none; empty: the default of the nodes."""
+    max_pods: Annotated[int, Field(ge=1, le=MOST_PODS)] = MOST_PODS
+    """Pods that a job may have, in all its roles."""
     limits: Limits = Limits()
     defaults: JobDefaults = JobDefaults()
+    leave_nodes: LeaveNodes = LeaveNodes()
 
     def admit(self, spec: Mapping[str, Any], name: str, model_config: dict[str, Any] | None = None) -> "Admitted":
         """Validates a raw spec, with the defaults for fields that it leaves open, and with a violation for each limit that it exceeds. The arguments
@@ -75,6 +83,8 @@ class JobPolicy(Model):
         if runtime and allowed and runtime not in allowed:
             rule = f"the administrator allows {', '.join(allowed)}"
             yield Violation("spec.runtimeClassName", runtime, rule, f"choose one of them, {ASK}")
+        if self.max_pods < MOST_PODS:
+            yield from size_violations(spec, self.max_pods, "the administrator allows", f"lower it, {ASK}")
 
 
 DEFAULT_POLICY = JobPolicy()

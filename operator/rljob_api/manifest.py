@@ -11,6 +11,7 @@ from rljob_api.kubernetes_yaml import Document, documents
 from rljob_api.overrides import Override, applied
 from rljob_api.type_errors import as_written, path_of
 from rljob_api.validation import ValidationResult, Violation, validate
+from rljob_api.validation.pod_fields import annotation_violations, label_violations
 
 HINTS = {
     "expected <block end>": "indent the line as its neighbours",
@@ -32,13 +33,13 @@ class Manifest:
     namespace: str
     """Empty: not given."""
     spec: dict[str, Any]
-    ambiguous: tuple[Violation, ...] = ()
-    """Keys that the text has twice."""
+    problems: tuple[Violation, ...] = ()
+    """What is wrong around the spec: keys that the text has twice, and metadata that the API server refuses."""
 
     def validate(self, model_config: dict[str, Any] | None = None) -> ValidationResult:
-        """The result of `validation.validate`, with a violation for each key that the text has twice."""
+        """The result of `validation.validate`, with the violations around the spec."""
         result = validate(self.spec, self.name, model_config)
-        return replace(result, violations=(*self.ambiguous, *result.violations))
+        return replace(result, violations=(*self.problems, *result.violations))
 
 
 def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
@@ -86,7 +87,21 @@ def _manifest(document: Document) -> Manifest:
         raise ManifestError(f"metadata.name = {as_written(metadata['name'])}: must be a text")
     if not isinstance(spec, dict):
         raise ManifestError("spec is missing or not an object; see `kubectl explain rljob.spec`")
-    return Manifest(metadata["name"], str(metadata.get("namespace") or ""), spec, tuple(_ambiguous(document)))
+    problems = (*_ambiguous(document), *_metadata_violations(metadata))
+    return Manifest(metadata["name"], str(metadata.get("namespace") or ""), spec, problems)
+
+
+def _metadata_violations(metadata: dict[str, Any]) -> Iterator[Violation]:
+    """Labels and annotations, of which `kubectl apply` would say only that they cannot be decoded."""
+    for kind, rules in (("labels", label_violations), ("annotations", annotation_violations)):
+        at, given = f"metadata.{kind}", metadata.get(kind)
+        if not isinstance(given, dict | None):
+            yield Violation(at, as_written(given), "must be an object with a text for each key", "write {KEY: VALUE}")
+            continue
+        entries = {str(key): value for key, value in (given or {}).items()}
+        for key in (key for key, value in entries.items() if not isinstance(value, str)):
+            yield Violation(f"{at}.{key}", as_written(entries[key]), "must be a text", "put it in quotes")
+        yield from rules(at, {key: value for key, value in entries.items() if isinstance(value, str)})
 
 
 def _ambiguous(document: Document) -> Iterator[Violation]:
@@ -101,5 +116,5 @@ def _with_namesakes(manifests: list[Manifest]) -> Iterator[Manifest]:
     seen = set()
     for m in manifests:
         namesake = Violation("metadata.name", m.name, "another job of the file has this name", "rename one of them")
-        yield replace(m, ambiguous=(*m.ambiguous, namesake)) if (m.namespace, m.name) in seen else m
+        yield replace(m, problems=(*m.problems, namesake)) if (m.namespace, m.name) in seen else m
         seen.add((m.namespace, m.name))

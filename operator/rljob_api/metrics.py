@@ -91,6 +91,7 @@ METRICS: dict[str, str] = {
     "data/duplicates": "Training prompts that repeat the text, answer and data source of an earlier row. They are kept.",
     "data/cut": "Conversations that were cut behind a turn to fit into maxTokens (`overlong: cut`), of the rows read so far.",
     "data/no_assistant": "Rows left out so far because they have no turn of the assistant to learn.",
+    "data/masked": "Rows left out so far because marks such as `weight: 0` leave no turn to learn.",
     "data/empty": "Rows left out so far because there is no text to learn.",
     "data/equal_pair": "Pairs left out so far because both answers are the same.",
     "time/data": "Seconds that the ranks waited for the step's batch of examples.",

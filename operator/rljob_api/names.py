@@ -73,9 +73,9 @@ ENV_ATTEMPT = "RLJOB_ATTEMPT"
 RESERVED_ENV_PREFIXES = ("RLJOB_", "PET_", "TORCHELASTIC_", "KUBERNETES_SERVICE_")
 RESERVED_ENV = (
     *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    *("PATH", "PYTHONPATH", "PYTHONHOME"),
+    *("PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD", "LD_AUDIT"),
 )
-"""Variables that torchrun sets, and by which the images find python and their packages."""
+"""Variables that torchrun sets, by which the images find python and their packages, and which put other code into every process."""
 
 # Ports
 ROLLOUT_PORT = 8000

@@ -44,6 +44,8 @@ class Member(Wire):
     """Node rank of the pod in its gang."""
     address: str
     """Pod IP."""
+    node: str = ""
+    """Name of the node that the pod is on."""
     role: str = names.ROLE_TRAINER
     """Whose gang it belongs to: `trainer`, `critic`, `reference`, or `reward` with the place in spec.rewards."""
 
@@ -71,6 +73,8 @@ class Resume(Wire):
     policy: Literal["auto", "required", "never"]
     step: int | None = None
     """A complete checkpoint to go back to; later ones leave the lineage. None: the newest of the lineage."""
+    saved: int | None = None
+    """Step of the newest checkpoint that the job reported before this attempt. If none is left, the attempt fails instead of starting over."""
 
 
 class Control(Wire):
@@ -106,9 +110,9 @@ class Control(Wire):
 class Failure(Wire):
     """Why a process ended an attempt."""
 
-    kind: Literal["application", "configuration", "collective", "killed"]
+    kind: Literal["application", "configuration", "collective", "killed", "full"]
     """Kind of the failure. `application`: an exception; `configuration`: a mistake that the user has to fix, so that a restart cannot help;
-    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal."""
+    `collective`: another rank was lost, and the cause is there; `killed`: a process was ended by a signal; `full`: a volume has no space left."""
     rank: Count | None = None
     """Global rank of the process that failed; unset: it has none."""
     exception: Text = ""
@@ -154,6 +158,8 @@ class RolloutState(Wire):
     """Step of the policy that it serves; None: it has none of this attempt's yet."""
     unauthorized: bool = False
     """Whether it refuses the job's token (401), because trainer and rollout hold different ones."""
+    quarantine: Line = ""
+    """Why it is left out of publications for a while: it answers, but failed several in a row. Empty: it is not left out."""
 
 
 class Point(Wire):
@@ -218,6 +224,8 @@ class Progress(Wire):
     """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
     loading: Annotated[list[Line], Field(max_length=64)] = []
     """Roles on ranks of their own that have not loaded their models yet, while the trainer has and waits for them."""
+    awaiting: Line = ""
+    """What the job waits for, when nothing has moved for 10 s: `syncing: waiting for demo-rollout-0 to receive weights`."""
     heartbeat: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Advances with every piece of progress: a sample, a micro-batch, a bucket, a file."""
     step: Count = 0
@@ -243,6 +251,8 @@ class Progress(Wire):
     """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     backend: Line = ""
     """Layers and kernels that are in use."""
+    warnings: Annotated[list[Line], Field(max_length=16)] = []
+    """What a user should know of a run that goes on."""
 
 
 class Report(Wire):

@@ -9,7 +9,10 @@ SUFFIXES = {
     "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18),
     "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
-NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([A-Za-z]*)")
+NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([A-Za-z]*)")
+
+LONGEST = 64
+"""Characters of a quantity, at most: the time to read a number grows with the square of its digits."""
 
 Resources = dict[str, int]
 """Thousandths by resource name."""
@@ -17,10 +20,23 @@ Resources = dict[str, int]
 
 def parse(text: object) -> int:
     """A quantity in thousandths, rounded up. Raises ValueError for what is none."""
-    found = NUMBER.fullmatch(str(text).strip())
+    return math.ceil(_value(text) * 1000)
+
+
+def same(one: object, other: object) -> bool:
+    """Whether both are the same quantity, in whatever form it is written: `0.5` and `500m`."""
+    try:
+        return _value(one) == _value(other)
+    except ValueError:
+        return False
+
+
+def _value(text: object) -> Decimal:
+    written = str(text).strip()
+    found = NUMBER.fullmatch(written) if len(written) <= LONGEST else None
     if not found or found[2] not in SUFFIXES:
-        raise ValueError(f"{text!r} is no Kubernetes quantity")
-    return math.ceil(Decimal(found[1]) * SUFFIXES[found[2]] * 1000)
+        raise ValueError(f"{written[:LONGEST]!r} is no Kubernetes quantity")
+    return Decimal(found[1]) * SUFFIXES[found[2]]
 
 
 def show(thousandths: int) -> str:

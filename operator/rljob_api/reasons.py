@@ -7,6 +7,8 @@ SPEC_POSTPONED = "SpecPostponed"  # event: a spec that changed during an attempt
 CHILD_CONFLICT = "ChildConflict"  # an object with a child's name exists and is not this job's; it is left alone
 CHILD_REFUSED = "ChildRefused"  # the API server refuses a child of the job; the message has the field and the rule
 
+FOREIGN_STATUS = "ForeignStatus"  # event: somebody else writes the status, for example a second installation that serves the same namespace
+
 # What a job waits for
 PODS_PENDING = "PodsPending"  # trainer pods do not exist, are not scheduled, or have not reported yet
 BACKING_OFF = "BackingOff"  # the pause before a counted restart
@@ -24,6 +26,18 @@ NOT_BOUND = (
 )
 UNSCHEDULABLE = "Unschedulable"  # no node takes a pod, for example because its claim does not exist; also the event
 
+STRANDED = (
+    "Stranded"  # pods held nodes for strandedSeconds although others had none, so they are released; also the event
+)
+
+# Nodes
+NODES_SOUND = "NodesSound"  # no pod is on a node that the job should leave
+NODE_EXCLUDED = (
+    "NodeExcluded"  # the job avoids a node that failures point at or that its owner wants to be left; also the event
+)
+NODE_NEEDED = "NodeNeeded"  # the job uses such a node, since no others have capacity for the whole gang; also the event
+LEAVING_NODE = "LeavingNode"  # the attempt drains, because a node's owner wants it to be left and others have capacity
+
 # Rollouts
 ENOUGH_ROLLOUTS = "EnoughRollouts"  # at least minReplicas rollouts answer
 TOO_FEW_ROLLOUTS = "TooFewRollouts"  # fewer than minReplicas rollouts answer
@@ -34,10 +48,11 @@ ROLLOUT_FAILED = (
 )
 
 # Checkpoints
-CHECKPOINT_SAVED = "CheckpointSaved"  # a complete checkpoint is known; also the event for each new one
-CHECKPOINT_MISSING = (
-    "CheckpointMissing"  # event: an attempt started from an earlier step, because the newest known checkpoint is gone
+TRAINER_WARNED = (
+    "TrainerWarned"  # event: the trainer warns of something and continues, such as rewards from which nothing is learnt
 )
+CHECKPOINT_SAVED = "CheckpointSaved"  # a complete checkpoint is known; also the event for each new one
+CHECKPOINT_MISSING = "CheckpointMissing"  # event: an attempt started from an earlier checkpoint, because the newest known checkpoint is gone
 NO_CHECKPOINT = "NoCheckpoint"  # no complete checkpoint yet
 
 # Suspension and requests
@@ -62,28 +77,42 @@ POD_DELETING = "PodDeleting"  # a member's pod is being deleted, so the gang dra
 APPLICATION_FAILED = "ApplicationFailed"
 PROCESS_KILLED = "ProcessKilled"
 CONTAINER_RESTARTED = "ContainerRestarted"
+OUT_OF_MEMORY = "OutOfMemory"
 COLLECTIVE_FAILED = "CollectiveFailed"
 NO_PROGRESS = "NoProgress"
+VOLUME_FULL = "VolumeFull"  # also the condition Stalled
 POD_DELETED = "PodDeleted"
+POD_FAILED = "PodFailed"
 POD_DISRUPTED = "PodDisrupted"
+POD_STUCK = "PodStuck"  # also the condition Stalled, and the event
 NODE_LOST = "NodeLost"
 CONFIGURATION_ERROR = "ConfigurationError"
 
 MEANING = {
     APPLICATION_FAILED: "a process raised an exception",
     PROCESS_KILLED: "a process was killed by a signal, for an unknown cause",
-    CONTAINER_RESTARTED: "a member's launcher died in its pod, for example out of memory",
+    CONTAINER_RESTARTED: "a member's launcher died in its pod",
+    OUT_OF_MEMORY: "the kernel killed processes of a member's container, since it ran out of host memory",
     COLLECTIVE_FAILED: "ranks lost each other and no process names another cause",
     NO_PROGRESS: "the heartbeat did not advance for stallTimeoutSeconds",
+    POD_FAILED: "the kubelet failed a member's pod, for example because it used too much of its node's storage",
+    VOLUME_FULL: "a volume had no space left",
     POD_DELETED: "somebody deleted a member's pod",
     POD_DISRUPTED: "a member's pod was evicted, preempted or given up by its kubelet",
+    POD_STUCK: "a member's pod was deleted and still runs nodeLossSeconds after its grace period",
     NODE_LOST: "a member's node was unreachable for nodeLossSeconds",
     CONFIGURATION_ERROR: "a process found a mistake in the spec, the data or the files that it names",
 }
-COUNTED = frozenset({APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS})
+COUNTED = frozenset(
+    {APPLICATION_FAILED, PROCESS_KILLED, CONTAINER_RESTARTED, COLLECTIVE_FAILED, NO_PROGRESS, OUT_OF_MEMORY, POD_FAILED}
+)
 """Count against maxRestarts."""
-NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, NODE_LOST})
+CONTAINER_ENDED = frozenset({CONTAINER_RESTARTED, OUT_OF_MEMORY})
+"""The member's container ended, and its pod starts another one."""
+NOT_COUNTED = frozenset({POD_DELETED, POD_DISRUPTED, POD_STUCK, NODE_LOST, VOLUME_FULL})
 """Cost a restart that does not count. A ConfigurationError, the rest of MEANING, cannot be fixed by a restart: the job fails at once."""
+DELAYED = frozenset({VOLUME_FULL})
+"""Those of NOT_COUNTED that cost a back-off even the first time, since they last until somebody does something."""
 FAILURES = frozenset(MEANING)
 
 # Outcomes

@@ -12,6 +12,7 @@ State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "S
 ConditionType = Literal[
     "Admitted",
     "Placed",
+    "NodesSound",
     "TrainerReady",
     "RolloutsReady",
     "Reconciling",
@@ -53,6 +54,8 @@ class Attempt(Wire):
     """The pods that run the attempt: the trainer's, and those of gangs of other models."""
     resume_step: int | None = None
     """Step of the checkpoint that a request resumes from; unset: the newest."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint that the job had when the attempt was opened; unset: it had none."""
     generation: int = 0
     """Generation of the spec that the attempt runs."""
     started_at: str = ""
@@ -83,8 +86,11 @@ class Restarts(Wire):
     """How often another attempt followed one that did not finish, for whatever reason."""
     counted: int = 0
     """Failures in a row that count against `lifecycle.maxRestarts`. An attempt that has done three steps and saved a checkpoint resets them."""
+    uncounted: int = 0
+    """Other restarts in a row, which nobody requested: after deleted, disrupted and lost pods. They do not end the job; from the second one on, each
+    waits longer. What resets `counted` resets them."""
     not_before: str = ""
-    """When the next attempt may start at the earliest: the end of the delay before a counted restart."""
+    """When the next attempt may start at the earliest: the end of the delay before a restart."""
 
 
 class Override(Wire):
@@ -136,6 +142,8 @@ class ProgressStatus(Wire):
     """Step of the checkpoint that the attempt started from; 0: the model itself; unset: it has not chosen one yet."""
     backend: str = ""
     """Layers and kernels that the trainer uses."""
+    warnings: list[str] = []
+    """What the trainer warns of while it continues, such as rewards from which nothing is learnt."""
     updated_at: str = ""
     """When the trainer last reported progress."""
 
@@ -160,6 +168,21 @@ class LastFailure(Wire):
     """When the operator recorded the failure."""
 
 
+class StuckPod(Wire):
+    """A pod that was deleted and does not end, although its node answers."""
+
+    pod: str
+    """Name of the pod."""
+    uid: str
+    """UID of the pod."""
+    node: str = ""
+    """Node that it is on; empty: none."""
+    since: str = ""
+    """When its grace period ended."""
+    why: str = ""
+    """What keeps it, and what to do, as a sentence about the pod."""
+
+
 class PodAssignment(Wire):
     """A pod's node, chosen by the `builtin` backend."""
 
@@ -180,6 +203,26 @@ class Exclusion(Wire):
     """When the node may be used again."""
     cause: str = ""
     """Why the node refused the pod, as the cluster's scheduler says it."""
+
+
+class NodeStatus(Wire):
+    """A node that failures of this job point at, or that its owner wants to be left."""
+
+    node: str
+    """Name of the node."""
+    state: Literal["suspect", "excluded", "needed"] = "suspect"
+    """`excluded`: the job's pods go to other nodes; `needed`: they should, but no other nodes have capacity for the whole gang, so this one is used;
+    `suspect`: fewer failures than `scheduling.excludeAfterFailures` point at it, or the operator has not compared capacities yet."""
+    failures: list[str] = []
+    """Failures that point at the node: `attempt 3`, or the uid of a pod."""
+    cause: str = ""
+    """The last of these failures, in one sentence."""
+    until: str = ""
+    """When the failures are forgotten, and with them the exclusion; empty: there are none."""
+    quarantine: str = ""
+    """Why its owner wants it to be left, for example `cordoned`; empty: its owner does not. See `jobs.leaveNodes` of the chart."""
+    retry_at: str = ""
+    """When the job tries other nodes again, after its scheduler took none of its pods there; empty: as soon as they have capacity."""
 
 
 class Crossing(Wire):
@@ -259,6 +302,11 @@ class JobStatus(Wire):
     """Whether the children are deleted, because `lifecycle.ttlSecondsAfterFinished` has passed."""
     pending_since: str = ""
     """When the job began to wait for the pods of its first attempt, or of the first after a resume; empty: it does not wait."""
+    stranded_since: str = ""
+    """Since when pods hold nodes although others have none, so that no attempt can run, held against `lifecycle.strandedSeconds`; empty: that is not
+    so."""
+    released_until: str = ""
+    """Until when a job that was stranded has no pods. Only with a scheduler that would start some of them again at once; empty: it has its pods."""
     active_seconds: float = 0.0
     """Total run time of attempts that have ended, in seconds, held against `lifecycle.activeDeadlineSeconds`."""
     suspended: bool = False
@@ -274,7 +322,12 @@ class JobStatus(Wire):
     last_failure: LastFailure | None = None
     """The last failed attempt, with its root cause."""
     last_rollout_failure: RolloutFailure | None = None
-    """The last failure of a rollout server, or of a pool's."""
+    """The last failure of a rollout server, or of a pool's, that the operator has seen."""
+    server_failures: dict[str, str] = {}
+    """By pod of a rollout or of a pool, a digest of the failure of its server that was recorded last. So each failure is recorded once, whatever the
+    clocks of the pods say."""
+    stuck_pods: list[StuckPod] = []
+    """Pods that were deleted and do not end. The first eight, by name."""
     lost_steps: int = 0
     """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""
@@ -293,6 +346,8 @@ class JobStatus(Wire):
     """Complete checkpoints of the job."""
     placement: PlacementStatus | None = None
     """Nodes of the pods, with `scheduling.backend: builtin`; unset while the job needs no pods."""
+    nodes: list[NodeStatus] = []
+    """Nodes that failures of this job point at, or that their owner wants to be left, with what the job does about each."""
     conditions: list[Condition] = []
     """Conditions, for people and for `kubectl wait`."""
 

@@ -15,4 +15,4 @@ def plain(text: str) -> str:
 
 def one_line(text: str) -> str:
     """The text without control characters, with a space in place of each run of white space that contains a line end or a tab."""
-    return re.sub(r" *[\n\t][ \n\t]*", " ", plain(text)).strip()
+    return re.sub(r"(?<! ) *[\n\t][ \n\t]*", " ", plain(text)).strip()

@@ -1,6 +1,5 @@
 """Errors of pydantic as messages for users: which rule is broken, and what to write instead."""
 
-import difflib
 import json
 import math
 import re
@@ -8,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
+
+from rljob_api.nearest import nearest
 
 LONGEST, QUOTE = 80, "'"
 """Longest value in a message, in characters; the quotes that pydantic puts around names."""
@@ -36,14 +37,14 @@ def path_of(location: Iterable[str | int]) -> str:
     return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location).lstrip(".")
 
 
-def problems(error: ValidationError) -> list[TypeProblem]:
-    """All errors, in the order of the fields."""
-    return [_problem(found["type"], found) for found in error.errors(include_url=False)]
+def problems(error: ValidationError, most: int | None = None) -> list[TypeProblem]:
+    """Errors in the order of the fields, `most` of them at most; None: all."""
+    return [_problem(found["type"], found) for found in error.errors(include_url=False)[:most]]
 
 
 def first_problem(error: ValidationError) -> str:
     """Field and rule of the first error, without the value: for objects that rljob writes, not users."""
-    first = problems(error)[0]
+    (first,) = problems(error, 1)
     return f"{first.path[:200]}: {first.rule}" if first.path else first.rule
 
 
@@ -51,7 +52,9 @@ def as_written(value: object) -> str:
     """A value as YAML, on one line, shortened to LONGEST characters."""
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    text, parts = "", json.JSONEncoder(ensure_ascii=False, default=str).iterencode(value)
+    while len(text) <= LONGEST and (part := next(parts, "")):
+        text += part
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
@@ -69,10 +72,10 @@ Say = Callable[[Any, Mapping[str, Any]], Sentence]
 
 
 def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
-    written = _number(value)
-    if written is None:
+    written = float(_number(value) or math.nan)
+    if not math.isfinite(written):
         return "must be a whole number", "write a whole number"
-    near = {f"{rounded(float(written)):.0f}": None for rounded in (math.floor, math.ceil)}
+    near = {f"{rounded(written):.0f}": None for rounded in (math.floor, math.ceil)}
     return "must be a whole number", f"write {' or '.join(near)}"
 
 
@@ -83,8 +86,8 @@ def _any_number(value: Any, _: Mapping[str, Any]) -> Sentence:
 
 def _number(value: Any) -> str | None:
     """A finite number, also inside quotes."""
-    text = str(value).strip()
-    return text if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,2})?", text) else None
+    text = "" if isinstance(value, str) and len(value) > LONGEST else str(value).strip()
+    return text if re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,2})?", text) else None
 
 
 def _truth(value: Any, _: Mapping[str, Any]) -> Sentence:
@@ -107,9 +110,9 @@ def _choice(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     expected = ctx.get("expected") or ctx["expected_tags"]
     among = re.split(r", | or ", expected.replace(QUOTE, ""))
     lower = {name.lower(): name for name in among}
-    near = difflib.get_close_matches(str(value).lower(), lower, n=1)
+    near = nearest(value.lower(), lower) if isinstance(value, str) else None
     rule = f"must be {among[0]}" if len(among) == 1 else f"must be one of {', '.join(among)}"
-    return rule, f"did you mean {lower[near[0]]}?" if near else "choose one of them"
+    return rule, f"did you mean {lower[near]}?" if near else "choose one of them"
 
 
 def _bound(name: str, rule: str, fix: str) -> Say:

@@ -1,11 +1,10 @@
-"""`python -m rljob_operator`: serves RLJobs until a signal ends it or its lease is lost."""
+"""`python -m rljob_operator`: serves RLJobs until a signal ends it."""
 
 import argparse
 import asyncio
 import gc
 import logging
 import socket
-import sys
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,7 +12,6 @@ from pydantic import ValidationError
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.text import one_line, plain
 from rljob_api.type_errors import first_problem
-from rljob_operator.kube.leader_election import LeaseLost
 from rljob_operator.operator import Options, operate
 
 GC_THRESHOLDS = (20_000, 20, 100)
@@ -82,10 +80,7 @@ def main() -> None:
     options = parse_options()
     gc.set_threshold(*GC_THRESHOLDS)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs a line for each event
-    try:
-        asyncio.run(operate(options))
-    except* LeaseLost as lost:
-        sys.exit(f"{lost.exceptions[0]}; another operator may act now")
+    asyncio.run(operate(options))
 
 
 if __name__ == "__main__":

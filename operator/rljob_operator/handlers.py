@@ -1,7 +1,8 @@
 """Event handlers: each event's object enters the cache, and the jobs that it concerns are reconciled.
 
 All of kopf's handlers here are `on.event`, since its other kinds write finalizers or annotations into the objects they serve. All are coroutines,
-since kopf runs plain functions in threads, and the cache belongs to the thread of the event loop. Events of pods and reports come from reflector.py.
+since kopf runs plain functions in threads, and the cache belongs to the thread of the event loop. Events of jobs, pods and reports come from
+reflector.py.
 """
 
 import logging
@@ -23,19 +24,22 @@ EVERYWHERE = ("Node", "Pod")
 """Kinds that are watched in all namespaces, because they decide what is free on the nodes."""
 SERVED = ("RLJob", "ConfigMap", *CHILD_KINDS)
 """Kinds that are watched in the namespaces whose jobs are served."""
-REFLECTED = ("Pod", "ConfigMap")
+REFLECTED = ("RLJob", "Pod", "ConfigMap")
 """Kinds that kopf does not watch (see reflector.py)."""
 SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
 """By kind, the label selector with which the API server narrows lists and watches."""
 CAPACITY_DELAY = 5.0
-"""Seconds after a pod has freed capacity until waiting jobs are reconciled: in a busy cluster, pods end all the time."""
+"""Seconds after capacity has grown until it is offered to waiting jobs: in a busy cluster, pods end all the time."""
 
 
 class EventHandlers:
-    """`add_after(job, seconds)` asks for a reconcile. `progress_interval`: seconds until a report of nothing but numbers is reconciled."""
+    """`add_after(key, seconds)` asks for a reconcile of a job, or for an offer of the CAPACITY. `progress_interval`: seconds until a report of
+    nothing but numbers is reconciled."""
 
     def __init__(self, cache: ClusterCache, add_after: Callable[[Key, float], None], progress_interval: float) -> None:
         self._cache, self._add_after, self._interval = cache, add_after, progress_interval
+        cache.on_change(self.changed)
+        cache.capacity.on_growth(lambda: add_after(CAPACITY, CAPACITY_DELAY))
         self.events = Counter[str]()
         """Number of events, by kind."""
 
@@ -61,12 +65,3 @@ class EventHandlers:
         """Asks for reconciles after a change of the kind's cache for these groups."""
         for job in self._cache.jobs_of(kind, groups):
             self._add_after(job, 0.0)
-        if self._frees_capacity(kind, groups):
-            for job in self._cache.waiting_for_capacity():
-                self._add_after(job, CAPACITY_DELAY)
-
-    def _frees_capacity(self, kind: str, groups: set[Key]) -> bool:
-        """Whether waiting jobs may fit now. A deleted job frees its assignments, including those that no pod has taken yet."""
-        if kind == "RLJob":
-            return any(self._cache.jobs.get(job) is None for job in groups)
-        return CAPACITY in groups or (kind == "Node" and bool(groups))

@@ -1,5 +1,6 @@
 """Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -30,6 +31,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     "rljob_job_lost_steps": ("Steps that were done and had to be done again", lambda job, s: s.lost_steps),
     "rljob_job_goodput_ratio": ("Steps kept, of all steps done", lambda job, s: _goodput(s)),
     "rljob_job_first_step_seconds": ("From the job's creation to its first step", lambda job, s: _first_step(job, s)),
+    "rljob_job_stuck_pods": (
+        "Pods that were deleted and do not end, up to those that status.stuckPods names",
+        lambda job, s: len(s.stuck_pods),
+    ),
     "rljob_job_ready_trainers": ("Trainer pods that are ready", lambda job, s: s.trainer.ready),
     "rljob_job_ready_rollouts": (
         "Rollout pods that are ready",
@@ -39,6 +44,11 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
 """By metric name: its help text, and its value for a job; None: not known yet, or the task has none."""
 PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {
     "rljob_job_state": ("1 for the job's state", "state", lambda s: {s.state: 1}),
+    "rljob_job_nodes": (
+        "Nodes that failures point at or that their owner wants to be left",
+        "state",
+        lambda s: Counter(entry.state for entry in s.nodes),
+    ),
     "rljob_job_ready_pool_servers": ("Pods of a pool that are ready", "pool", lambda s: _ready(s.pools)),
     "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
     "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),

@@ -6,13 +6,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import kopf
 
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator import health
-from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.cluster import CAPACITY, ClusterCache
 from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED, EventHandlers
 from rljob_operator.kube.api import ApiError, Key
 from rljob_operator.kube.client import KubernetesApi
@@ -54,31 +55,29 @@ class Operator:
 
     def __init__(self, options: Options, credentials: Credentials) -> None:
         self._options, self._credentials = options, credentials
-        self._api = KubernetesApi(credentials, RateLimiter(options.qps, options.burst))
-        self._watches = Watches(credentials)
-        self._lease_api = KubernetesApi(
-            credentials, RateLimiter(qps=5, burst=10), 1
-        )  # so that a renewal never waits behind other requests
-        cache = ClusterCache(time.time, options.job_policy)
-        self._handlers = EventHandlers(
-            cache, lambda key, seconds: self._queue.add_after(key, seconds), options.progress_interval
-        )
-        self._metrics = Metrics(cache, self._api.calls, lambda: self._queue.lag(), self._handlers.events)
-        self._queue = WorkQueue(self._metrics.timed(self._reconcile))
-        self._reconciler = Reconciler(self._api, cache, options.progress_interval, options.network_policies)
-        self._relist = Relist(self._api, cache, options.namespaces, self._handlers.changed)
         self._health = health.HealthCheck()
+        # so that a renewal never waits behind other requests
+        self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)
         self._elector = LeaderElector(
             self._lease_api, options.lease_namespace, options.identity, self._health.heartbeat
         )
+        limiter = RateLimiter(options.qps, options.burst)
+        self._api = KubernetesApi(credentials, limiter, may_write=self._elector.is_leader)
+        self._watches = Watches(credentials)
+        self._cache = ClusterCache(time.time, options.job_policy)
+        self._handlers = EventHandlers(self._cache, self._add_after, options.progress_interval)
+        self._metrics = Metrics(self._cache, self._api.calls, self._lag, self._handlers.events)
+        self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed)
+        self._queue: WorkQueue | None = None
+        """While we hold the lease. All jobs are added to a new one when everything is listed, so nothing is kept for it before."""
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until a signal or an error. Raises an ExceptionGroup with LeaseLost when the lease could not be renewed."""
+        """Runs until a signal or an error."""
         server = await health.serve(
-            self._options.health_port, lambda: self._health.problem(self._queue.lag()), self._metrics.text
+            self._options.health_port, lambda: self._health.problem(self._lag()), self._metrics.text
         )
-        self._acting = asyncio.create_task(self._act())
+        self._acting = asyncio.create_task(self._elector.lead(self._act))
         self._acting.add_done_callback(lambda _: self._stop.set())
         try:
             async with asyncio.TaskGroup() as group:
@@ -138,9 +137,10 @@ class Operator:
         async def login(**_: Any) -> kopf.AiohttpSession:
             await limiter.wait()  # kopf would call again at once if credentials are refused for good
             self._credentials.renew()
+            server = self._credentials.server
             return kopf.AiohttpSession(
-                server=self._credentials.server,
-                aiohttp_session=self._credentials.session(0, watches, self._relist.observe),
+                server=server,
+                aiohttp_session=self._credentials.session(0, watches, partial(self._relist.observe, server)),
                 expiration=datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=LIFETIME),
             )
 
@@ -152,25 +152,37 @@ class Operator:
         await asyncio.wait([self._acting])
 
     async def _act(self) -> None:
-        """Waits for the lease, then does what only the leader may: reconcile, and list and watch what kopf does not."""
-        await self._elector.acquire()
-        log.info("%s holds the lease", self._options.identity)
+        """What only the leader may do: reconcile, and list and watch what kopf does not. Begins as a new process does, with lists of everything, but
+        the cache need not read again what has not changed."""
+        reconciler = Reconciler(self._api, self._cache, self._options.progress_interval, self._options.network_policies)
+        queue = self._queue = WorkQueue(self._metrics.timed(partial(self._reconcile, reconciler)))
+        self._relist.begin()
         try:
             async with asyncio.TaskGroup() as group:
                 reflectors = reflect(self._relist, self._watches, self._handlers.handle)
-                for work in (self._elector.renew(), self._relist.run(), reflectors, self._reconcile_all()):
+                for work in (self._relist.run(), reflectors, self._reconcile_all(queue)):
                     group.create_task(work)
-        except asyncio.CancelledError:
-            await self._elector.release_lease()
-            raise
+        finally:
+            self._queue = None
 
-    async def _reconcile_all(self) -> None:
+    async def _reconcile_all(self, queue: WorkQueue) -> None:
         await self._relist.complete()
         log.info("all kinds are listed")
-        await self._queue.run()
+        await queue.run()
 
-    async def _reconcile(self, key: Key) -> float | None:
-        return await self._reconciler(key) if self._relist.serves(key[0]) else None
+    async def _reconcile(self, reconciler: Reconciler, key: Key) -> float | None:
+        if key == CAPACITY:
+            for job in await reconciler.offer_capacity():
+                self._add_after(job, 0.0)
+            return None
+        return await reconciler(key) if self._relist.serves(key[0]) else None
+
+    def _add_after(self, key: Key, seconds: float) -> None:
+        if self._queue:
+            self._queue.add_after(key, seconds)
+
+    def _lag(self) -> float:
+        return self._queue.lag() if self._queue else 0.0
 
 
 async def operate(options: Options) -> None:

@@ -1,6 +1,7 @@
-"""Reflectors of pods and reports: each lists its kind, then watches it from the list's version, for ever.
+"""Reflectors of jobs, pods and reports: each lists its kind, then watches it from the list's version, for ever.
 
-kopf could watch these as well. But nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
+kopf could not read jobs that users have nested too deep for Python, and would end (see rljob_api/json_text.py). It could watch pods and reports. But
+nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
 queue, three loggers, the handler's arguments): about as much as everything else that the operator does for a job (docs/measurements.md).
 """
 
@@ -41,8 +42,6 @@ class Reflector:
             try:
                 self._version = self._version or await self._relist.list_after_jobs(self._kind, self._namespace)
                 await self._follow()
-            except Gone:
-                self._version = ""
             except ApiError as error:
                 await self._failed(error)
 
@@ -55,9 +54,11 @@ class Reflector:
                 self._handle(self._kind, {**event.object, "kind": self._kind}, gone=event.type == "DELETED")
 
     async def _failed(self, error: ApiError) -> None:
-        """Waits before the next try. What may not be read (403) is listed before it is watched again: events may have been missed."""
+        """Waits before the next try. What may not be read (403), or not from this version (410), is listed before it is watched again: events may
+        have been missed."""
         if error.code == 403:
             await self._relist.seen(self._kind, self._namespace, 403, watch=True)
+        if error.code == 403 or isinstance(error, Gone):
             self._version = ""
         log.warning("%s; again in %.1f s", error, self._pause)
         await asyncio.sleep(self._pause)

@@ -8,6 +8,7 @@ kinds that kopf does not watch (reflector.py) are made here, too.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -39,15 +40,18 @@ class Relist:
         self._namespaces: Sequence[str | None] = namespaces or [None]
         self.scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
         self._due, self._listed, self._forbidden = set[Scope](), set[Scope](), set[Scope]()
+        self._watched = set[Scope]()
+        """Those that kopf has listed."""
         self._served = set[str | None]()
         self._news = asyncio.Condition()
 
     async def observe(
-        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+        self, server: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Middleware of kopf's aiohttp client: notes what kopf lists, and what it may not read."""
+        """Middleware of kopf's aiohttp client: notes what kopf lists, and what it may not read. `server`: the API server's URL, which has a path of
+        its own behind a proxy such as Rancher's."""
         response = await handler(request)
-        query, scope = request.url.query, scope_of(request.url.path)
+        query, scope = request.url.query, scope_of(request.url.path.removeprefix(urlsplit(server).path.rstrip("/")))
         if scope in self.scopes and "continue" not in query:
             await self.seen(*scope, response.status, watch="watch" in query)
         return response
@@ -55,6 +59,12 @@ class Relist:
     def serves(self, namespace: str) -> bool:
         """Whether everything in this namespace is known. Until then, what was not listed yet would look absent."""
         return (namespace if namespace in self._namespaces else None) in self._served
+
+    def begin(self) -> None:
+        """Before any job is served, everything is listed that kopf watches: changes may have been missed since it was listed last. Reflectors list
+        their kinds themselves, and what kopf does not watch yet, it will list."""
+        self._due |= self._watched - self._forbidden
+        self._listed, self._served = set(), set()
 
     async def complete(self) -> None:
         """Waits until everything has been listed that may be read."""
@@ -79,6 +89,7 @@ class Relist:
             elif status < 300 and (not watch or scope in self._forbidden):
                 self._forbidden.discard(scope)
                 self._due.add(scope)
+                self._watched.add(scope)
             self._news.notify_all()
 
     def _forbid(self, scope: Scope) -> None:
@@ -112,8 +123,8 @@ class Relist:
         return True
 
     async def list_after_jobs(self, kind: str, namespace: str | None) -> str:
-        """Lists the jobs of the namespace, then this kind. Returns the list's resourceVersion, for a watch. Raises ApiError."""
-        if ("RLJob", namespace) in self.scopes - self._forbidden:
+        """Lists the jobs of the namespace, then this kind, if it is another. Returns the list's resourceVersion, for a watch. Raises ApiError."""
+        if kind != "RLJob" and ("RLJob", namespace) in self.scopes - self._forbidden:
             await self._list("RLJob", namespace)
         return await self._list(kind, namespace)
 

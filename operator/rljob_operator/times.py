@@ -12,3 +12,9 @@ def stamp(seconds: float) -> str:
 def seconds(text: str) -> float:
     """Seconds since the epoch; 0 for an empty text."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
+
+
+def is_ahead(until: float, longest: float, now: float) -> bool:
+    """Whether a time that was set at most `longest` seconds ahead has yet to come. One that lies further ahead than any can (`stamp` rounds up by
+    less than a second) was written before the clock was set back, and does not count."""
+    return now < until <= now + longest + 1.0

@@ -21,6 +21,8 @@ class Node:
     """Allocatable: what would be free on it without any pods."""
     closed: str = ""
     """Why it takes no new pods, such as `cordoned`; empty: it may."""
+    quarantine: str = ""
+    """Why pods should go elsewhere if they can; empty: they need not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Cluster:
 
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
         """The cluster with this much less free, by node."""
-        return Cluster(tuple(_less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
+        return Cluster(tuple(less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
     def joined(self, other: "Cluster") -> "Cluster":
         """The cluster with what is free in both: parts of the same nodes."""
@@ -50,6 +52,11 @@ class Cluster:
     def closing(self, names: Collection[str], why: str) -> "Cluster":
         """The cluster with some nodes closed, and why."""
         return Cluster(tuple(replace(n, closed=n.closed or why) if n.name in names else n for n in self.nodes))
+
+    def sound(self) -> "Cluster":
+        """The cluster with quarantined nodes closed."""
+        quarantined = {n.name for n in self.nodes if n.quarantine}
+        return self.closing(quarantined, "quarantined") if quarantined else self
 
 
 def parse_node(obj: Object, taken: Resources) -> Node:
@@ -66,6 +73,19 @@ def parse_node(obj: Object, taken: Resources) -> Node:
     )
 
 
+OCCUPYING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that take resources, see `occupied`."""
+
+
+def essential(pod: Object) -> dict[str, Any]:
+    """The part of a pod that `Cluster.of` reads, which is a small one of a large object."""
+    spec = {key: pod["spec"][key] for key in ("nodeName", "overhead", "resources") if key in pod["spec"]}
+    for kind in ("containers", "initContainers"):
+        found = pod["spec"].get(kind) or []
+        spec[kind] = [{key: c[key] for key in ("resources", "restartPolicy") if key in c} for c in found]
+    return {"spec": spec, "status": {"phase": pod.get("status", {}).get("phase")}}
+
+
 def occupied(pod: Object) -> str:
     """Name of the node on which a pod takes resources; empty: it is on none yet, or has ended."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -73,7 +93,8 @@ def occupied(pod: Object) -> str:
     return node
 
 
-def _less(node: Node, taken: Resources) -> Node:
+def less(node: Node, taken: Resources) -> Node:
+    """The node with this much less free."""
     return replace(node, free={k: v - taken.get(k, 0) for k, v in node.free.items()})
 
 

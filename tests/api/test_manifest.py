@@ -1,5 +1,7 @@
 """RLJobs in a text: what it says twice is told with the other broken rules."""
 
+from typing import Any
+
 import pytest
 import yaml
 
@@ -17,7 +19,7 @@ def job(name: str = "demo", **metadata: str) -> str:
 def test_a_key_that_stands_twice_is_a_broken_rule_with_both_lines() -> None:
     text = "apiVersion: rljob.dev/v1alpha1\nkind: RLJob\nmetadata: {name: a}\nspec:\n  image: i\n  train: {steps: 1}\n  image: j\n  train: []\n"
     (found,) = read(text)
-    assert [str(v) for v in found.ambiguous] == [
+    assert [str(v) for v in found.problems] == [
         "spec.image = i and j: stands twice, in lines 5 and 7; keep one of them",
         "spec.train = an object and a list: stands twice, in lines 6 and 8; keep one of them",
     ]
@@ -36,8 +38,8 @@ def test_merged_and_repeated_parts_of_yaml_are_no_duplicates() -> None:
 
 def test_two_jobs_of_one_name_are_refused_unless_their_namespaces_differ() -> None:
     first, second = read(f"{job()}---\n{job()}")
-    assert (first.ambiguous, [v.field for v in second.ambiguous]) == ((), ["metadata.name"])
-    assert [m.ambiguous for m in read(f"{job()}---\n{job('other')}---\n{job(namespace='b')}")] == [(), (), ()]
+    assert (first.problems, [v.field for v in second.problems]) == ((), ["metadata.name"])
+    assert [m.problems for m in read(f"{job()}---\n{job('other')}---\n{job(namespace='b')}")] == [(), (), ()]
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,27 @@ def test_a_kind_that_is_misspelt_is_an_error_also_among_other_jobs() -> None:
 def test_a_text_without_a_job_says_why(text: str, said: str) -> None:
     with pytest.raises(ManifestError, match=said):
         read(text)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fields"),
+    [
+        ({"labels": {"queue": "team a"}}, ["metadata.labels.queue"]),
+        ({"labels": {"a b": "x"}}, ["metadata.labels.a b"]),
+        ({"labels": {"queue": 7}}, ["metadata.labels.queue"]),
+        ({"labels": ["queue"]}, ["metadata.labels"]),
+        ({"annotations": {"p": 8080}}, ["metadata.annotations.p"]),
+        ({"annotations": {"-": "any text at all"}}, ["metadata.annotations.-"]),
+        ({"labels": {"a/b": "x", "c": ""}, "annotations": {"Some/Key": "any text at all"}}, []),
+        ({"labels": None}, []),
+    ],
+)
+def test_metadata_that_the_api_server_refuses_are_named(metadata: dict[str, Any], fields: list[str]) -> None:
+    job = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "metadata": {"name": "demo"} | metadata,
+        "spec": raw_spec(),
+    }
+    (found,) = read(yaml.safe_dump(job))
+    assert [v.field for v in found.validate().violations] == fields

@@ -187,6 +187,17 @@ def test_latents_shared_experts_and_leading_dense_layers_count() -> None:
     assert trainer_memory(gpu_spec(1, 1, train=train), shape).activations == 2 * 1024 * 61 * (attention + experts)
 
 
+def test_the_work_of_a_pass_is_that_of_the_parameters_that_take_part_and_of_attention() -> None:
+    """DeepSeek-V3 activates 37 billion parameters for each token (arXiv 2412.19437, abstract)."""
+    dense = QWEN_1_5B.work
+    assert dense.token == 2 * (28 * (2 * 1536 * 128 * (12 + 2) + 3 * 1536 * 8960) + 151936 * 1536)
+    assert dense.square == 28 * 12 * 2 * 128, "half of the pairs: two operations for a score, two for its value"
+    assert dense.of(10) == 10 * dense.token + 100 * dense.square
+    shape = Shape.of(DEEPSEEK_V3)
+    assert shape and shape.work.token == pytest.approx(2 * 37e9, rel=0.03)
+    assert shape.work.square == 61 * 128 * (192 + 128)
+
+
 def test_colocated_servers_share_the_samples() -> None:
     rollout = {"placement": "colocated", "tensorParallel": 2, "sampling": {"maxTokens": 8}}
     m = rollout_memory(gpu_spec(2, 4, rollout=rollout), NOMINAL)

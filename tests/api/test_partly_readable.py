@@ -38,7 +38,7 @@ RL: dict[str, Any] = {
     "rollout": {"replicas": 2, "minReplicas": 1, "tensorParallel": 2, "sampling": {"maxTokens": 8, "temperature": 0.9},
                 "vllmArgs": {"max-num-seqs": 4}, "template": {"env": [{"name": "A", "value": "x"}]}},
     "evaluation": {"everySteps": 2, "sampling": {"temperature": 0.5}},
-    "data": {"train": ["/data/a"], "validation": ["/data/b"], "maxPromptTokens": 16, "promptKey": "p"},
+    "data": {"train": ["/data/a.jsonl"], "validation": ["/data/b.jsonl"], "maxPromptTokens": 16, "promptKey": "p"},
     "volumes": [{"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "d"}}}],
     "checkpoint": {"path": "/data/run", "resumeFrom": "/data/old/global_step_3", "everySteps": 5},
     "scheduling": {"backend": "builtin", "topologyLevels": ["rack"], "priority": 3},

@@ -87,6 +87,27 @@ def test_our_mounts_are_not_mounted_over(path: str) -> None:
     assert with_volume(mountPath=path) == ["spec.volumes[1].mountPath"]
 
 
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("/", "hides files that every image needs"),
+        ("//", "hides files that every image needs"),
+        ("/usr/", "hides files that every image needs"),
+        ("/proc", "hides files that every image needs"),
+        ("/app", "hides files that every image needs"),
+        ("/c:/data", "holds a colon, which the API server refuses"),
+    ],
+)
+def test_a_volume_hides_nothing_that_runs(path: str, rule: str) -> None:
+    given = raw_spec(volumes=[DATA, {"name": "more", "mountPath": path, "source": {"emptyDir": {}}}])
+    assert [(v.field, v.rule) for v in validate(given, "demo").violations] == [("spec.volumes[1].mountPath", rule)]
+
+
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_AUDIT"])
+def test_no_variable_puts_other_code_into_every_process(name: str) -> None:
+    assert fields(env=[{"name": name, "value": "/data/x.so"}]) == ["spec.env[0].name"]
+
+
 def test_quantities_may_be_whole_numbers_as_everywhere_in_kubernetes() -> None:
     amounts = {"cpu": 8, "memory": "64Gi", "example.com/nic": 2}
     given = {"shmSize": 2**30, "template": {"resources": {"requests": amounts, "limits": amounts}}}

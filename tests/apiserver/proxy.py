@@ -10,6 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from e2e.control_plane import TOKEN, unverified
+from rljob_operator.kube.watches import lines
 
 GONE = b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}\n'
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -105,8 +106,8 @@ class Forwarder:
             await response.prepare(request)
             try:
                 async with asyncio.timeout(self.faults.watch_seconds):
-                    async for line in answer.content:
-                        await response.write(line * (2 if self.faults.doubled else 1))
+                    async for line in lines(answer.content.iter_any()):
+                        await response.write((line + b"\n") * (2 if self.faults.doubled else 1))
             except TimeoutError:
                 await response.write(GONE if self.faults.gone else b"")
         return response

@@ -17,7 +17,7 @@ from e2e.control_plane import ControlPlane
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_operator.render import scheduler_objects
-from rljob_operator.render.gang import stateful_set
+from rljob_operator.render.template import pod_template
 from simulator.makers import META
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("go"), reason="Go modules hold the sources")]
@@ -65,9 +65,7 @@ def test_volcanos_crd_refuses_others(volcano: ControlPlane, wrong: dict[str, Any
 
 def test_kueue_knows_every_label_and_annotation_that_we_write() -> None:
     """It has no object that we make: it makes a Workload of the pods."""
-    template = stateful_set(META, spec(backend="kueue", topologyLevels=["rack"]), names.ROLE_TRAINER, 1)["spec"][
-        "template"
-    ]
+    template = pod_template(META, spec(backend="kueue", topologyLevels=["rack"]), names.ROLE_TRAINER)
     written = template["metadata"]["labels"] | template["metadata"]["annotations"]
     keys = {key for key in written if "kueue" in key}
     assert len(keys) == 6 and keys <= constants(*KUEUE)

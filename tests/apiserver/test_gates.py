@@ -10,7 +10,8 @@ from rljob_api import names
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.kube.api import ApiError
 from rljob_operator.kube.client import KubernetesApi
-from rljob_operator.schedulers.builtin.gate import REQUIRED, operations
+from rljob_operator.schedulers.affinity import REQUIRED
+from rljob_operator.schedulers.builtin.gate import operations
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "default"

@@ -1,4 +1,4 @@
-"""An API server that is away, credentials that are replaced, a lease that is lost: the process may end, the outcome stays the same."""
+"""An API server that is away, credentials that are replaced, a lease that is lost: the process stays, and so does the outcome."""
 
 import asyncio
 
@@ -15,12 +15,12 @@ AWAY_SECONDS = [40, pytest.param(120, marks=pytest.mark.extra)]
 
 
 @pytest.mark.parametrize("seconds", AWAY_SECONDS)
-async def test_an_api_server_that_is_away_ends_the_operator_once_and_changes_no_outcome(
+async def test_an_api_server_that_is_away_neither_ends_the_operator_nor_changes_an_outcome(
     plane: ControlPlane, seconds: int
 ) -> None:
-    """The operator ends because it cannot renew its lease. Its next process waits, so the kubelet's back-off stays at its first 10 s."""
+    """The operator loses its lease. The same process waits and gets it again, so no back-off of the kubelet delays that."""
     faults = Faults(watch_seconds=2.0)
-    async with lab(plane, f"away-{seconds}", faults, deaths=1) as world:
+    async with lab(plane, f"away-{seconds}", faults) as world:
         await world.submit()
         await world.until(state="Running", attempt=1, turns=TURNS)
         faults.away = True
@@ -34,7 +34,7 @@ async def test_an_api_server_that_is_away_ends_the_operator_once_and_changes_no_
         assert world.status.attempt and world.status.attempt.number == 1, "nobody failed"
         world.finish = True
         await world.until(state="Succeeded", turns=TURNS)
-        assert operator.deaths == 1
+        assert operator.deaths == 0
 
 
 async def test_a_token_that_is_replaced_is_read_again_by_watches_and_by_writes(plane: ControlPlane) -> None:
@@ -53,7 +53,7 @@ async def test_a_token_that_is_replaced_is_read_again_by_watches_and_by_writes(p
         assert operator.tells("Re-authentication has finished")
 
 
-async def test_an_operator_that_loses_its_lease_while_it_writes_ends_and_its_successor_completes_the_attempt(
+async def test_an_operator_that_loses_its_lease_while_it_writes_stops_and_completes_the_attempt_when_it_has_it_again(
     plane: ControlPlane,
 ) -> None:
     faults, written = Faults(delay=0.2), list[str]()
@@ -63,8 +63,7 @@ async def test_an_operator_that_loses_its_lease_while_it_writes_ends_and_its_suc
         await world.submit()
         await world.until(state="Starting", turns=TURNS)
         await world.edit_child("Lease", leader_election.NAME, {"spec": {"holderIdentity": "thief"}})
-        assert await operator.wait() == 1
-        assert operator.tells("another operator may act now")
+        await until(lambda: operator.tells("another operator may act now"))
         faults.delay = 0.0
         await until(lambda: not faults.writing)  # what it had sent is still under way, slowly
         count = len(written)

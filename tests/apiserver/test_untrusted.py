@@ -89,7 +89,7 @@ async def test_whatever_pods_report_is_stored_and_printed_harmlessly_and_the_job
         launcher = world.launcher(0)
         honest = launcher.report
         launcher.report = claims(honest, WORST)  # type: ignore[method-assign]
-        await world.turn_until(lambda: holds(world, "/run step 77777 is saved"), "what is believed arrives")
+        await world.turn_until(lambda: holds(world, "vllm"), "what is believed arrives")
         await printed(capfdbinary)
         for report in reports:
             launcher.report = claims(honest, report)  # type: ignore[method-assign]

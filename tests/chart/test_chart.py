@@ -48,7 +48,9 @@ def test_the_chart_installs_these_objects() -> None:
         ("RoleBinding", "rljob-lease"),
         ("Service", "rljob"),
         ("ServiceAccount", "rljob"),
+        ("ValidatingAdmissionPolicy", "rljob-system-rljob-own-objects"),
         ("ValidatingAdmissionPolicy", "rljob-system-rljob-own-report"),
+        ("ValidatingAdmissionPolicyBinding", "rljob-system-rljob-own-objects"),
         ("ValidatingAdmissionPolicyBinding", "rljob-system-rljob-own-report"),
     ]
 
@@ -144,6 +146,7 @@ def test_defaults_of_jobs_reach_the_operator_and_misspelt_ones_are_refused() -> 
 
 def test_the_defaults_of_job_pods_are_the_operators_own() -> None:
     assert job_policy().completed(make_job().spec) == JobPolicy().completed(make_job().spec)
+    assert job_policy().leave_nodes == JobPolicy().leave_nodes
     assert job_policy().limits == JobPolicy(limits={"userIds": {"minimum": 1}}).limits
 
 
@@ -159,6 +162,13 @@ def test_the_administrator_sets_user_groups_runtime_and_limits_of_job_pods() -> 
     assert found.pod_security.supplemental_groups == [5000]
     assert found.runtime_class_name == "nvidia"
     assert (found.limits.group_ids.maximum, found.limits.runtime_class_names) == (6000, ["nvidia"])
+
+
+def test_the_administrator_says_which_nodes_jobs_leave() -> None:
+    found = job_policy("jobs.leaveNodes.cordoned=false", "jobs.leaveNodes.taints={example.com/sick}").leave_nodes
+    assert (found.cordoned, found.taints) == (False, ["example.com/sick"])
+    refused = helm("jobs.leaveNodes.conditions={Ready=Perhaps}")
+    assert refused.returncode != 0 and "conditions" in refused.stderr
 
 
 def test_a_field_that_is_null_is_left_to_the_platform() -> None:
@@ -230,7 +240,7 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("rljob.dev", "rljobs/finalizers"): "update",
         ("", "pods"): "delete get list patch watch",
         ("", "secrets"): "create",
-        ("", "events"): "create",
+        ("", "events"): "create list patch",
         ("scheduling.volcano.sh", "podgroups"): "create delete get patch",
         ("", "configmaps"): children,
         ("", "serviceaccounts"): children,

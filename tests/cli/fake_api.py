@@ -50,7 +50,7 @@ class FakeApi:
         if path.startswith(JOBS):
             return self._job(method, path.removeprefix(JOBS).strip("/").split("/"), body)
         if path in ("/api/v1/nodes", "/api/v1/pods"):
-            return 200, {"items": self.nodes if path.endswith("nodes") else self.pods}
+            return 200, self._page(self.nodes if path.endswith("nodes") else self.pods, query)
         if path.endswith(f"/configmaps/{names.JOB_POLICY}"):
             return self._job_policy(path)
         if path == "/apis/apps/v1/namespaces/research/statefulsets":
@@ -61,6 +61,12 @@ class FakeApi:
         if (name := path.removeprefix("/api/v1/namespaces/research/pods/")) in self.created:
             return 200, self._created(method, name)
         return self._core(path.removeprefix("/api/v1/namespaces/").split("/"), query)
+
+    def _page(self, objects: list[dict[str, Any]], query: dict[str, str]) -> dict[str, Any]:
+        """The API server pages only lists that may not come from its cache (resourceVersion=0)."""
+        first = int(query.get("continue", 0))
+        after = first + int(query["limit"]) if "resourceVersion" not in query else len(objects)
+        return {"metadata": {"continue": str(after) if after < len(objects) else ""}, "items": objects[first:after]}
 
     def _job_policy(self, path: str) -> tuple[int, Any]:
         if self.job_policy is None or path.split("/")[4] != names.OPERATOR_NAMESPACE:

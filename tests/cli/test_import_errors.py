@@ -58,7 +58,7 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
     [
         ("verl", "echo hello", "holds no command with overrides"),
         ("roll", "custom_envs: {}", "write them as an agent or a service"),
-        ("roll", "student: {}", "of a pipeline that no RLJob has"),
+        ("roll", "student: {}", "write algorithm.distillation with the teacher as a pool"),
         ("llamafactory", "- a list", "is not a YAML mapping"),
         ("rlinf", "a: [", "is not YAML"),
         ("rlinf", "runner: {task_type: embodied}\nenv: {group_name: E}", "is of the task `embodied`"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kubectl_rljob.importer.arithmetic import devices, evaluate
+from kubectl_rljob.importer.hydra import command_line, launch
 from kubectl_rljob.importer.shell.interpreter import Shell
 from kubectl_rljob.importer.words import Variables
 
@@ -65,10 +66,49 @@ def test_a_probe_of_the_machine_counts_as_failed() -> None:
     assert as_read(script) == [["gpu"]]
 
 
-def test_loops_and_functions_are_passed_over_and_named() -> None:
-    shell = Shell(Variables()).run("f() { run a; }\nfor i in 1 2; do if true; then run $i; fi; done\nrun b")
-    assert shell.commands == [["run", "b"]]
-    assert [*shell.skipped] == ["a function: f", "a loop: for"]
+COMMAND = "python3 -m verl.trainer.main_ppo a.b=1 c.d='x y'"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "for i in 1 2; do COMMAND; done",
+        "for ((i=0; i<3; i++)); do\n  COMMAND\ndone",
+        "while true; do COMMAND; done",
+        "run() {\n  COMMAND\n}\nrun",
+        "function run { COMMAND; }\nrun 1 2",
+        'ssh node "cd /x && COMMAND"',
+        'docker exec verl bash -c "COMMAND"',
+        'kubectl exec head -- bash -c "cd /x\nCOMMAND"',
+        'CMD="COMMAND"\neval "$CMD"',
+        'CMD="COMMAND"\neval $CMD',
+        'outer() { inner "$1"; }\ninner() { bash -c "COMMAND"; }\nouter 1',
+    ],
+)
+def test_a_command_is_read_where_it_stands(script: str) -> None:
+    shell = Shell(Variables()).run(script.replace("COMMAND", COMMAND))
+    assert command_line(launch(shell.commands)).values["a.b"] == 1
+
+
+def test_of_a_loop_the_first_pass_is_read_and_said() -> None:
+    shell = Shell(Variables()).run(
+        "for lr in 1e-6 5e-7; do run $lr; done\nuntil true; do run c; done\nfor x in $NONE; do run d; done"
+    )
+    assert shell.commands == [["run", "1e-6"], ["true"]]
+    assert shell.remarks == {
+        "a loop: for lr": "only its first pass is read, with lr=1e-6",
+        "a loop: until": "is passed over: its condition fails",
+        "a loop: for x": "is passed over: it has no value to begin with",
+    }
+
+
+def test_a_function_has_its_own_arguments() -> None:
+    script = 'f() { run "$1" "$#" "$@"; }\nf a b\nrun "$1"'
+    assert Shell(Variables({"1": ["own"]})).run(script).commands == [["run", "a", "2", "a", "b"], ["run", "own"]]
+
+
+def test_functions_that_call_each_other_come_to_an_end() -> None:
+    assert len(Shell(Variables()).run("f() { f; f; f; f; run x; }\nf").commands) <= 256
 
 
 def test_what_is_set_outside_is_named() -> None:

@@ -16,6 +16,8 @@ from kubectl_rljob.importer.settings import Options
 from kubectl_rljob.importer.sources import Unreadable
 from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.importer.values import divisor
+from kubectl_rljob.importer.writer import flow
+from rljob_api.kubernetes_yaml import documents
 from rljob_api.validation import validate
 
 Path = tuple[str | int, ...]
@@ -123,6 +125,12 @@ def test_a_value_that_cannot_be_is_refused_once_with_its_key(case: str, key: str
 def test_a_name_that_yaml_would_read_as_no_text_stays_one(word: str) -> None:
     found = imported("rlinf", text_of("rlinf/grpo.yaml", ("runner", "experiment_name"), word), "file", Options())
     assert yaml.safe_load(found.manifest)["metadata"]["name"] == word.lower()
+
+
+@pytest.mark.parametrize("text", ["1e5", "1e+30", "-2E3", "1.e2", ".5e1", "1.5e-3"])
+def test_a_text_that_kubernetes_would_read_as_a_number_stays_one(text: str) -> None:
+    (document,) = documents(f"key: {flow(text)}\nnumber: {flow(1e30)}\n")
+    assert document.value == {"key": text, "number": 1e30}
 
 
 def test_of_several_values_that_cannot_be_one_is_named() -> None:

@@ -46,8 +46,14 @@ def test_each_phase_of_a_step_is_held_against_the_gpu(capsys: pytest.CaptureFixt
 
 
 def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("--gpu", "40Gi") == 0
-    assert "\nDoes not fit in save: ranks would refuse to start." in capsys.readouterr().out
+    assert plan("--gpu", "40Gi") == 1
+    out = capsys.readouterr().out
+    assert "\nDoes not fit in save, and by the estimate not in train, sync\n" in out
+    assert out.endswith(
+        "Every rule holds, and the job does not fit:\n\nspec.trainer = GPUs of 40.0 GiB\n"
+        "    the job does not fit in save (53.9 GiB), and by the estimate not in train (47.7 GiB), sync (41.5 GiB): ranks would refuse to start\n"
+        "    fix: docs/sizing.md has what to change, by its cost\n"
+    )
     assert plan("--gpu", "64Gi") == 0
     assert "\nFits, by the estimate\n" in capsys.readouterr().out
     assert plan("--gpu", "64Gi", "--set", "train.tokensPerMicroBatch=16384") == 0
@@ -56,15 +62,56 @@ def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixtu
 
 def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.CaptureFixture[str]) -> None:
     resources = "trainer.template.resources"
-    assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 0
-    assert (
-        "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in capsys.readouterr().out
-    )
+    assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
+    out = capsys.readouterr().out
+    assert "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in out
+    assert f"spec.{resources}.limits.memory = 256.0 GiB\n    the job keeps 553.2 GiB in the host memory" in out
+    assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
     assert "Host memory of a trainer pod: 354.6 GiB (354.6 for a checkpoint), " in capsys.readouterr().out, (
         "the last one"
     )
+
+
+def test_a_server_whose_share_is_smaller_than_its_weights_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """14.2 GiB of weights in a fifth of 40 GiB; a quantized server has fewer bytes than the estimate counts."""
+    small = ("--gpu", "40Gi", "--set", "rollout.vllmArgs={gpu-memory-utilization: 0.2}")
+    assert plan(*small) == 1
+    out = capsys.readouterr().out
+    assert "\nRollout servers do not fit: their weights take 6.2 GiB per GPU more than vLLM may have\n" in out
+    assert "\nspec.rollout.tensorParallel = 1\n    the weights of a server take 6.2 GiB per GPU more" in out
+    assert plan("--gpu", "40Gi", "--set", "rollout.vllmArgs={gpu-memory-utilization: 0.2, quantization: fp8}") == 0
+
+
+def test_a_gang_that_does_not_fit_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    critic = ("--set", "critic={processesPerNode: 1}", "--set", "algorithm={advantage: gae}")
+    assert plan("--gpu", "80Gi", *critic) == 1
+    assert "\nspec.critic = GPUs of 80.0 GiB\n    its weights, gradients and optimizer take 127.7 GiB" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ((), "4 checkpoints of 106.6 GB, 1 export of 15.2 GB; 441.7 GB in all"),
+        (("train.steps=20", "checkpoint.everySteps=10"), "2 checkpoints of 106.6 GB, 1 export of 15.2 GB"),
+        (("checkpoint.exportEverySteps=5", "checkpoint.keepExports=2"), "4 checkpoints of 106.6 GB, 4 exports of 15.2"),
+        (
+            ("checkpoint.everySteps=0", "checkpoint.exportHuggingFace=false"),
+            "1 checkpoint of 106.6 GB; 106.6 GB in all",
+        ),
+        (("critic={}", "algorithm={advantage: gae}"), "4 checkpoints of 213.2 GB"),
+        (("model.lora={rank: 8}",), "4 checkpoints of 0.2 GB"),
+    ],
+)
+def test_the_space_of_the_volume_is_said(
+    settings: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """14 bytes for each of 7.6 B parameters that learn, and 2 for each that is exported."""
+    plan(*(word for setting in settings for word in ("--set", setting)))
+    assert f"\nVolume: {line}" in capsys.readouterr().out
 
 
 def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,10 +165,10 @@ def test_a_pools_memory_is_that_of_its_own_model(capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert JUDGED_BY_ITSELF in out
     assert "\nKV cache of pool judge: at most 65.7 GiB per GPU\n" in out
-    assert judged("--gpu", "6Gi", "--model-of", f"judge={RECIPE}") == 0
-    assert (
-        "\nPool judge does not fit: its weights take 1.6 GiB per GPU more than vLLM may have" in capsys.readouterr().out
-    )
+    assert judged("--gpu", "6Gi", "--model-of", f"judge={RECIPE}") == 1
+    out = capsys.readouterr().out
+    assert "\nPool judge does not fit: its weights take 1.6 GiB per GPU more than vLLM may have" in out
+    assert "\nspec.pools[0].tensorParallel = 2\n    the weights of a server take 1.6 GiB per GPU more" in out
     assert judged() == 0
     assert "\njudge " not in capsys.readouterr().out.partition("GIB PER GPU")[2], "its model was not given"
 

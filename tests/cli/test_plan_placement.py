@@ -11,6 +11,7 @@ from cli.fake_api import FakeApi
 from cli.makers import make_spec
 from cli.test_plan import write
 from placement.makers import make_pod, make_racks
+from rljob_placement.cluster import OCCUPYING
 
 SCHEDULING = {"backend": "builtin", "topologyLevels": ["block", "rack"]}
 
@@ -22,6 +23,8 @@ rollout       7.1       -           -           -             -        -        
 Host memory of a trainer pod: 92.2 GiB (92.2 for a checkpoint), and what its processes need in any case; limits.memory is not set
 
 KV cache of a server: 7.0 GiB per GPU would hold all samples in flight at their longest; --gpu says how much there is
+
+Volume: 4 checkpoints of 106.6 GB, 1 export of 15.2 GB; 441.7 GB in all, at most
 
 Placement on 3 nodes, as free now:
 PODS        DOMAIN
@@ -131,3 +134,17 @@ def test_o_json_has_both(api: FakeApi, rljob: Rljob, tmp_path: Path, model: str)
     (found,) = json.loads(rljob("plan", "-f", manifest(tmp_path), "--model", model, "-o", "json").out)
     assert found["memory"]["trainer"].keys() >= {"weights", "gradients", "optimizer", "activations", "logits"}
     assert found["placement"]["stages"] == ["b0/r0/n0-0", "b0/r0/n0-1"]
+
+
+def test_a_large_cluster_is_read_in_pages_and_without_pods_that_take_nothing(
+    api: FakeApi, rljob: Rljob, tmp_path: Path
+) -> None:
+    api.nodes = make_racks([4, 4])
+    full = [make_pod(node["metadata"]["name"], 8) for node in api.nodes[:4]]
+    api.pods = [make_pod(api.nodes[4]["metadata"]["name"], 0) for _ in range(1200)] + full
+    screen = rljob("plan", "-f", manifest(tmp_path))
+    assert "b0/r1" in screen.out and "b0/r0" not in screen.out, "what the last page holds counts as well"
+    asked = [query for _, path, query in api.requests if path == "/api/v1/pods"]
+    assert [query.get("continue") for query in asked] == [None, "500", "1000"]
+    assert {query["limit"] for query in asked} == {"500"}
+    assert {query["fieldSelector"] for query in asked} == {OCCUPYING}

@@ -155,6 +155,25 @@ def test_a_job_whose_pods_exchange_nothing_across_nodes_says_so(api: FakeApi, rl
     assert "\nPLACEMENT   stage b0/r0; rollouts b1/r0; all traffic within a node\n" in rljob("status", "demo").out
 
 
+def test_nodes_that_the_job_avoids_or_needs_have_a_line_each(api: FakeApi, rljob: Rljob) -> None:
+    cause = "attempt 2: ProcessKilled: demo-trainer-1 (rank 9): Signal 9 (SIGKILL)"
+    failed = {"failures": ["attempt 1", "attempt 2"], "cause": cause, "until": "2026-11-21T12:40:00Z"}
+    nodes = [
+        {"node": "n1", "state": "excluded", **failed},
+        {"node": "n2", "state": "needed", "quarantine": "cordoned, condition GpuXidError"},
+        {"node": "n3", "state": "suspect", **failed},
+        *({"node": f"m{i}", "state": "excluded", "quarantine": "cordoned"} for i in range(4)),
+    ]
+    api.add(make_job(**running(), nodes=nodes))
+    lines = (
+        f"EXCLUDED    n1 until 2026-11-21T12:40:00Z: 2 failures, {cause}\n"
+        "NEEDED      n2: cordoned, condition GpuXidError\n"
+        "EXCLUDED    m0: cordoned\n"
+        "            and 3 more nodes\n"
+    )
+    assert f"policy of step 120\n{lines}\nREWARD" in rljob("status", "demo").out
+
+
 def test_a_narrow_page_loses_the_share_before_the_time_that_is_left() -> None:
     job = Job(make_job(**running()))
     assert status.page(job, [], NOW, 95).split("\n")[0].endswith("Running, step 120/500 (24 %), about 50m left")
@@ -317,3 +336,9 @@ def test_no_line_of_a_page_is_wider_than_the_terminal() -> None:
             if width >= 40:  # below, a table cannot be
                 assert max(cell_len(line) for line in page.split("\n")) <= width
     assert "HELD-OUT 0.30 → 0.80" in status.page(Job(jobs[0]), [], NOW, 80)
+
+
+def test_pods_that_do_not_end_are_below_the_roles() -> None:
+    stuck = [{"pod": "demo-trainer-1", "uid": "u", "node": "n1", "since": ago(minutes=12), "why": "hangs"}]
+    page = status.page(Job(make_job(**running() | {"stuckPods": stuck})), [], NOW)
+    assert "STUCK         demo-trainer-1 on n1, should have ended 12m ago" in page.split("\n")

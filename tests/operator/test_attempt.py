@@ -20,8 +20,12 @@ def test_an_attempt_opens_when_every_pod_has_reported() -> None:
     assert decision.status.attempt == Attempt(
         number=1,
         members=[
-            Member(pod="demo-trainer-0", pod_uid="pod-0", boot_id="boot-0", node_rank=0, address="10.0.0.0"),
-            Member(pod="demo-trainer-1", pod_uid="pod-1", boot_id="boot-1", node_rank=1, address="10.0.0.1"),
+            Member(
+                pod="demo-trainer-0", pod_uid="pod-0", boot_id="boot-0", node_rank=0, address="10.0.0.0", node="node-1"
+            ),
+            Member(
+                pod="demo-trainer-1", pod_uid="pod-1", boot_id="boot-1", node_rank=1, address="10.0.0.1", node="node-1"
+            ),
         ],
         generation=1,
         started_at=stamp(NOW),
@@ -121,7 +125,7 @@ def test_a_drained_pod_that_is_gone_has_still_drained() -> None:
     status = make_job().with_attempt(**told).reported(**DRAINED).without_pod(1).next()
     assert status.attempt and status.attempt.ended_at
     assert status.last_failure is None
-    assert status.restarts == Restarts(total=1)
+    assert status.restarts == Restarts(total=1, uncounted=1)
 
 
 def test_a_node_that_stays_away_is_lost_and_not_before() -> None:

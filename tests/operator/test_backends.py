@@ -17,6 +17,7 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.render import scheduler_objects
 from rljob_operator.render.gang import stateful_set
+from rljob_operator.render.template import pod_template
 from simulator.cluster import FakeCluster
 from simulator.makers import META
 from simulator.objects import job_object
@@ -53,7 +54,7 @@ def gpu_spec(**scheduling: Any) -> Any:
 
 
 def template(spec: Any, role: str) -> dict[str, Any]:
-    return stateful_set(META, spec, role, 1)["spec"]["template"]
+    return pod_template(META, spec, role)
 
 
 def test_kueue_gets_one_pod_group_over_both_sets_with_its_topology() -> None:
@@ -72,7 +73,7 @@ def test_kueue_gets_one_pod_group_over_both_sets_with_its_topology() -> None:
 def test_a_set_itself_is_no_workload_of_kueue() -> None:
     """Its queue label would make each set a gang of its own, which may only be scaled between 0 and all."""
     spec = gpu_spec(backend="kueue", queue="team")
-    made = stateful_set(META, spec, names.ROLE_TRAINER, 4)
+    made = stateful_set(META, names.ROLE_TRAINER, 4, pod_template(META, spec, names.ROLE_TRAINER))
     assert not any("kueue" in key for key in made["metadata"]["labels"])
     assert "schedulingGates" not in made["spec"]["template"]["spec"], "Kueue's webhook adds its own"
     assert "podset-preferred-topology" not in str(made), "without levels nothing is said about topology"

@@ -103,6 +103,7 @@ def test_conditions_follow_the_state_and_keep_their_times() -> None:
     assert {c.type: c.status for c in first.conditions} == {
         "Admitted": "True",
         "Placed": "True",
+        "NodesSound": "True",
         "TrainerReady": "True",
         "RolloutsReady": "True",
         "Reconciling": "False",

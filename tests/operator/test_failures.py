@@ -4,9 +4,11 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
-from rljob_operator.policies.outcome import backoff
-from rljob_operator.times import stamp
+from rljob_operator.policies.backoff import backoff
+from rljob_operator.policies.causes import Cause
+from rljob_operator.times import seconds, stamp
 from simulator.makers import NOW, checkpoint, make_job
+from simulator.world import NAMESPACE, World
 
 
 def test_a_failure_stops_the_rest_of_the_gang_first() -> None:
@@ -49,16 +51,24 @@ def test_a_lost_pod_explains_what_its_peers_report() -> None:
         reasons.POD_DELETED,
         "demo-trainer-1",
     )
-    assert status.restarts == Restarts(total=1, counted=0)
+    assert status.restarts == Restarts(total=1, counted=0, uncounted=1)
 
 
 @pytest.mark.parametrize(
     ("change", "reason", "counted"),
     [
         ({"phase": "Failed", "running": False, "disrupted": "preempted by x"}, reasons.POD_DISRUPTED, 0),
+        ({"phase": "Failed", "running": False, "failed": "Evicted: it used too much"}, reasons.POD_FAILED, 1),
+        (
+            {"phase": "Failed", "running": False, "failed": "Terminated", "disrupted": "its node shuts down"},
+            reasons.POD_DISRUPTED,
+            0,
+        ),
         ({"deleting": True, "running": False}, reasons.POD_DELETED, 0),
+        ({"deleting": True, "running": False, "phase": "Failed"}, reasons.POD_DELETED, 0),
         ({"lost_since": NOW - 120}, reasons.NODE_LOST, 0),
-        ({"running": False, "exited": "OOMKilled (exit code 137)"}, reasons.CONTAINER_RESTARTED, 1),
+        ({"running": False, "exited": "Error (exit code 137)"}, reasons.CONTAINER_RESTARTED, 1),
+        ({"running": False, "exited": "OOMKilled (exit code 137)", "out_of_memory": True}, reasons.OUT_OF_MEMORY, 1),
     ],
 )
 def test_only_what_nobody_did_on_purpose_counts(change: dict[str, object], reason: str, counted: int) -> None:
@@ -129,3 +139,68 @@ def test_a_rollout_that_is_misconfigured_fails_the_job() -> None:
     status = job.next()
     assert status.attempt and status.attempt.reason == reasons.CONFIGURATION_ERROR
     assert "spec.rollout.vllmArgs: no such argument" in status.message
+
+
+async def test_a_container_that_ran_out_of_memory_is_called_that_also_when_its_successor_runs_already() -> None:
+    world = World(steps=400)
+    world.apply(lifecycle={"backoffSeconds": 1})
+    await world.until(state="Running", step=3)
+    pod = world.cluster.edit("Pod", NAMESPACE, "demo-trainer-1")
+    pod["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Gi"}}
+    (container,) = pod["status"]["containerStatuses"]
+    container["lastState"] = {"terminated": {"reason": "OOMKilled", "exitCode": 137}}
+    world.restart_container(1)
+    await world.until(state="Running", attempt=2)
+    last = world.status.last_failure
+    assert last and (last.reason, last.pod, world.status.restarts.counted) == (
+        reasons.OUT_OF_MEMORY,
+        "demo-trainer-1",
+        1,
+    )
+    assert last.failure and last.failure.message == (
+        "the container on node node-1 needed more memory than its limit of 64Gi: OOMKilled (exit code 137)"
+    )
+    assert str(Cause(last.reason, last.pod, last.failure)).startswith("demo-trainer-1: OutOfMemory: the container on ")
+
+
+async def test_a_process_that_ran_out_of_memory_is_called_that_when_its_launcher_says_so() -> None:
+    """Its container lives on, so the next attempt does not wait for another boot."""
+    world = World(steps=400)
+    world.apply(lifecycle={"backoffSeconds": 1})
+    await world.until(state="Running", step=3)
+    world.launcher(1).fail("killed", "OutOfMemory", world.now)
+    await world.until(state="Running", attempt=2)
+    last = world.status.last_failure
+    assert last and (last.reason, last.pod, world.status.restarts.counted) == (
+        reasons.OUT_OF_MEMORY,
+        "demo-trainer-1",
+        1,
+    )
+    assert (
+        last.failure
+        and str(Cause(last.reason, last.pod, last.failure)) == "demo-trainer-1 (rank 0): OutOfMemory: it broke"
+    )
+
+
+async def test_a_full_volume_is_waited_for_longer_each_time_and_ends_no_job() -> None:
+    world = World(steps=400)
+    world.apply(lifecycle={"maxRestarts": 0, "backoffSeconds": 4})
+    waits = []
+    for attempt in (1, 2, 3):
+        await world.until(state="Running", attempt=attempt)
+        world.launcher(1).fail("full", "OSError", world.now)
+        await world.until(state="Restarting")
+        while world.status.attempt and not world.status.attempt.ended_at:
+            await world.turn()
+        waits.append(seconds(world.status.restarts.not_before) - world.now)
+    assert waits == [4, 8, 16]
+    assert world.status.last_failure and world.status.last_failure.reason == reasons.VOLUME_FULL
+    conditions = {c.type: c for c in world.status.conditions}
+    assert (conditions["Stalled"].status, conditions["Stalled"].reason) == ("True", reasons.VOLUME_FULL)
+    assert conditions["Reconciling"].status == "False", "never both"
+    why = "attempt 3 failed (demo-trainer-1 (rank 0): OSError: it broke); make room on the volume; the next starts at "
+    assert world.status.message == conditions["Stalled"].message == why + world.status.restarts.not_before
+    await world.until(state="Running", attempt=4)
+    assert next(c for c in world.status.conditions if c.type == "Stalled").status == "False"
+    await world.until(step=world.status.progress.step + 5)
+    assert world.status.restarts.uncounted == 0, "there was room, and it has saved"

@@ -9,7 +9,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "failures.md"
 COSTS = (
     (reasons.COUNTED, "a restart that counts against maxRestarts, after a back-off"),
-    (reasons.NOT_COUNTED, "a restart that does not count"),
+    (reasons.NOT_COUNTED - reasons.DELAYED, "a restart that does not count"),
+    (reasons.DELAYED, "a restart that does not count, after a back-off"),
     (frozenset({reasons.CONFIGURATION_ERROR}), "the job"),
 )
 

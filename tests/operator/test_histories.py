@@ -14,6 +14,7 @@ from rljob_api import names, reasons
 from rljob_api.protocol import Control
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
+from rljob_operator.policies.backoff import LONGEST_BACKOFF
 from simulator.cluster import Crash
 from simulator.feed import HOSTILE, PROMPT
 from simulator.world import NAMESPACE, World, of_rollouts
@@ -65,7 +66,10 @@ class Histories(RuleBasedStateMachine):
         pooled = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]}
         parts: dict[str, Any] = pooled if task.endswith("pool") else OF_FOUR_GANGS if task.endswith("gangs") else {}
         self.world.apply(
-            task=self.task, **parts, lifecycle={"backoffSeconds": 1, "maxRestarts": 5}, scheduling={"backend": backend}
+            task=self.task,
+            **parts,
+            lifecycle={"backoffSeconds": 1, "maxRestarts": 5, "strandedSeconds": 20},
+            scheduling={"backend": backend},
         )
 
     def teardown(self) -> None:
@@ -74,6 +78,7 @@ class Histories(RuleBasedStateMachine):
             self.world.cluster.crash_after = None
             self.world.cluster.full.clear()
             self.ask("resume")
+            self.world.now += LONGEST_BACKOFF
             for _ in range(150):
                 self.turn()
                 if self.world.status.outcome:
@@ -82,7 +87,7 @@ class Histories(RuleBasedStateMachine):
                     if launcher.state == "running" and self.world.status.state == "Running":
                         launcher.stop("succeeded")
             assert self.world.status.outcome_reason in ENDS, self.world.status
-            self.world.now += 3600
+            self.world.elapse(3600)
             self.world.restart_operator()
             for _ in range(5):
                 self.turn()
@@ -149,10 +154,13 @@ class Histories(RuleBasedStateMachine):
         return [p["metadata"]["name"] for p in self.world.cluster.pods(NAMESPACE)]
 
     @precondition(lambda self: hasattr(self, "world") and self.pods())
-    @rule(data=st.data(), how=st.sampled_from(["kill", "delete"]))
+    @rule(data=st.data(), how=st.sampled_from(["kill", "delete", "fail", "evict"]))
     def a_pod_goes(self, data: st.DataObject, how: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.pods())))
-        self.world.kill_pod(name) if how == "kill" else self.world.delete_pod(name)
+        if how in ("fail", "evict"):
+            self.world.fail_pod(name, "Evicted", "it used too much", disrupted="drained" if how == "evict" else "")
+        else:
+            self.world.kill_pod(name) if how == "kill" else self.world.delete_pod(name)
 
     @precondition(lambda self: hasattr(self, "world") and self.world.launchers)
     @rule(data=st.data(), kind=st.sampled_from(["application", "collective", "killed", "restart", "configuration"]))

@@ -197,7 +197,7 @@ async def test_a_foreign_object_with_a_childs_name_is_left_alone_and_named() -> 
     world.apply()
     for _ in range(5):
         world.feed.deliver()
-        await world.operator((NAMESPACE, "demo"))
+        await world.reconcile("demo")
     assert (
         world.status.message
         == "ConfigMap demo-control exists and has not this job's labels; delete it or rename the job"

@@ -7,6 +7,7 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api import names
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.protocol import Member, Progress, Report
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.cluster import ClusterCache
@@ -102,12 +103,14 @@ def test_a_pod_that_cannot_be_scheduled_and_one_that_was_evicted() -> None:
 
 def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     silent = node_object(False, "2026-01-02T00:00:00Z")
-    assert parse_node(silent).lost_since == seconds("2026-01-02T00:00:00Z")
+    assert parse_node(silent, LeaveNodes()).lost_since == seconds("2026-01-02T00:00:00Z")
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
-    assert parse_node(silent | {"spec": {"taints": [taint]}}).out_of_service
+    assert parse_node(silent | {"spec": {"taints": [taint]}}, LeaveNodes()).out_of_service
     pods = {"pods": 110_000}
-    assert parse_node(node_object(True)) == Node(
-        name="node-1", schedulable=SchedulableNode("node-1", free=pods, size=pods)
+    assert parse_node(node_object(True), LeaveNodes()) == Node(
+        name="node-1",
+        schedulable=SchedulableNode("node-1", free=pods, size=pods),
+        answers_since=seconds("2026-01-01T00:00:00Z"),
     )
 
 
@@ -214,6 +217,22 @@ async def test_a_members_pod_that_lost_its_labels_is_not_taken_for_gone() -> Non
     assert (await eye.look(1001.0)).pod(member) is None
     assert (await eye.look(1002.0)).pod(member) is None
     assert cluster.requests == requests + 1, "asked once"
+
+
+async def test_pods_that_are_gone_are_remembered_for_the_length_of_an_attempt() -> None:
+    """A job that loses a pod a day would otherwise fill the operator's memory."""
+    cluster, state = FakeCluster(), ReconcilerState()
+    attempt = open_attempt(cluster)
+    cluster.remove(cluster.objects["Pod", "research", "demo-trainer-1"])
+    for number in range(1, 30):
+        members = [m.model_copy(update={"pod_uid": f"gone-{number}"}) for m in attempt.members]
+        later = attempt.model_copy(update={"number": number, "members": members})
+        cluster.edit("RLJob", *KEY)["status"] = JobStatus(attempt=later).dump()
+        await observed(cluster, state, 1000.0 + number)
+    (remembered,) = state.gone.values()
+    assert remembered[1] == {"gone-29"}
+    state.forget(KEY)
+    assert not state.gone
 
 
 async def test_a_heartbeat_ages_on_our_clock() -> None:

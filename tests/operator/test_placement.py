@@ -6,6 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api import names, reasons
+from rljob_api.job_policy import JobPolicy
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
 from rljob_operator.schedulers.builtin import scheduler
@@ -153,7 +155,7 @@ async def test_seats_that_nobody_fetches_are_given_to_others() -> None:
     assert crowd.status("second").message.startswith("waiting for capacity")
     crowd.delete("first")
     crowd.feed.deliver()
-    await crowd.operator((NAMESPACE, "first"))
+    await crowd.pass_over("first")
     await crowd.turns(3)
     assert len(crowd.on_nodes("second")) == 3
 
@@ -171,7 +173,7 @@ async def test_a_node_that_does_not_take_its_pod_is_left_alone_and_the_others_st
     placement = crowd.status("demo").placement
     assert placement and [e.node for e in placement.excluded] == ["b"]
     crowd.cluster.full.clear()
-    crowd.now += EXCLUDED_SECONDS
+    crowd.elapse(EXCLUDED_SECONDS)
     await crowd.turns(2)
     placement = crowd.status("demo").placement
     assert placement and placement.excluded == []
@@ -205,8 +207,8 @@ async def test_a_pod_of_a_dead_node_gets_another_and_the_others_stay() -> None:
     assert {pod: node for pod, node in before.items() if node != dead}.items() <= after.items()
 
 
-async def test_a_cordoned_node_keeps_its_pods_and_gets_no_new_ones() -> None:
-    crowd = Crowd({"a": 2, "b": 2, "c": 2})
+async def test_a_cordoned_node_that_jobs_need_not_leave_keeps_its_pods_and_gets_no_new_ones() -> None:
+    crowd = Crowd(nodes={"a": 2, "b": 2, "c": 2}, policy=JobPolicy(leave_nodes=LeaveNodes(cordoned=False)))
     crowd.apply("demo", trainers=2)
     await crowd.turns(4)
     cordoned = crowd.on_nodes("demo")["demo-trainer-1"]

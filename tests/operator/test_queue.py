@@ -218,7 +218,7 @@ async def test_the_lease_of_a_dead_operator_runs_out(monkeypatch: pytest.MonkeyP
     await asyncio.wait_for(LeaderElector(cluster, "rljob-system", "next", lambda: None).acquire(), SECONDS)
 
 
-async def test_an_operator_that_cannot_renew_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operator_that_cannot_renew_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
     monkeypatch.setattr(lease, "RENEW_DEADLINE", 0.05)
     with pytest.raises(lease.LeaseLost):
@@ -253,11 +253,108 @@ async def test_an_operator_gives_up_before_another_can_take_the_lease(monkeypatc
     await asyncio.wait_for(others, SECONDS)
 
 
-async def test_an_operator_that_sees_another_holder_ends_itself_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_operator_that_sees_another_holder_gives_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
     cluster = FakeCluster()
     held = LeaderElector(cluster, "rljob-system", "one", lambda: None)
     await held.acquire()
     cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] = "thief"
+    assert held.is_leader()
     with pytest.raises(lease.LeaseLost):
         await asyncio.wait_for(held.renew(), SECONDS)
+    assert not held.is_leader(), "although the lease would have lasted"
+
+
+class Work:
+    """What an operator does while it leads: it waits, and takes a while to end."""
+
+    def __init__(self) -> None:
+        self.terms: list[str] = []
+
+    async def __call__(self) -> None:
+        self.terms.append("begins")
+        try:
+            await asyncio.sleep(10 * SECONDS)
+        finally:
+            await asyncio.sleep(0.05)
+            self.terms.append("has ended")
+
+
+class Outages(FakeCluster):
+    """An API server that can be away."""
+
+    away = False
+
+    async def get(self, kind: str, namespace: str | None, name: str) -> Object:
+        if self.away:
+            raise ApiError(0, "connection refused")
+        return await super().get(kind, namespace, name)
+
+
+@asynccontextmanager
+async def leading(elector: LeaderElector, work: Work) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(elector.lead(work))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_the_work_begins_anew_after_an_outage_in_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    monkeypatch.setattr(lease, "RENEW_DEADLINE", 0.5)
+    cluster, work = Outages(), Work()
+    elector = LeaderElector(cluster, "rljob-system", "one", lambda: None)
+    async with leading(elector, work) as task:
+        for term in range(1, 4):
+            await until(lambda: len(work.terms) == 2 * term - 1)  # noqa: B023
+            assert elector.is_leader()
+            cluster.away = True
+            await until(lambda: len(work.terms) == 2 * term)  # noqa: B023
+            assert not elector.is_leader() and not task.done()
+            cluster.away = False
+        assert work.terms == ["begins", "has ended"] * 3, "one at a time"
+        await until(lambda: len(work.terms) == 7)
+    assert cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] == "", "it is given back"
+
+
+async def test_the_work_ends_when_another_operator_takes_the_lease_and_begins_when_that_one_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    cluster, works = FakeCluster(), (Work(), Work())
+    first, second = (LeaderElector(cluster, "rljob-system", name, lambda: None) for name in ("one", "two"))
+    async with leading(first, works[0]):
+        await until(lambda: works[0].terms == ["begins"])
+        async with leading(second, works[1]):
+            cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] = "two"
+            await until(lambda: works[1].terms == ["begins"])
+            await until(lambda: works[0].terms == ["begins", "has ended"])
+            assert second.is_leader() and not first.is_leader()
+        await until(lambda: works[0].terms == ["begins", "has ended", "begins"])
+        assert works[1].terms == ["begins", "has ended"]
+
+
+async def test_a_lease_that_somebody_took_and_deleted_is_held_again_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    cluster, work, beats = FakeCluster(), Work(), list[int]()
+    elector = LeaderElector(cluster, "rljob-system", "one", lambda: beats.append(1))
+    async with leading(elector, work):
+        await until(lambda: work.terms == ["begins"])
+        cluster.edit("Lease", "rljob-system", lease.NAME)["spec"]["holderIdentity"] = "thief"
+        await until(lambda: work.terms == ["begins", "has ended"])
+        cluster.remove(cluster.objects["Lease", "rljob-system", lease.NAME])
+        await until(lambda: len(work.terms) == 3)
+        beats.clear()
+        await until(lambda: len(beats) > 5)
+        assert work.terms == ["begins", "has ended", "begins"] and elector.is_leader()
+
+
+async def test_an_error_of_the_work_itself_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken() -> None:
+        raise ValueError("unsound")
+
+    elector = LeaderElector(FakeCluster(), "rljob-system", "one", lambda: None)
+    with pytest.RaisesGroup(ValueError):
+        await asyncio.wait_for(elector.lead(broken), SECONDS)

@@ -41,6 +41,8 @@ class Server:
         self.pods: list[Object] = []
         self.later: list[Object] = []
         self.version = 10
+        self.refused = 0
+        """Lists that are still to be answered with 410."""
         self.watches: list[int | list[Object]] = []
         self.asked: list[str] = []
         """`list`, or the version from which a watch was asked for."""
@@ -50,6 +52,9 @@ class Server:
             return await self._watch(request)
         if request.path == PODS:
             self.asked.append("list")
+            if self.refused:
+                self.refused -= 1
+                return web.json_response(GONE["object"], status=410)
         items = self.pods if request.path == PODS else []
         return web.json_response(
             {"apiVersion": "v1", "metadata": {"resourceVersion": str(self.version)}, "items": items}
@@ -92,9 +97,10 @@ class Case:
 
 @asynccontextmanager
 async def case(
-    *watches: int | list[Object], pods: tuple[Object, ...] = (), later: tuple[Object, ...] = ()
+    *watches: int | list[Object], pods: tuple[Object, ...] = (), later: tuple[Object, ...] = (), refused: int = 0
 ) -> AsyncIterator[Case]:
     server, app = Server(), web.Application()
+    server.refused = refused
     server.watches, server.pods, server.later = list(watches), list(pods), list(later)
     app.router.add_get("/{path:.*}", lambda request: server.answer(request))
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -130,6 +136,27 @@ async def test_after_410_a_new_list_says_what_vanished() -> None:
         [change("ADDED", pod("b", 11)), GONE], pods=(pod("a", 9), pod("c", 9)), later=(pod("c", 9),)
     ) as found:
         await found.until({"c"}, ["list", "10", "list", "20"])
+
+
+async def test_lists_that_are_refused_as_too_old_are_made_with_a_pause_that_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server that is overloaded answers so to each page that comes too late; a list of all pods at once again would keep it there."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def counted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(reflector, "LONGEST_PAUSE", 15.0)
+    monkeypatch.setattr(reflector.asyncio, "sleep", counted)
+    async with case(pods=(pod("a", 9),), refused=4) as found:
+        async with asyncio.timeout(60):
+            while len(found.server.asked) < 6:
+                await sleep(0.01)
+        assert found.server.asked[:6] == ["list"] * 5 + ["10"]
+    assert pauses[:4] == [0.01, 0.02, 0.04, 0.08]
 
 
 @pytest.mark.parametrize("code", [401, 429, 500, 503])

@@ -51,7 +51,7 @@ async def test_the_pending_deadline_names_what_was_refused() -> None:
         raise error(403, "POST", "exceeded quota: team")
 
     world.apply(lifecycle={"pendingDeadlineSeconds": 5})
-    await world.operator(("research", "demo"))
+    await world.reconcile("demo")
     world.cluster.create = refusing  # type: ignore[method-assign]
     for kind in ("StatefulSet", "Role"):
         for key in [key for key in world.cluster.objects if key[0] == kind]:

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
+from yarl import URL
 
 from rljob_operator import relist
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.handlers import EVERYWHERE, SERVED
-from rljob_operator.kube.api import ApiError, Key, Listing, scope_of
+from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED
+from rljob_operator.kube.api import ApiError, Key, Listing, path, scope_of
 from rljob_operator.relist import Relist
 from simulator.cluster import FakeCluster
 from simulator.objects import job_object
@@ -210,3 +212,44 @@ async def test_a_namespace_whose_watch_is_refused_is_served_no_more_until_it_was
 )
 def test_a_request_is_known_by_its_path(path: str, scope: object) -> None:
     assert scope_of(path) == scope
+
+
+@pytest.mark.parametrize("base", ["", "/", "/k8s/clusters/c-m-abc", "/k8s/clusters/c-m-abc/", "/apis/proxy"])
+async def test_everything_counts_as_listed_behind_a_proxy_that_serves_the_api_below_a_path(base: str) -> None:
+    async with case() as found:
+        for scope in found.relist.scopes:
+            url = f"https://rancher.example{base.rstrip('/')}{path(*scope)}"
+            request = SimpleNamespace(url=URL(url))
+
+            async def answered(_: object) -> SimpleNamespace:
+                return SimpleNamespace(status=200)
+
+            await found.relist.observe(f"https://rancher.example{base}", request, answered)  # type: ignore[arg-type]
+        async with asyncio.timeout(60):
+            await found.relist.complete()
+        assert found.relist.serves("research")
+
+
+async def test_everything_is_listed_again_when_the_lease_is_held_again_even_if_that_was_cut_short() -> None:
+    """The lease may be lost again while the lists are made."""
+    found = Case()
+    for _ in range(3):
+        found.relist.begin()
+        assert not found.relist.serves("research") and not found.is_complete()
+        running = asyncio.create_task(found.relist.run())
+        if not found.relist._watched:
+            await found.kopf_lists_all()
+        for _ in range(2):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running])
+    found.relist.begin()
+    found.woken.clear()
+    running = asyncio.create_task(found.relist.run())
+    for kind, namespace in found.relist.scopes:
+        if kind in REFLECTED:
+            await found.relist.list_after_jobs(kind, namespace)
+    async with asyncio.timeout(60):
+        await found.relist.complete()
+    assert found.relist.serves("research") and found.woken == {JOB, OTHER}, "every job is reconciled"
+    running.cancel()

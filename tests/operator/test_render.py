@@ -331,5 +331,5 @@ async def test_a_reconcile_renders_no_template_more_than_twice(monkeypatch: pyte
         return render_template(job, spec, role, token)
 
     monkeypatch.setattr(template, "_template", counted)
-    await world.pass_over("demo")
+    await world.reconcile("demo")
     assert rendered == {"trainer": 2, "rollout": 2}

@@ -29,14 +29,33 @@ async def test_a_checkpoint_that_was_deleted_by_hand_is_told_of() -> None:
     assert not [m for m in messages(world, reasons.CHECKPOINT_SAVED) if m.startswith("step 4 ")][1:], "it is no news"
 
 
-async def test_all_checkpoints_gone_means_the_initial_weights() -> None:
+async def test_a_job_whose_checkpoints_are_all_gone_ends_and_starts_over_only_when_it_is_asked_to() -> None:
     world = World(steps=10**6)
     world.apply()
     await world.until(state="Running", step=6)
     world.checkpoints = []
     world.kill_pod("demo-trainer-1")
-    await world.until(state="Running", attempt=2)
-    assert messages(world, reasons.CHECKPOINT_MISSING)[0].startswith("attempt 2 starts from the initial weights: ")
+    await world.until(state="Failed", attempt=2)
+    assert "no complete checkpoint of its lineage is left" in world.status.message
+    assert world.status.outcome_reason == reasons.CONFIGURATION_ERROR
+    world.request("n1", "resume", 0)
+    await world.until(state="Running", attempt=3)
+    assert world.status.progress.started_from == 0
+    await world.until(step=6)
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Running", attempt=4)
+
+
+async def test_a_suspended_job_whose_checkpoints_were_all_removed_does_not_start_over_when_it_resumes() -> None:
+    world = World(steps=10**6)
+    world.apply()
+    await world.until(state="Running", step=6)
+    world.request("n1", "suspend")
+    await world.until(state="Suspended")
+    world.checkpoints = []
+    world.request("n2", "resume")
+    await world.until(state="Failed")
+    assert "no complete checkpoint of its lineage is left" in world.status.message
 
 
 @pytest.mark.parametrize(("field", "left"), [(RESUME_STEP, [20, 60]), ("spec.model.path", [20, 40, 60])])

@@ -10,7 +10,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache import cache as cache_module
 from rljob_operator.cache.cache import Cache
-from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.cluster import CAPACITY, ClusterCache
 from rljob_operator.handlers import CAPACITY_DELAY, EventHandlers
 from rljob_operator.kube.api import Key, Object
 from simulator.feed import HOSTILE
@@ -78,6 +78,40 @@ def test_a_list_removes_what_it_lacks_but_not_what_is_newer() -> None:
     assert known.prune(set(), "30", "elsewhere") == set()
 
 
+def test_what_a_list_lacked_does_not_come_back_from_a_late_event_or_answer() -> None:
+    known = store()
+    known.put(thing(5, name="a"))
+    known.prune(set(), "9", None)
+    assert known.put(thing(7, name="a")) == set(), "older than the list that lacked it"
+    assert known.put(thing(8, name="never seen")) == set() and known.values() == []
+    assert known.put(thing(10, name="a")) == {JOB}, "made again since"
+
+
+def test_a_list_of_one_namespace_says_nothing_of_others() -> None:
+    known = store()
+    known.prune(set(), "9", "production")
+    assert known.put(thing(7)) == {JOB}
+    known.prune(set(), "9", "research")
+    assert known.put(thing(7)) == set() and known.values() == []
+
+
+def test_a_version_that_a_live_read_did_not_find_does_not_come_back() -> None:
+    known = store()
+    known.put(thing(5))
+    assert known.delete(("research", "a")) == {JOB}
+    assert known.put(thing(5)) == set() and known.values() == []
+    assert known.put(thing(6, uid="successor")) == {JOB}
+
+
+def test_a_history_that_began_again_is_followed_after_its_next_list() -> None:
+    """As after etcd was restored from a backup, whose versions are lower."""
+    known = store()
+    known.put(thing(900))
+    known.prune({("research", "a")}, "1000", None)
+    known.prune({("research", "a")}, "100", None)
+    assert known.put(thing(150, name="b")) == {JOB}
+
+
 def test_a_change_that_does_not_matter_is_kept_and_not_told() -> None:
     known = store()
     known.put(thing(1, 7))
@@ -131,32 +165,52 @@ async def test_pods_of_one_name_in_two_namespaces_are_two() -> None:
     assert {use.node for use in cache.usage.values()} == {"n1", "n2"}
     deleted = ours | {"metadata": ours["metadata"] | {"resourceVersion": "4"}}
     woken = await seen(Event("DELETED", deleted), Event("MODIFIED", theirs), cache=cache)
-    assert set(woken) == {("research", "demo")}
+    assert set(woken) == {("research", "demo"), CAPACITY}
     assert {use.node for use in cache.usage.values()} == {"n2"}
     changed = theirs | {"metadata": theirs["metadata"] | {"resourceVersion": "5"}, "spec": {"nodeName": "n3"}}
-    assert set(await seen(Event("MODIFIED", changed), cache=cache)) == {("production", "demo")}
+    woken = await seen(Event("MODIFIED", changed), cache=cache)
+    assert set(woken) == {("production", "demo"), CAPACITY}, "it has left the other node"
 
 
-async def test_a_pod_that_goes_wakes_who_waits_for_capacity() -> None:
+async def test_capacity_is_offered_a_while_after_a_pod_has_ended() -> None:
     cache = ClusterCache(lambda: 0.0)
-    for name, problem in (("waits", "no capacity"), ("runs", "")):
-        meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
-        cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
+    cache.put(node_of(2, "n1"))
     assert await seen(Event("ADDED", pod(3, "n1")), cache=cache) == {}, "one that comes gives nobody capacity"
     ended = Event("MODIFIED", pod(4, "n1", phase="Succeeded"))
-    assert await seen(ended, cache=cache) == {("research", "waits"): CAPACITY_DELAY}
+    assert await seen(ended, cache=cache) == {CAPACITY: CAPACITY_DELAY}
+    assert await seen(Event("MODIFIED", node_of(5, "n1")), kind="Node", cache=cache) == {}, "a heartbeat"
+    cordoned = node_of(6, "n1") | {"spec": {"unschedulable": True}}
+    assert await seen(Event("MODIFIED", cordoned), kind="Node", cache=cache) == {CAPACITY: CAPACITY_DELAY}
 
 
-async def test_a_job_that_is_deleted_wakes_who_waits_for_its_seats() -> None:
-    cache = ClusterCache(lambda: 0.0)
-    for name, problem in (("waits", "no capacity"), ("goes", "")):
-        meta = {"name": name, "namespace": "research", "uid": name, "resourceVersion": "2"}
-        cache.put({"kind": "RLJob", "metadata": meta, "spec": {}, "status": {"placement": {"problem": problem}}})
-    changed = {"kind": "RLJob", "metadata": meta | {"resourceVersion": "3"}, "spec": {"suspend": True}}
-    assert await seen(Event("MODIFIED", changed), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
-    gone = Event("DELETED", {"kind": "RLJob", "metadata": meta | {"resourceVersion": "4"}})
-    woken = await seen(gone, kind="RLJob", cache=cache)
-    assert woken == {("research", "goes"): 0.0, ("research", "waits"): CAPACITY_DELAY}
+@pytest.mark.parametrize("how", ["deleted", "being deleted", "without a placement"])
+async def test_the_assignments_of_a_job_that_does_not_want_them_any_more_are_offered_to_others(how: str) -> None:
+    """Also when none of its pods has arrived, so that none ends."""
+    cache, meta = ClusterCache(lambda: 0.0), {"name": "goes", "namespace": "research", "uid": "goes"}
+    seat = {"pod": "goes-trainer-0", "node": "n1", "rank": 0}
+    placement = {"assignments": [seat], "requests": {"trainer": {"pods": 1000}}}
+    cache.put(node_of(2, "n1"))
+    job = {"kind": "RLJob", "metadata": meta | {"resourceVersion": "3"}, "spec": {}, "status": {"placement": placement}}
+    assert await seen(Event("ADDED", job), kind="RLJob", cache=cache) == {("research", "goes"): 0.0}
+    free = cache.capacity.free("n1")
+    assert free and free.free == {"pods": 109_000}
+    ends = {
+        "deleted": Event("DELETED", job | {"metadata": meta | {"resourceVersion": "4"}}),
+        "being deleted": Event(
+            "MODIFIED", job | {"metadata": meta | {"resourceVersion": "4", "deletionTimestamp": "x"}}
+        ),
+        "without a placement": Event("MODIFIED", job | {"metadata": meta | {"resourceVersion": "4"}, "status": {}}),
+    }
+    woken = await seen(ends[how], kind="RLJob", cache=cache)
+    assert woken == {("research", "goes"): 0.0, CAPACITY: CAPACITY_DELAY}
+    free = cache.capacity.free("n1")
+    assert free and free.free == {"pods": 110_000}
+
+
+def node_of(version: int, name: str) -> Object:
+    node = node_object(True, name=name)
+    node["metadata"] |= {"uid": name, "resourceVersion": str(version)}
+    return node
 
 
 async def test_a_heartbeat_wakes_its_job_when_its_progress_is_due() -> None:
@@ -178,7 +232,8 @@ async def test_a_nodes_heartbeat_is_not_looked_up_among_all_pods(monkeypatch: py
         node["metadata"] |= {"uid": "n", "resourceVersion": str(version)}
         node["status"]["conditions"][0]["lastHeartbeatTime"] = f"2026-01-01T00:0{version}:00Z"
         woken = await seen(Event("MODIFIED", node), kind="Node", cache=cache)
-        assert (len(looked), set(woken)) == {3: (1, {JOB}), 4: (1, set()), 5: (2, {JOB})}[version]
+        expected = {3: (1, {JOB, CAPACITY}), 4: (1, set()), 5: (2, {JOB, CAPACITY})}
+        assert (len(looked), set(woken)) == expected[version]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def check(decision: Decision) -> None:
     for line in [decision.status.message, *(c.message for c in decision.status.conditions)]:
         assert "\n" not in line
     for event in decision.events:
-        assert event_object(META, event, NOW)["message"].isprintable()
+        assert event_object(META, event, event.message, NOW)["message"].isprintable()
 
 
 def leaves(value: Any) -> list[Any]:
@@ -129,10 +130,23 @@ def test_of_the_metrics_that_reward_functions_name_a_few_of_plain_names_are_kept
     assert decision.status.progress.metrics == {"reward/mean": 0.5} | own
 
 
-def test_a_path_with_a_line_end_forges_no_line() -> None:
-    saved = {"step": 3, "attempt": 1, "path": "/d\x1b[2J\n12:00 INFO research/other: step 77777 is saved"}
-    progress = {"phase": "training", "startedFrom": 0, "step": 3, "checkpoints": [saved]}
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"step": 3, "path": "/d\x1b[2J\n12:00 INFO research/other: step 77777 is saved"},
+        {"step": 3, "path": "/data/run/global_step_2"},
+        {"step": 3, "path": "/data/other/global_step_3"},
+        {"step": 3, "path": "/data/run/../other/global_step_3"},
+        {"step": 4, "path": "/data/run/global_step_4"},
+        {"step": 77_777, "path": "/data/run/global_step_77777"},
+    ],
+    ids=str,
+)
+def test_a_checkpoint_that_the_job_cannot_have_is_not_believed(forged: dict[str, Any]) -> None:
+    """Neither its place nor its step."""
+    honest = {"step": 2, "attempt": 1, "path": "/data/run/global_step_2"}
+    progress = {"phase": "training", "startedFrom": 0, "step": 3, "checkpoints": [honest, forged | {"attempt": 1}]}
     decision = decide_on(IDENTITY | {"attempt": 1, "state": "running", "progress": progress})
-    assert [e.message for e in decision.events] == [
-        "step 3 is saved at /d 12:00 INFO research/other: step 77777 is saved"
-    ]
+    assert [found.step for found in decision.status.checkpoint.kept] == [2]
+    assert decision.status.checkpoint.latest == decision.status.checkpoint.kept[0]
+    assert [e.message for e in decision.events] == ["step 2 is saved at /data/run/global_step_2"]

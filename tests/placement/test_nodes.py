@@ -9,7 +9,7 @@ from api.specs import make_spec
 from placement.makers import GPU, make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_api import names
 from rljob_api.quantity import exact, parse, show
-from rljob_placement.cluster import Node, parse_node, requests
+from rljob_placement.cluster import Node, essential, occupied, parse_node, requests
 from rljob_placement.gang import Demand
 from rljob_placement.nodes import Stay
 from rljob_placement.plan import plan
@@ -53,6 +53,18 @@ def test_a_pod_requests_what_the_scheduler_counts() -> None:
     assert requests({"containers": [{"resources": {"limits": {GPU: "8"}}}]})[GPU] == 8000
     whole = requests(pod | {"resources": {"requests": {"cpu": "3"}}})
     assert whole == {"cpu": 3100, "pods": 1000}, "of the pod in place of its containers' sum"
+
+
+def test_the_essential_part_of_a_pod_takes_what_the_pod_does() -> None:
+    resources = {"requests": {"cpu": "1"}, "limits": {"memory": "2Gi"}}
+    init = [{"name": "i", "restartPolicy": "Always", "resources": resources, "image": "x"}, {"name": "j"}]
+    containers = [{"name": "c", "env": [{"name": "A", "value": "x" * 1000}], "resources": resources}]
+    spec = {"nodeName": "a", "containers": containers, "initContainers": init, "overhead": {"cpu": "100m"}}
+    pod = {"metadata": {"name": "p", "managedFields": [{}]}, "spec": spec | {"resources": resources}, "status": {}}
+    for whole in (pod, pod | {"status": {"phase": "Failed", "conditions": []}}, {"spec": {"containers": []}}):
+        part = essential(whole)
+        assert (occupied(part), requests(part["spec"])) == (occupied(whole), requests(whole["spec"]))
+    assert len(str(essential(pod))) < len(str(pod)) / 3
 
 
 def test_only_pods_that_are_on_a_node_and_have_not_ended_take_something() -> None:

@@ -77,7 +77,7 @@ def test_no_two_classes_of_the_trainer_have_one_name() -> None:
 
 KUBERNETES_REASONS = {
     *("ContainerCreating", "CrashLoopBackOff", "CreateContainerConfigError", "ImagePullBackOff"),
-    *("Evicted", "Invalid", "OOMKilled", "Unschedulable"),
+    *("Evicted", "FailedCreate", "Invalid", "NodeAffinity", "OOMKilled", "UnexpectedAdmissionError", "Unschedulable"),
 }
 
 

@@ -13,7 +13,7 @@ import yaml
 from api.specs import raw_spec
 from kubectl_rljob.command_line import VERBS
 from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, name, prose, ticked, yaml_blocks
-from rljob_api import reasons
+from rljob_api import leave_nodes, reasons
 from rljob_api.metrics import METRICS
 from rljob_api.status import ConditionType, State
 from rljob_api.validation import validate
@@ -32,10 +32,16 @@ SCHEMA = yaml.load((ROOT / "crds/rljob.yaml").read_text(), yaml.CSafeLoader)["sp
 VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
 KUBERNETES = {
     "CrashLoopBackOff",
+    "DisruptionTarget",
+    "Evicted",
+    "NodeAffinity",
+    "OutOfcpu",
     "ErrImagePull",
     "ImagePullBackOff",
     "Unschedulable",
     "OnDelete",
+    "NotIn",
+    "UnexpectedAdmissionError",
     "Parallel",
     "True",
     "RLJob",
@@ -151,6 +157,8 @@ def test_reasons_states_and_exceptions_are_those_of_the_code(page: Path) -> None
     known = {word for word in vars(reasons).values() if isinstance(word, str)} | {
         *get_args(State),
         *get_args(ConditionType),
+        *leave_nodes.TAINTS,
+        *leave_nodes.CONDITIONS,
     }
     for word in ticked(page):
         if re.fullmatch(r"(?:[A-Z][a-z]+)+", word) and word not in known | KUBERNETES:

@@ -1,11 +1,13 @@
-"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels."""
+"""An API server in memory, strict about what the operator relies on: uids, resourceVersions, owners, labels, canonical pods."""
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object
 from rljob_operator.times import stamp
-from simulator.objects import copied, merge, node_object, operate
+from simulator.canonical import canonical
+from simulator.objects import copied, merge, node_object, operate, prune
 
 EPOCH = 1_767_225_600.0
 """When the cluster was made: 2026-01-01."""
@@ -30,6 +32,8 @@ class FakeCluster:
         self.version = 0
         self.removed: list[Object] = []
         """As their deletions show them."""
+        self._applied: dict[str, Object] = {}
+        """What the operator wrote last, by uid: server-side apply removes what it does not write again."""
         self._dead = False
         self.put(node_object(True))
 
@@ -52,10 +56,13 @@ class FakeCluster:
         matching = [o for o in found if wanted.items() <= o["metadata"].get("labels", {}).items()]
         return Listing(str(self.version), copied(matching))
 
-    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
+    async def pages(
+        self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[Listing]:
         """One object on each."""
         found = await self.listing(kind, namespace, selector)
-        for obj in found.objects or [None]:
+        wanted = [pair.split("=") for pair in fields.split(",")] if fields else []
+        for obj in [o for o in found.objects if all(_field(o, path) == value for path, value in wanted)] or [None]:
             yield Listing(found.version, [obj] if obj else [])
 
     async def create(self, obj: Object) -> Object:
@@ -64,6 +71,7 @@ class FakeCluster:
         if obj["kind"] == "RoleBinding":
             self._find("Role", obj["metadata"]["namespace"], obj["roleRef"]["name"])
         created = self.put(obj)
+        self._applied[created["metadata"]["uid"]] = copied(obj)
         self._written("create", obj)
         return copied(created)
 
@@ -74,7 +82,11 @@ class FakeCluster:
 
     async def apply(self, obj: Object, live: Object) -> Object:
         stored = self._guarded(obj | {"metadata": obj["metadata"] | _guard(live)})
+        uid = stored["metadata"]["uid"]
+        prune(stored, self._applied.get(uid, {}), obj)
         merge(stored, obj)
+        self._applied[uid] = copied(obj)
+        canonical(stored)
         return self._changed("apply", stored)
 
     async def merge(self, obj: Object, live: Object) -> Object:
@@ -130,6 +142,7 @@ class FakeCluster:
             raise AlreadyExists(409, f"{key} already exists")
         self.version += 1
         stored = copied(obj)
+        canonical(stored)
         stored["metadata"] |= {"uid": f"{self.version:08d}-uid", "creationTimestamp": stamp(EPOCH + self.version)}
         self.touch(stored)
         self.objects[key] = stored
@@ -164,6 +177,12 @@ class FakeCluster:
         if self.crash_after is not None and len(self.writes) == self.crash_after:
             self._dead = True
             raise Crash(self.writes[-1])
+
+
+def _field(obj: Any, path: str) -> Any:
+    for key in path.split("."):
+        obj = obj.get(key, {})
+    return obj
 
 
 def _guard(obj: Object) -> Object:

@@ -1,5 +1,7 @@
 """What StatefulSet controller, garbage collector, scheduler and kubelet make of the objects in a FakeCluster."""
 
+from collections import Counter
+
 from rljob_api import names
 from rljob_operator.kube.api import Object
 from simulator.cluster import FakeCluster
@@ -7,22 +9,28 @@ from simulator.objects import copied
 
 
 def sync_stateful_sets(cluster: FakeCluster) -> None:
-    """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do those of a set that
-    is gone (the garbage collector's work)."""
+    """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do failed ones, which are
+    replaced, and those of a set that is gone (the garbage collector's work)."""
     sets = {o["metadata"]["uid"] for key, o in cluster.objects.items() if key[0] == "StatefulSet"}
     for key, pod in list(cluster.objects.items()):
         if key[0] == "Pod" and (owner := owner_of(pod)) and owner not in sets:
             cluster.remove(pod)
+    owned: dict[str, list[Object]] = {}
+    for key, pod in cluster.objects.items():
+        if key[0] == "Pod":
+            owned.setdefault(owner_of(pod), []).append(pod)
     for (kind, namespace, name), sts in list(cluster.objects.items()):
         if kind != "StatefulSet" or namespace is None:
             continue
         size = sts["spec"]["replicas"]
         for ordinal in range(size):
+            pod = cluster.objects.get(("Pod", namespace, f"{name}-{ordinal}"))
+            if pod and pod.get("status", {}).get("phase") == "Failed" and not pod["metadata"].get("finalizers"):
+                cluster.remove(pod)
             if ("Pod", namespace, f"{name}-{ordinal}") not in cluster.objects:
                 _start_pod(cluster, sts, ordinal)
-        for pod in cluster.pods(namespace):
-            ordinal = pod["metadata"]["name"].rpartition("-")[2]
-            if owner_of(pod) == sts["metadata"]["uid"] and int(ordinal) >= size:
+        for pod in owned.get(sts["metadata"]["uid"], ()):
+            if int(pod["metadata"]["name"].rpartition("-")[2]) >= size:
                 cluster.remove(pod)
     _schedule(cluster)
 
@@ -41,13 +49,23 @@ def _start_pod(cluster: FakeCluster, sts: Object, ordinal: int) -> None:
 
 
 def _schedule(cluster: FakeCluster) -> None:
-    """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has capacity, else onto the first."""
+    """Pods that nothing holds back, onto the node that they are pinned to, if it is there and has capacity, or onto the first that takes them."""
     for (kind, _, _), pod in list(cluster.objects.items()):
         waits = pod.get("status", {}).get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]
         free = kind == "Pod" and waits and not pod["spec"].get("schedulingGates")
-        node = (pod["spec"].get("nodeName") or pinned_to(pod)) if free else ""
+        node = (pod["spec"].get("nodeName") or pinned_to(pod) or _first(cluster, pod)) if free else ""
         if free and ("Node", None, node) in cluster.objects and node not in cluster.full:
             _run_pod(cluster, pod, node)
+
+
+def _first(cluster: FakeCluster, pod: Object) -> str:
+    """A node for a pod that is not pinned, by kube-scheduler's rules of names, cordons and numbers of pods; empty: none takes it."""
+    taken = Counter(p["spec"].get("nodeName") for (kind, _, _), p in cluster.objects.items() if kind == "Pod")
+    for (kind, _, name), node in list(cluster.objects.items()):
+        open_ = kind == "Node" and not node.get("spec", {}).get("unschedulable") and name not in _named(pod, "NotIn")
+        if open_ and taken[name] < int(node["status"]["allocatable"]["pods"]):
+            return name
+    return ""
 
 
 def _run_pod(cluster: FakeCluster, pod: Object, node: str) -> None:
@@ -61,6 +79,7 @@ def _run_pod(cluster: FakeCluster, pod: Object, node: str) -> None:
     cluster.touch(pod)
     pod["status"] = {
         "token": secret["stringData"][names.TOKEN_KEY] if secret else "",
+        "account": account_of(cluster, pod),
         "phase": "Running",
         "podIP": f"10.0.0.{cluster.version}",
         "conditions": [{"type": "Ready", "status": "True"}],
@@ -82,6 +101,13 @@ def owner_of(obj: Object) -> str:
     return next((o["uid"] for o in owners if o.get("controller")), "")
 
 
+def account_of(cluster: FakeCluster, pod: Object) -> str:
+    """Uid of the ServiceAccount to which its token is bound when it starts now; empty: there is none."""
+    key = ("ServiceAccount", pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName", ""))
+    found = cluster.objects.get(key)
+    return str(found["metadata"]["uid"]) if found else ""
+
+
 def secret_of(pod: Object) -> str:
     """That its environment takes a value from; empty: none."""
     env = [entry for c in pod["spec"]["containers"] for entry in c.get("env", [])]
@@ -90,7 +116,12 @@ def secret_of(pod: Object) -> str:
 
 
 def pinned_to(pod: Object) -> str:
+    """The node that its affinity asks for by name; empty: none."""
+    return next(iter(_named(pod, "In")), "")
+
+
+def _named(pod: Object, operator: str) -> set[str]:
     affinity = pod["spec"].get("affinity", {}).get("nodeAffinity", {})
     terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [])
-    names_ = {value for term in terms for field in term.get("matchFields", []) for value in field["values"]}
-    return names_.pop() if names_ else "node-1"
+    fields = (field for term in terms for field in term.get("matchFields", []) if field["operator"] == operator)
+    return {value for field in fields for value in field["values"]}

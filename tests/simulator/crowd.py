@@ -42,9 +42,16 @@ class Crowd(Site):
         return JobStatus.model_validate(self.cluster.objects[(names.KIND, NAMESPACE, job)].get("status", {}))
 
     def delete(self, job: str) -> None:
-        """With all that it owns, as the garbage collector does."""
+        """With all that it owns."""
+        self.cluster.remove(self.cluster.objects[(names.KIND, NAMESPACE, job)])
+        self._collect_garbage()
+
+    def _collect_garbage(self) -> None:
+        """What belongs to no job goes: an operator that has not heard of a deletion yet may have made it since."""
+        jobs = self.jobs()
         for obj in list(self.cluster.objects.values()):
-            if obj["metadata"].get("labels", {}).get(names.LABEL_JOB) == job or obj["metadata"]["name"] == job:
+            owner = obj["metadata"].get("labels", {}).get(names.LABEL_JOB)
+            if owner and owner not in jobs:
                 self.cluster.remove(obj)
 
     def on_nodes(self, job: str) -> dict[str, str]:
@@ -65,14 +72,17 @@ class Crowd(Site):
         self.cluster.edit("Node", None, name)["spec"] = {}
 
     async def turn(self, order: Sequence[str] | None = None) -> None:
-        """Every job gets a pass, in any order."""
-        self.now += 1
+        """Every job that is due gets a pass, in any order."""
+        self.elapse(1)
         self.feed.deliver()
-        for job in order or self.random.sample(self.jobs(), len(self.jobs())):
+        await self.offer_capacity()
+        known = sorted({*self.jobs(), *(name for namespace, name in self.due if namespace == NAMESPACE)})
+        for job in order or self.random.sample(known, len(known)):
             await self.pass_over(job)
         for pod in self.cluster.pods(NAMESPACE):
             if "deletionTimestamp" in pod["metadata"] and not self.lingering:
                 self.cluster.remove(pod)
+        self._collect_garbage()
         sync_stateful_sets(self.cluster)
 
     async def turns(self, count: int) -> None:

@@ -28,16 +28,22 @@ HOSTILE = Faults(late=4, doubled=0.2, lost=0.2)
 
 
 class Feed:
-    """One operator's: a new one begins with a list."""
+    """One operator's: a new one begins with a list. `handlers`: who gets the events; None: nobody is woken by them."""
 
-    def __init__(self, cluster: FakeCluster, cache: ClusterCache, faults: Faults, random: Random) -> None:
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        cache: ClusterCache,
+        faults: Faults,
+        random: Random,
+        handlers: EventHandlers | None = None,
+    ) -> None:
         self._cluster, self.cache, self._faults, self._random = cluster, cache, faults, random
         self._sent: dict[tuple[str, str | None, str], Object] = {}
         self._queue: list[tuple[int, bool, Object]] = []
         """Turn, whether it is gone, object."""
         self._turn, self._removed = 0, len(cluster.removed)
-        self.handlers = EventHandlers(cache, lambda job, after: None, 0)
-        """Whoever wants to know who is woken gives others."""
+        self.handlers = handlers or EventHandlers(cache, lambda job, after: None, 0)
 
     def deliver(self) -> None:
         """What happened since the last turn, and whatever is due of before."""

@@ -86,7 +86,14 @@ class Job:
     def with_attempt(self, number: int = 1, **fields: Any) -> "Job":
         """Open, on all trainer pods, which are there and have reported it."""
         members = [
-            Member(pod=f"demo-trainer-{i}", pod_uid=f"pod-{i}", boot_id=f"boot-{i}", node_rank=i, address=f"10.0.0.{i}")
+            Member(
+                pod=f"demo-trainer-{i}",
+                pod_uid=f"pod-{i}",
+                boot_id=f"boot-{i}",
+                node_rank=i,
+                address=f"10.0.0.{i}",
+                node="node-1",
+            )
             for i in range(self.spec.trainer.nodes)
         ]
         attempt = Attempt(number=number, members=members, generation=1, started_at=stamp(NOW - 100)).model_copy(

@@ -32,6 +32,15 @@ def merge(into: Object, new: Object) -> None:
             into[key] = copied(value)
 
 
+def prune(stored: Object, before: Object, after: Object) -> None:
+    """Removes the fields that were written `before` and are not written `after`."""
+    for key, value in before.items():
+        if key not in after:
+            stored.pop(key, None)
+        elif isinstance(value, dict) and isinstance(after[key], dict) and isinstance(stored.get(key), dict):
+            prune(stored[key], value, after[key])
+
+
 def operate(obj: Any, operation: Object) -> None:
     """One operation of a JSON patch, in place. The API server answers 422 to a test that fails and to a path that leads nowhere."""
     *path, last = (part.replace("~1", "/") for part in operation["path"].strip("/").split("/"))

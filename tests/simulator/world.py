@@ -1,4 +1,4 @@
-"""A cluster with launchers in its pods: every turn the operator makes a pass, controllers and launchers do theirs, and a second goes by."""
+"""A cluster with launchers in its pods: in every turn the operator does what is due, controllers and launchers theirs, and a second goes by."""
 
 import json
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Object
-from simulator.controllers import sync_stateful_sets
+from simulator.controllers import account_of, sync_stateful_sets
 from simulator.objects import job_object
 from simulator.site import NAMESPACE, Site
 
@@ -43,8 +43,8 @@ class Launcher:
     def stop(self, result: str, failure: Failure | None = None) -> None:
         self.state, self.result, self.failure = "stopped", result, failure
 
-    def fail(self, kind: str, exception: str, time: float) -> None:
-        self.stop("failed", Failure(kind=kind, rank=0, exception=exception, message="it broke", time=time))
+    def fail(self, kind: str, exception: str, time: float, message: str = "it broke") -> None:
+        self.stop("failed", Failure(kind=kind, rank=0, exception=exception, message=message, time=time))
 
     def report(self) -> str:
         values = {k: v for k, v in vars(self).items() if v is not None}
@@ -100,8 +100,9 @@ class World(Site):
         job["metadata"]["generation"] += 1
 
     async def turn(self) -> None:
-        self.now += 1
+        self.elapse(1)
         self.feed.deliver()
+        await self.offer_capacity()
         await self.pass_over("demo")
         self._finish_deletions()
         if not self.asleep:
@@ -140,6 +141,13 @@ class World(Site):
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
 
+    def fail_pod(self, name: str, reason: str, message: str = "", disrupted: str = "") -> None:
+        """As its kubelet does. The StatefulSet's controller replaces it in the same turn, so that only the deletion shows why."""
+        status = self.cluster.edit("Pod", NAMESPACE, name)["status"]
+        status |= {"phase": "Failed", "reason": reason, "message": message, "containerStatuses": []}
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": disrupted}
+        status["conditions"] = [condition] if disrupted else []
+
     def restart_container(self, ordinal: int, role: str = names.ROLE_TRAINER) -> None:
         old = self.launcher(ordinal, role)
         self.launchers[old.pod_uid] = Launcher(old.pod, old.pod_uid, old.boot_id + "+")
@@ -174,7 +182,8 @@ class World(Site):
             if launcher not in gang and launcher.state == "running":
                 launcher.stop("stopped")
         for launcher in gang:
-            self._obey(launcher, control)
+            if not self._is_refused(launcher):
+                self._obey(launcher, control)
         running = [one for one in gang if one.state == "running"]
         if running and len(running) == len(control.members):
             self._step(running, control)
@@ -195,8 +204,16 @@ class World(Site):
                 launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
             launcher.stop("drained")
 
+    def _is_refused(self, launcher: Launcher) -> bool:
+        """Whether the API server refuses its token, since that is bound to a ServiceAccount that is gone."""
+        pod = self.cluster.objects[("Pod", NAMESPACE, launcher.pod)]
+        return bool(pod["status"].get("account", "") != account_of(self.cluster, pod))
+
     def _step(self, gang: list[Launcher], control: Control) -> None:
         rank0, steps = gang[0], control.spec.train.steps or self.steps
+        if rank0.progress is None and self._has_lost_all(control):
+            rank0.fail("configuration", "ConfigurationError", self.now, "no complete checkpoint of its lineage is left")
+            return
         if rank0.progress is None:
             step = self._start_step(control)
             rank0.progress = Progress(phase="loading", started_from=step, step=step, steps=steps)
@@ -216,6 +233,10 @@ class World(Site):
                 if launcher.role == names.ROLE_TRAINER:
                     launcher.stop("succeeded")
 
+    def _has_lost_all(self, control: Control) -> bool:
+        """As rljob_trainer/checkpoint/lineage.py."""
+        return control.resume.step is None and control.resume.saved is not None and not self.checkpoints
+
     def _start_step(self, control: Control) -> int:
         if control.resume.step is not None:
             self.checkpoints = [c for c in self.checkpoints if c.step <= control.resume.step]
@@ -229,7 +250,7 @@ class World(Site):
 
     def _report(self) -> None:
         for launcher in self.launchers.values():
-            if launcher.dark:
+            if launcher.dark or self._is_refused(launcher):
                 continue
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))
             data = {names.REPORT_KEY: launcher.report()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.machine import any_address, cpus, interface_of, loopback
+from rljob_trainer.machine import any_address, cpus, interface_of, loopback, memory_limit, oom_kills
 
 needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this kernel has no IPv6")
 
@@ -45,3 +45,18 @@ def test_a_container_may_use_the_cpus_of_its_limit(
     if quota:
         (tmp_path / "cpu.max").write_text(quota + "\n")
     assert cpus(tmp_path) == expected
+
+
+def test_processes_that_the_kernel_killed_for_memory_are_counted_with_both_versions_of_cgroups(tmp_path: Path) -> None:
+    assert (oom_kills(tmp_path), memory_limit(tmp_path)) == (0, None)
+    old, new = tmp_path / "1", tmp_path / "2"
+    (old / "memory").mkdir(parents=True)
+    (old / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (old / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert (oom_kills(old), memory_limit(old)) == (3, None)
+    new.mkdir()
+    (new / "memory.events").write_text("low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\noom_group_kill 0\n")
+    (new / "memory.max").write_text("max\n")
+    assert (oom_kills(new), memory_limit(new)) == (2, None)
+    (new / "memory.max").write_text("34359738368\n")
+    assert memory_limit(new) == 32 * 2**30

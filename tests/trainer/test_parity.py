@@ -1,5 +1,6 @@
 """What trainer and rollouts say of the same tokens. With real servers: tests/trainer/rollout/test_publish.py."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,12 @@ import pytest
 from api.specs import make_spec
 from rljob_trainer.batch import Batch
 from rljob_trainer.parity import (
+    FIRST_STEPS,
     PROBE_SEQUENCES,
     PROBE_TOKENS,
     MismatchError,
     Probe,
+    RunLimit,
     arithmetic_of,
     probe_sample,
     probe_sequences,
@@ -38,6 +41,50 @@ def test_a_mean_above_the_limit_of_the_type_is_a_mismatch() -> None:
     assert replace(probe, arithmetic="bfloat16").compare([[-1.1]])
     with pytest.raises(MismatchError):
         probe.compare([[float("nan")]])
+
+
+def test_a_run_that_was_close_in_its_first_steps_has_to_stay_close() -> None:
+    """A wrong bias in a router showed as 0.059, where 0.003 is right: far below the limit for every run."""
+    run = RunLimit("bfloat16")
+    for step in range(FIRST_STEPS):
+        run.require(
+            0.003 if step % 2 else 0.19, 0.5, update=0
+        )  # the limit of all runs holds until there are enough steps
+    with pytest.raises(MismatchError, match="0.2 is the limit for bfloat16 rollouts"):
+        run.require(0.21, 0.5, update=0)
+    run = RunLimit("bfloat16")
+    for _ in range(FIRST_STEPS):
+        run.require(0.19, 0.5, update=1)  # later updates of a step do not count for the limit
+        run.require(0.003, 0.5, update=0)
+    run.require(0.049, 0.5, update=0)  # noise: the floor
+    with pytest.raises(MismatchError, match="0.05 is the limit for this run, whose first 5 steps differed by 0.003"):
+        run.require(0.059, 0.5, update=0)
+    with pytest.raises(MismatchError):
+        run.require(float("nan"), 0.5, update=0)
+
+
+@pytest.mark.parametrize(("first", "limit"), [(0.001, 0.05), (0.03, 0.09), (0.085, 0.2)])
+def test_the_limit_of_a_run_is_three_times_its_start_between_a_floor_and_the_limit_of_all(
+    first: float, limit: float
+) -> None:
+    run = RunLimit("bfloat16")
+    for _ in range(FIRST_STEPS):
+        run.require(first, 0.5, update=0)
+    run.require(limit - 1e-6, 0.5, update=0)
+    with pytest.raises(MismatchError):
+        run.require(limit + 1e-6, 0.5, update=0)
+
+
+def test_the_limit_of_a_run_survives_a_resume_unless_rollouts_compute_in_another_way() -> None:
+    run = RunLimit("bfloat16")
+    for _ in range(FIRST_STEPS):
+        run.require(0.003, 0.5, update=0)
+    same, other = RunLimit("bfloat16"), RunLimit("quantized")
+    for resumed in (same, other):
+        resumed.load_state(json.loads(json.dumps(run.state())))
+    with pytest.raises(MismatchError):
+        same.require(0.059, 0.5, update=0)
+    other.require(0.4, 0.5, update=0)
 
 
 def test_quantized_rollouts_have_a_limit_of_their_own() -> None:

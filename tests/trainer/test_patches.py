@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer import patches
+from rljob_trainer import patches, upstream
 from rljob_trainer.failure import read_first
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import Patch, UnsupportedVersionError
@@ -73,6 +73,18 @@ def test_a_fingerprint_changes_with_the_source_of_what_is_replaced_and_not_with_
     first = of("class A:\n    def f(self):\n        return 1\n")
     assert of("import os\nclass A:\n    def f(self):  # why\n\n        return 1\n") == first
     assert of("class A:\n    def f(self):\n        return 2\n") != first
+
+
+def test_a_bump_lists_what_changed_under_a_patch_what_is_gone_and_versions_it_was_not_proven_on() -> None:
+    there, gone = "pydantic/version.py:version_info", "pydantic/version.py:no_such_name"
+    now = patches.fingerprint("pydantic", there)
+    proven = patch("pydantic", version("pydantic"), replaces={there: now})
+    assert [*upstream.changes([proven])] == []
+    assert [*upstream.changes([patch("pydantic", "1.0", "1.1", replaces={there: "before", gone: "before"})])] == [
+        f"a patch: pydantic {version('pydantic')}, proven on 1.0 or 1.1",
+        f"a patch: {there} {now}",
+        f"a patch: {gone} is gone",
+    ]
 
 
 def test_upstream_did_not_change_what_megatrons_patches_replace(megatron_patches: list[Patch]) -> None:

@@ -1,9 +1,13 @@
 """Who our children are, and what becomes of them."""
 
+import os
 import subprocess
 import sys
+import time
 
-from rljob_trainer.processes import children
+import psutil
+
+from rljob_trainer.processes import Family, children
 
 PR_SET_NAME = 15
 """linux/prctl.h"""
@@ -17,3 +21,29 @@ def test_a_child_whose_name_is_cut_within_a_letter_is_one_too() -> None:
         child.stdout.readline()
         assert child.pid in children()
         child.kill()
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    os._exit(0)
+time.sleep(600)
+"""
+
+
+def test_a_family_knows_its_daemons_and_ends_them() -> None:
+    family, other = Family(), Family()
+    variables = dict(os.environ) | family.environment
+    with subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, env=variables) as first:
+        assert first.stdout
+        daemon = psutil.Process(int(first.stdout.readline()))
+        while family.orphans(first.pid) != {daemon.pid}:  # its parent takes a moment to end
+            time.sleep(0.01)
+        assert first.pid in family.members() and not other.members()
+        family.kill()
+        assert family.members() == {}
+        assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE

@@ -18,6 +18,7 @@ per response token    [R] measurements of models on other gangs, each under its 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 from math import prod
 from typing import Any
@@ -121,6 +122,20 @@ def kind_of(name: str) -> np.dtype[Any]:
 def split(values: Array, counts: Sequence[int]) -> list[Array]:
     """Split concatenated values, `counts` for each trajectory. Views, no copies."""
     return [values[a:b] for a, b in pairwise(accumulate(counts, initial=0))]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Arrays whose bytes become known while they are sent."""
+
+    described: list[list[Any]]
+    """As `described` below."""
+    pieces: Iterable[Array]
+    """Of all arrays, one after another."""
+
+    @staticmethod
+    def of(arrays: Mapping[str, Array]) -> "Stream":
+        return Stream(described(arrays), arrays.values())
 
 
 def described(arrays: Mapping[str, Array]) -> list[list[Any]]:

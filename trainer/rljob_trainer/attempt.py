@@ -22,9 +22,11 @@ from rljob_trainer.driver.client import DriverClient
 from rljob_trainer.exports import Exports
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.step import Step
 from rljob_trainer.memory import Plan
 from rljob_trainer.objectives.objective import Targets
-from rljob_trainer.objectives.value import critic_columns
+from rljob_trainer.objectives.value import CRITIC_COLUMNS
+from rljob_trainer.scatter import Scatter
 from rljob_trainer.tasks import Outcome, Source
 from rljob_trainer.tasks.choice import source_of
 from rljob_trainer.weights.publisher import Senders
@@ -62,6 +64,7 @@ class Attempt:
         self._spec, self._ranks, self._rank_zero, self.engine = control.spec, ranks, rank_zero, engine
         driver = rank_zero.driver if rank_zero else None
         self.source: Source = source_of(control.spec, ranks, driver, engine, senders, self._complete_save)
+        self._scatter = Scatter(ranks, driver, engine, engine.parts)
         self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
         store = rank_zero.store if rank_zero else None
         self._saver = Saver(engine, ranks, store, driver, self._critic_apart)
@@ -89,10 +92,14 @@ class Attempt:
         self.evaluate(step)
         return step
 
-    def start_critic_update(self, batch: Batch, targets: Targets) -> None:
-        """Have a critic on a gang of its own learn from the batch while the policy does; `trained` waits for it."""
-        if self._rank_zero and self._critic_apart:
-            self._rank_zero.driver.learn(batch.step, critic_columns(targets))
+    def start_critic_update(self, step: Step, targets: Targets) -> None:
+        """Have a critic on a gang of its own learn from the step while the policy does; `trained` waits for it."""
+        if self._critic_apart:
+            chosen = {name: targets.columns[name] for name in CRITIC_COLUMNS if name in targets.columns}
+            values = {name: {row: v.numpy() for row, v in rows.items()} for name, rows in chosen.items()}
+            columns = self._scatter.collect(step.batch.columns, values)
+            if self._rank_zero and columns:
+                self._rank_zero.driver.learn(step.batch.step, columns)
 
     def trained(self, batch: Batch, metrics: Mapping[str, float], seconds: float) -> int:
         """Report the step that the batch has trained, with its metrics. Returns its number."""

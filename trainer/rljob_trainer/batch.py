@@ -16,6 +16,8 @@ from rljob_trainer.trajectory import Trajectory, same_bits
 Array = npt.NDArray[Any]
 SCORES = "scores"
 """Name of the scores of a reward model on a gang of its own: [n] float64, times the weight of its entry in spec.rewards."""
+ROWS = "rows"
+"""Name of the array that says to which rows of the step the others belong, one after another: [rows with a response] int32."""
 TEACHER_LOG_PROBS = "teacher_log_probs"
 """Name of the log-probabilities of the sampled tokens under a teacher in a pool."""
 

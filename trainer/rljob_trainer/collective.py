@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -48,15 +48,16 @@ class Ranks:
         for array in arrays.values():
             dist.broadcast(_bytes(array), 0, group=self._group)
 
-    def send(self, block: Array, receivers: Iterable[int]) -> None:
-        """Send a block from rank 0 to these ranks, each of which calls `receive`. Not collective."""
-        sent = [dist.isend(_bytes(block), rank, self._group) for rank in receivers]
-        for work in filter(None, sent):
-            work.wait()
+    def send(self, block: Array, receiver: int) -> dist.Work:
+        """Begin to send a block to another rank, which calls `receive`. The block must not change before `wait` of the result has
+        returned. Not collective."""
+        work = dist.isend(_bytes(block), receiver, self._group)
+        assert work, "all ranks belong to the group"
+        return work
 
-    def receive(self, block: Array) -> None:
-        """Fill the block with the one that rank 0 sends. Not collective."""
-        dist.recv(_bytes(block), 0, self._group)
+    def receive(self, block: Array, sender: int = 0) -> None:
+        """Fill the block with the one that this rank sends. Not collective."""
+        dist.recv(_bytes(block), sender, self._group)
 
     def gather(self, value: Any) -> list[Any]:
         """[rank] -> its value, on every rank."""

@@ -1,6 +1,7 @@
 """Failures of processes: classification, and the files `error-<who>.json` in the attempt's directory, one per process."""
 
 import errno
+import os
 import signal
 import time
 import traceback
@@ -8,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.validation.result import Violation, lines
 from rljob_trainer.textfile import replace
 
-Kind = Literal["application", "configuration", "collective", "killed"]
+Kind = Literal["application", "configuration", "collective", "killed", "full"]
 
 KEPT_LINES = 20
 LONGEST_TEXT = 4096
@@ -20,6 +22,11 @@ COLLECTIVE_ERRORS = frozenset({"DistBackendError", "DistNetworkError", "DistStor
 """Class names of errors that only say that a peer was lost. Names, so that processes without torch can use them."""
 SEEN_OF_SERVERS = frozenset({"RolloutLost", "ReplicaRefusedError"})
 """Class names of errors that a rank sees when its colocated server has ended, or is alive without its engine. The launcher reports the cause."""
+OUT_OF_MEMORY = "OutOfMemory"
+FORK_SERVER_LOST = "ForkServerLost"
+SERVER_LOST = "ServerLost"
+KILLED_SILENTLY = frozenset({"Signal 9 (SIGKILL)", FORK_SERVER_LOST, SERVER_LOST})
+"""`Failure.exception` of processes that ended without a word, as those do that the kernel kills when memory runs out."""
 SERVER = "server"
 """The name under which the launcher records the failure of a colocated server."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
@@ -37,6 +44,10 @@ OUTAGES = frozenset(
     }
 )
 """Errors of network volumes and FUSE while their server does not answer."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a volume that has no space left, or none for this user."""
+OWN_DIRECTORIES = ("/dev/shm", "/tmp", names.WORK_DIR, "</torch_")
+"""Directories of the pod itself, and torch's name for its files in shared memory. They are empty in a new pod, and fill up again."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
 """Logged before the reason why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
 
@@ -56,6 +67,14 @@ class ConfigurationError(ValueError):
 def is_outage(error: BaseException) -> bool:
     """Whether a volume is temporarily unavailable, so that a restart may help."""
     return isinstance(error, OSError) and error.errno in OUTAGES
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether a volume has no space left, so that a restart helps once somebody has made room. Libraries in other languages (safetensors) have no
+    errno, only its text."""
+    text = str(error)
+    full = getattr(error, "errno", None) in FULL or any(os.strerror(number) in text for number in FULL)
+    return full and not any(place in text for place in OWN_DIRECTORIES)
 
 
 class PeerLost(ConnectionError):
@@ -95,6 +114,8 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
     chain = list(_chain(error))
     named = next((e for e in chain if isinstance(e, ConfigurationError)), None)
     kind: Kind = "configuration" if named else "collective" if _is_collective(chain[-1]) else "application"
+    if kind == "application" and any(is_full(e) for e in chain):
+        kind = "full"
     shown = named or next((e for e in chain if not _is_collective(e)), error)
     return Failure(
         kind=kind,
@@ -129,6 +150,24 @@ def ended(code: int, rank: int | None, log: str) -> Failure:
         return Failure(kind="killed", rank=rank, exception=name, message=message, lines=lines, time=now)
     message = next((line for line in reversed(lines) if line.strip()), "the process ended without a word")
     return Failure(kind="application", rank=rank, exception=f"exit code {code}", message=message, lines=lines, time=now)
+
+
+def with_memory(failure: Failure, kills: int, limit: int | None) -> Failure:
+    """The failure of a killed process, called by its name when memory was the cause.
+
+    Args:
+        kills: processes of this container that the kernel has killed meanwhile because memory ran out
+        limit: bytes that the container may use; None: as many as the node has
+    """
+    if failure.kind != "killed" or not kills or failure.exception not in KILLED_SILENTLY:
+        return failure
+    whose = (
+        f"the container's limit is {limit / 2**30:.1f} GiB"
+        if limit
+        else "the container has no limit, the node's memory is used up"
+    )
+    message = f"memory ran out (OOM, exit code 137): {whose}; raise the memory in template.resources, or use less"
+    return failure.model_copy(update={"exception": OUT_OF_MEMORY, "message": message})
 
 
 def _lost_by_watchdog(log: str) -> str:

@@ -1,4 +1,4 @@
-"""What this machine has: addresses, IPv4 or IPv6, free ports, GPUs, CPUs."""
+"""What this machine has: addresses, IPv4 or IPv6, free ports, GPUs, CPUs, memory."""
 
 import os
 import random
@@ -9,6 +9,9 @@ from pathlib import Path
 import psutil
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+CGROUP = Path("/sys/fs/cgroup")
+UNLIMITED = 2**60
+"""cgroup v1 writes a number near 2**63 where there is no limit."""
 
 
 def interface_of(address: str) -> str | None:
@@ -51,7 +54,7 @@ def gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev
     return [str(i) for i, _ in enumerate(devices.glob("nvidia[0-9]*"))]
 
 
-def cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def cpus(cgroup: Path = CGROUP) -> int:
     """CPUs that this process may use: those of its affinity, and no more than the limit of its container, rounded down. At least 1.
 
     A pod's limit is a quota of time on all CPUs of the node, which neither os.cpu_count nor the affinity shows: cpu.max of cgroup v2 does.
@@ -62,6 +65,24 @@ def cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         if limit != "max":
             allowed = min(allowed, int(limit) // int(period))
     return max(1, allowed)
+
+
+def oom_kills(cgroup: Path = CGROUP) -> int:
+    """Processes of this container that the kernel has killed since it started, because memory ran out: `oom_kill` in memory.events of cgroup v2, or
+    in memory.oom_control of v1. 0 where neither is there."""
+    for file in (cgroup / "memory.events", cgroup / "memory" / "memory.oom_control"):
+        if file.is_file():
+            counts = dict(line.split() for line in file.read_text().splitlines())
+            return int(counts.get("oom_kill", "0"))
+    return 0
+
+
+def memory_limit(cgroup: Path = CGROUP) -> int | None:
+    """Bytes that this container may use; None: as much as the node has."""
+    for file in (cgroup / "memory.max", cgroup / "memory" / "memory.limit_in_bytes"):
+        if file.is_file() and (text := file.read_text().strip()) != "max":
+            return int(text) if int(text) < UNLIMITED else None
+    return None
 
 
 def _taken(port: int) -> bool:

@@ -71,13 +71,16 @@ def installed_version(package: str) -> str:
 
 def fingerprints(patch: Patch) -> dict[str, str]:
     """What `patch.replaces` should hold for the installed version. Reads files; imports nothing."""
-    return {place: _fingerprint(_distribution(patch.package), place) for place in patch.replaces}
+    return {place: fingerprint(patch.package, place) for place in patch.replaces}
 
 
-def _fingerprint(found: Distribution, place: str) -> str:
-    """Of the source of a function or class, without its comments and line breaks: the first 16 digits of a SHA-256."""
+def fingerprint(package: str, place: str) -> str:
+    """Of the source of a function or class, without its comments and line breaks: the first 16 digits of a SHA-256.
+
+    Raises FileNotFoundError, StopIteration: the installed version has no such file, or no such name in it.
+    """
     path, _, name = place.partition(":")
-    node: ast.AST = ast.parse(Path(str(found.locate_file(path))).read_text())
+    node: ast.AST = ast.parse(Path(str(_distribution(package).locate_file(path))).read_text())
     for part in name.split("."):
         node = next(n for n in ast.walk(node) if getattr(n, "name", None) == part)
     return hashlib.sha256(ast.unparse(node).encode()).hexdigest()[:16]

@@ -1,4 +1,5 @@
-"""Child processes that never outlive their parent: each attempt's processes have sessions of their own; orphans that leave those are adopted.
+"""Child processes that never outlive their parent: each attempt's processes have sessions of their own; orphans that leave those are adopted, and
+known by their environment.
 
 `python -m rljob_trainer.processes MODULE [ARGUMENT...]`: `python -m MODULE`, killed when the process that started it ends.
 """
@@ -7,12 +8,18 @@ import contextlib
 import ctypes
 import os
 import runpy
+import secrets
 import signal
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+FAMILY = "RLJOB_FAMILY"
+"""Environment variable by which the members of a Family are known."""
+KILL_SECONDS, KILL_POLL_SECONDS = 5.0, 0.02
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
@@ -35,12 +42,51 @@ def kill_group(leader: int, number: signal.Signals) -> None:
 def sweep(known: set[int]) -> None:
     """Kill and reap our children but for those in `known`, which somebody else waits for; then theirs, which become ours."""
     while strangers := children() - known:
-        for pid in strangers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end(strangers)
         for pid in strangers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+class Family:
+    """A process and all that descend from it, also those that have left its session and lost their parents: they inherit a variable of its
+    environment. One that changes its environment is found no more; it ends with the attempt, by `sweep`."""
+
+    def __init__(self) -> None:
+        self._name = secrets.token_hex(16)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """To start the first process with."""
+        return {FAMILY: self._name}
+
+    def members(self) -> dict[int, int]:
+        """[pid] -> its parent's."""
+        mark = f"{FAMILY}={self._name}".encode()
+        marked = [pid for pid in _processes() if mark in _environment(pid)]
+        return {pid: parent for pid in marked if (parent := _parent(pid)) is not None}
+
+    def orphans(self, first: int) -> set[int]:
+        """Members whose line of parents does not lead to `first`: they outlive what started them, as daemons do."""
+        parents = self.members()
+        known = {first}
+        while more := {pid for pid, parent in parents.items() if parent in known and pid not in known}:
+            known |= more
+        return parents.keys() - known
+
+    def kill(self) -> None:
+        """Returns when no member runs, or after KILL_SECONDS: a process in the kernel cannot be killed."""
+        deadline = time.monotonic() + KILL_SECONDS
+        while (members := self.members()) and time.monotonic() < deadline:
+            end(members)
+            time.sleep(KILL_POLL_SECONDS)
+
+
+def end(pids: Iterable[int]) -> None:
+    """SIGKILL for those that still run."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def reap(known: set[int]) -> None:
@@ -57,6 +103,14 @@ def children() -> set[int]:
 
 def _processes() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The variables that it was started with; empty when it is gone, dead, or somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _parent(pid: int) -> int | None:

@@ -132,7 +132,9 @@ def _senders(
 ) -> Senders:
     """The trainer's end of weight updates. Colocated servers sleep when this returns, and the driver knows their addresses."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
-    publisher = Publisher(control.attempt, token, transport_of(spec, os.environ[names.ENV_POD_IP]))
+    publisher = Publisher(
+        control.attempt, token, transport_of(spec, os.environ[names.ENV_POD_IP]), driver.awaiting if driver else None
+    )
     if spec.rollout.placement != "colocated":
         return Senders(ranks, publisher if ranks.is_first else None, heartbeat)
     leads = os.environ["LOCAL_RANK"] == "0"

@@ -11,6 +11,7 @@ from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import arrays
+from rljob_trainer.batch import SCORES
 from rljob_trainer.checkpoint.checks import prove_fence
 from rljob_trainer.checkpoint.saving import Part
 from rljob_trainer.collective import Ranks, StandstillError
@@ -57,13 +58,7 @@ class Requests:
             if found := self._ranks.broadcast(self._client.next() if self._client else None):
                 return found
 
-    def read(self, described: list[list[Any]]) -> dict[str, arrays.Array]:
-        """The arrays that follow a request, all of them on every rank."""
-        found = self._client.read(described) if self._client else arrays.allocated(described)
-        self._ranks.broadcast_arrays(found)
-        return found
-
-    def done(self, found: dict[str, arrays.Array] | None = None, **message: Any) -> None:
+    def done(self, found: arrays.Stream | None = None, **message: Any) -> None:
         """Answer the last request."""
         if self._client:
             self._client.done(found, **message)
@@ -84,7 +79,7 @@ class RoleService:
         its store, in which `prove` looks for the fence."""
         self._requests, self._model = requests, model
         self._prove: Callable[[], None] | None = prove
-        self._scatter = Scatter(ranks, client, model.data_rank, model.parts)
+        self._scatter = Scatter(ranks, client, model, model.parts)
         self._saving = _Saving(ranks, client, model) if isinstance(model, CriticRole) else None
 
     def until_over(self) -> Outcome:
@@ -99,12 +94,12 @@ class RoleService:
             self._prove()
             self._prove = None
         if request["ask"] == "measure":
-            return self._requests.done(model.measure(self._scatter.receive(request["batch"])))
+            return self._measure(request["batch"])
         assert isinstance(model, CriticRole) and saving, f"a frozen model was asked to {request['ask']}"
         match request:
-            case {"ask": "learn", "arrays": described}:
+            case {"ask": "learn", "batch": described}:
                 began = time.monotonic()
-                metrics = model.learn(self._requests.read(described))
+                metrics = model.learn(self._scatter.receive(described))
                 return self._requests.done(metrics=metrics | {"time/critic": time.monotonic() - began})
             case {"ask": "restore", "directory": directory}:
                 model.load(Path(directory))
@@ -113,6 +108,12 @@ class RoleService:
             case _:
                 raise AssertionError(f"the critic was asked to {request['ask']}")
         return self._requests.done()
+
+    def _measure(self, described: Request) -> None:
+        batch = self._scatter.receive(described)
+        found = self._model.measure(batch)
+        of_tokens = self._scatter.collect(batch.columns, found.tokens) if found.tokens else None
+        self._requests.done(of_tokens if found.scores is None else arrays.Stream.of({SCORES: found.scores}))
 
 
 class _Saving:

@@ -20,12 +20,12 @@ WHERE_PROVEN = (
 
 
 def adapters(
-    settings: Settings, rank: str, alpha: str, targets: str, numbers: tuple[int, int], path: str
+    settings: Settings, rank: str, alpha: str, targets: str, numbers: tuple[int, int], path: str = ""
 ) -> Iterator[Said]:
-    """The section model.lora, from keys of these names; `numbers`: rank and alpha; `path`: the adapters to begin from."""
+    """The section model.lora, from keys of these names; `numbers`: rank and alpha; `path`: the adapters to begin from; empty: no key."""
     yield settings.field("model.lora.rank", numbers[0], rank)
     yield settings.field("model.lora.alpha", numbers[1], alpha)
-    begun = path in settings and settings[path] not in (None, "", [])
+    begun = bool(path) and path in settings and settings[path] not in (None, "", [])
     if begun:
         yield from _beginning(settings, path)
     named = {str(name).strip() for one in items(settings[targets]) for name in str(one).split(",")}

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kubectl_rljob.importer import llama_factory_v1, places
+from kubectl_rljob.importer import llama_factory_v1, places, values
 from kubectl_rljob.importer.adapters import adapters
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.hydra import plain
 from kubectl_rljob.importer.llama_factory_rows import ROWS
+from kubectl_rljob.importer.llama_factory_sets import HUBS, PAIRS, described
 from kubectl_rljob.importer.megatron import (
     Layout,
     recompute,
@@ -21,7 +22,6 @@ from kubectl_rljob.importer.values import items, place
 from rljob_api.spec.job import LifecycleSpec
 
 LOSSES = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge", "simpo": "simpo", "orpo": "orpo"}
-PAIRS = ("dpo", "rm")
 TASKS = {"sft": "sft", "dpo": "dpo", "rm": "rewardModel", "pt": "pretrain"}
 OTHER_FILES = {
     "compute_environment": "configures accelerate: import the file that names model and dataset",
@@ -50,7 +50,12 @@ def stage(settings: Settings) -> Iterator[Said]:
 
 
 def tuning(settings: Settings) -> Iterator[Said]:
-    if settings["finetuning_type"] == "lora":
+    if settings["stage"] == "rm" and settings["finetuning_type"] == "lora":
+        text = (
+            "a reward model is trained whole here: write finetuning_type: full, and a learning rate for all parameters"
+        )
+        yield Problem(settings.origin("finetuning_type"), text)
+    elif settings["finetuning_type"] == "lora":
         rank = settings.integer("lora_rank")
         alpha = settings.integer("lora_alpha") if "lora_alpha" in settings else 2 * rank
         yield from adapters(settings, "lora_rank", "lora_alpha", "lora_target", (rank, alpha), "adapter_name_or_path")
@@ -69,7 +74,8 @@ def data(settings: Settings) -> Iterator[Said]:
             yield settings.changed(
                 key, f"put on the volume of --claim, at {', '.join(_file(settings, n) for n in names)}"
             )
-    yield from _format(settings, _names(settings["dataset"])[0])
+    held_out = _names(settings["eval_dataset"]) if "eval_dataset" in settings else []
+    yield from described(settings, _names(settings["dataset"]), held_out)
     yield from images(settings)
     if settings["train_on_prompt"] or settings["mask_history"]:
         key = "train_on_prompt" if settings["train_on_prompt"] else "mask_history"
@@ -101,42 +107,12 @@ def _names(value: Any) -> list[str]:
 def _file(settings: Settings, name: str) -> str:
     """Of a data set: by dataset_info.json, else as its name says."""
     found = settings.options.data_sets.get(name, {})
-    file = found.get("file_name") or (
-        f"{found['hf_hub_url']}/train.parquet" if "hf_hub_url" in found else f"{name}.json"
-    )
-    directory = "" if "hf_hub_url" in found and "file_name" not in found else f"{settings['dataset_dir']}/"
-    return place(f"{directory}{file}", settings.options.root)
-
-
-ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
-
-
-def _format(settings: Settings, name: str) -> Iterator[Said]:
-    """Of the first data set, which stands for all."""
-    found, source = settings.options.data_sets.get(name), f"--dataset-info: {name}"
-    if found is None:
-        yield settings.changed(
-            "dataset", "its rows are read by the columns of the first one (data.format: auto); see --dataset-info"
-        )
-        return
-    columns, tags = found.get("columns", {}), found.get("tags", {})
-    if settings["stage"] == "pt":
-        yield Field("data.format", "text", source)
-        yield Field("data.textKey", columns.get("prompt", "text"), source)
-    elif settings["stage"] in PAIRS:
-        for role in ("chosen", "rejected"):
-            yield Field(f"data.{role}Key", columns.get(role, role), source)
-    elif found.get("formatting") == "sharegpt":
-        messages = tags.get("role_tag") == "role" and tags.get("content_tag") == "content"
-        yield Field("data.format", "messages" if messages else "sharegpt", source)
-        if messages:
-            yield Field("data.messagesKey", columns.get("messages", "messages"), source)
-    elif all(columns.get(key, ours) == ours for key, ours in ALPACA.items()):
-        yield Field("data.format", "alpaca", source)
+    hub = next((found[key] for key in HUBS if found.get(key)), None)
+    if found.get("file_name") or not hub:
+        file = f"{settings['dataset_dir']}/{found.get('file_name') or f'{name}.json'}"
     else:
-        yield Field("data.format", "columns", source)
-        yield Field("data.promptKey", columns.get("prompt", "instruction"), source)
-        yield Field("data.responseKey", columns.get("response", "output"), source)
+        file = f"{hub}/{found.get('split', 'train')}.parquet"
+    return place(file, settings.options.root)
 
 
 def machine(settings: Settings) -> tuple[int, int]:
@@ -220,8 +196,6 @@ def unread(settings: Settings) -> dict[str, str]:
         found["sft"] = "read by stages sft and pt only"
     if task != "sft":
         found["data.lossOn"] = "read by stage sft only"
-    if task == "rm":
-        found["model.lora"] = "a reward model is trained whole"
     if task != "dpo" or settings["pref_loss"] in WITHOUT_REFERENCE:
         found["reference"] = "no reference is held"
     return found
@@ -231,6 +205,7 @@ LLAMA_FACTORY = System(
     "LLaMA-Factory",
     ROWS,
     (stage, tuning, data, amounts, layout, preferences, output, places.pods),
+    values.LLAMA_FACTORY,
     unread,
 )
 
@@ -243,5 +218,4 @@ def read_file(text: str, environment: Mapping[str, str]) -> Source:
     other = next((purpose for key, purpose in OTHER_FILES.items() if key in tree), "")
     if other:
         raise Unreadable(other)
-    values = {k: plain(v) for k, v in tree.items()}
-    return Source(LLAMA_FACTORY, values)
+    return Source(LLAMA_FACTORY, {k: plain(v) for k, v in tree.items()})

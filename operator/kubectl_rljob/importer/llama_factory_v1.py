@@ -13,7 +13,7 @@ from kubectl_rljob.importer.megatron import Layout
 from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.sources import Source, Unreadable
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
-from kubectl_rljob.importer.values import place
+from kubectl_rljob.importer.values import LLAMA_FACTORY, place
 
 ADAMW = {"beta2": 0.999, "weightDecay": 0.01}
 """torch's defaults where they are not ours."""
@@ -162,7 +162,7 @@ def unread(settings: Settings) -> dict[str, str]:
 
 
 LLAMA_FACTORY_V1 = System(
-    "LLaMA-Factory, v1", ROWS, (model, tuning, data, amounts, preferences, output, places.pods), unread
+    "LLaMA-Factory, v1", ROWS, (model, tuning, data, amounts, preferences, output, places.pods), LLAMA_FACTORY, unread
 )
 
 

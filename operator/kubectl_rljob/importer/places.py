@@ -1,5 +1,6 @@
 """Paths, names and pod settings: what no other system says as Kubernetes needs it."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,9 @@ from kubectl_rljob.importer.settings import Settings
 from kubectl_rljob.importer.table import Field, Said
 from kubectl_rljob.importer.values import items, job_name, place
 from rljob_api.spec.job import MOST_CHECKPOINTS
+
+HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""ORG/MODEL, as hubs name a model; a relative path of two parts looks the same."""
 
 
 def pods(settings: Settings) -> Iterator[Said]:
@@ -40,9 +44,12 @@ def placed(settings: Settings, field: str, value: Any, *keys: str) -> Iterator[S
 
 
 def found(settings: Settings, field: str, key: str) -> Iterator[Said]:
-    """As `path`; of a name of a hub, or a relative path, it is said where it is looked for."""
+    """As `path`; of a relative path it is said where it is looked for. The model that a hub has under a name is fetched from there."""
     yield from path(settings, field, key)
-    yield from _told(settings, key)
+    if field == "model.path" and HUB.fullmatch(str(settings[key])):
+        yield settings.field("model.source", f"hf://{settings[key]}", key, why="fetched to model.path once")
+    else:
+        yield from _told(settings, key)
 
 
 def files(settings: Settings, field: str, key: str) -> Iterator[Said]:
@@ -90,6 +97,12 @@ def named(settings: Settings, key: str, parts: list[str]) -> Iterator[Said]:
     yield settings.field(NAME, job_name(parts), key)
 
 
+SPACE = (
+    f"up to {MOST_CHECKPOINTS + 1} checkpoints of 14 bytes per parameter are on the volume, 100 GB each for 7 billion: lower checkpoint.keepLast; "
+    "`kubectl rljob plan --model` shows the space"
+)
+
+
 def kept(settings: Settings, key: str) -> Iterator[Said]:
     """How many checkpoints are kept; where nothing bounds it, the most that an RLJob keeps."""
     number = settings.integer(key) if settings[key] else 0
@@ -97,3 +110,5 @@ def kept(settings: Settings, key: str) -> Iterator[Said]:
     yield settings.field(
         "checkpoint.keepLast", MOST_CHECKPOINTS if most else number, key, why="the most here" if most else ""
     )
+    if most:
+        yield settings.changed(key, SPACE)

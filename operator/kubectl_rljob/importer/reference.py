@@ -33,7 +33,14 @@ def tables() -> str:
 
 
 def _section(system: System) -> Iterator[str]:
-    yield from (f"## {system.title}", "", "| key | in an RLJob | |", "| --- | --- | --- |")
+    yield from (
+        f"## {system.title}",
+        "",
+        f"As of {system.read_from}.",
+        "",
+        "| key | in an RLJob | |",
+        "| --- | --- | --- |",
+    )
     yield from (f"| {_names(row)} | {_target(row)} | {_cell(row.text)} |" for row in system.rows)
     yield ""
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kubectl_rljob.importer import places
+from kubectl_rljob.importer import places, values
 from kubectl_rljob.importer.amounts import Length, Warmup
+from kubectl_rljob.importer.formulas import own
 from kubectl_rljob.importer.hydra import plain
 from kubectl_rljob.importer.interpolation import flatten, resolve
 from kubectl_rljob.importer.megatron import (
@@ -13,6 +14,7 @@ from kubectl_rljob.importer.megatron import (
     transformer_config,
     virtual_pipeline,
 )
+from kubectl_rljob.importer.rlinf_precision import dtype
 from kubectl_rljob.importer.rlinf_rows import ROWS
 from kubectl_rljob.importer.settings import Settings, System, show
 from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
@@ -53,11 +55,7 @@ def sources(settings: Settings) -> Iterator[Said]:
             )
     if "actor.model.megatron_checkpoint" in settings:
         yield from places.found(settings, "model.megatronCheckpoint", "actor.model.megatron_checkpoint")
-    precision = "actor.model.precision"
-    if str(settings[precision]) in ("fp16", "16", "float16"):
-        yield settings.changed(precision, "bfloat16 in its place, without loss scaling")
-    elif str(settings[precision]) in ("fp32", "32", "float32"):
-        yield settings.field("model.dtype", "float32", precision)
+    yield from dtype(settings)
     yield from places.files(settings, "data.train", "data.train_data_paths")
     yield from places.files(settings, "data.validation", "data.val_data_paths")
 
@@ -107,10 +105,11 @@ def algorithm(settings: Settings) -> Iterator[Said]:
     key = "algorithm.adv_type"
     ours = ADVANTAGES.get(settings[key])
     if ours is None:
-        yield settings.lacking(key, f"the estimators are {', '.join(ADVANTAGES)}; grpo in its place")
+        yield from own(settings, key, "advantage", ADVANTAGES)
     if ours == "reinforce++" and settings["algorithm.use_reinpp_baseline"]:
         ours = "reinforce++-baseline"
-    yield settings.field("algorithm.advantage", ours or "grpo", key)
+    if ours is not None:
+        yield settings.field("algorithm.advantage", ours, key)
     if ours == "grpo" and settings["algorithm.normalize_advantages"] is False:
         yield settings.field("algorithm.group.divideByStd", False, "algorithm.normalize_advantages")
     if ours == "gae":
@@ -129,6 +128,7 @@ def algorithm(settings: Settings) -> Iterator[Said]:
         yield settings.lacking(aggregation, f"the aggregations are {', '.join(AGGREGATIONS)}; token-mean in its place")
     yield settings.field("algorithm.aggregation", AGGREGATIONS.get(settings[aggregation], "tokenMean"), aggregation)
     yield from kl(settings)
+    yield from kl_in_reward(settings)
     yield from correction(settings)
 
 
@@ -145,6 +145,21 @@ def kl(settings: Settings) -> Iterator[Said]:
         elif estimator is None:
             yield settings.lacking(kind, "the estimators are k2 and k3; k3 in its place")
         yield settings.field("algorithm.kl.estimator", estimator or "k3", kind)
+
+
+def kl_in_reward(settings: Settings) -> Iterator[Said]:
+    """REINFORCE++ takes its penalty from the rewards."""
+    key, kind = "algorithm.reinpp_kl_beta", "algorithm.kl_penalty_type"
+    if not settings.number(key):
+        return
+    if settings["algorithm.adv_type"] != "reinpp":
+        yield settings.implied(key, "read with adv_type reinpp only")
+    elif settings.number("algorithm.kl_beta"):
+        yield settings.lacking(key, "one penalty at a time: that of the loss is kept")
+    else:
+        yield settings.field("algorithm.kl.coefficient", float(settings.number(key)), key)
+        yield settings.field("algorithm.kl.where", "reward", key)
+        yield settings.field("algorithm.kl.estimator", ESTIMATORS.get(settings[kind], "k1"), kind)
 
 
 def correction(settings: Settings) -> Iterator[Said]:
@@ -220,6 +235,7 @@ def output(settings: Settings) -> Iterator[Said]:
     yield from places.placed(settings, "checkpoint.path", directory, "runner.output_dir", "runner.experiment_name")
     yield from places.name(settings, "runner.experiment_name")
     yield Field("checkpoint.keepLast", MOST_CHECKPOINTS, "all are kept there; the most here")
+    yield Note(Outcome.CHANGED, "checkpoint.keepLast", places.SPACE)
     resume = "runner.resume_dir"
     if settings[resume] not in (None, "auto"):
         yield settings.lacking(resume, "checkpoint.resumeFrom takes an RLJob's checkpoints, not RLinf's")
@@ -248,6 +264,7 @@ RLINF = System(
     "RLinf",
     ROWS,
     (sources, amounts, algorithm, layout, rewards, output, places.pods),
+    values.RLINF,
     unread,
 )
 
@@ -259,6 +276,7 @@ def read_file(text: str, environment: Mapping[str, str]) -> Source:
     if not isinstance(runner, dict):
         raise Unreadable("has no section `runner`: it is a part that others name in their `defaults`")
     if (task := runner.get("task_type", "reasoning")) not in ("reasoning", "math"):
-        raise Unreadable(f"is of the task `{task}`: of RLinf's tasks `reasoning` is read")
-    values: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
-    return Source(RLINF, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+        more = ": write a job of `task: sft`, with data.imageKey for pictures (docs/sft.md)" if task == "sft" else ""
+        raise Unreadable(f"is of the task `{task}`; of RLinf's tasks `reasoning` is read{more}")
+    found: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
+    return Source(RLINF, found, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

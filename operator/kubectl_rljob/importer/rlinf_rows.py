@@ -115,7 +115,7 @@ DATA = (
     becomes("data.seed", "data.seed"),
     read("data.train_data_paths", "data.train"),
     read("data.val_data_paths", "data.validation"),
-    lacks("data.type", "prompts are text", "math"),
+    lacks("data.type", "rows are prompts with an answer, and images in data.imageKey", "math", "vlm"),
     becomes("data.image_keys", "data.imageKey", convert=one_column),
     becomes("data.system_prompt", "data.chatTemplate.systemPrompt"),
     verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
@@ -151,7 +151,12 @@ ALGORITHM = (
     read("algorithm.clip_ratio_high", "algorithm.clip.high"),
     becomes("algorithm.clip_ratio_c", "algorithm.clip.dual"),
     read("algorithm.kl_beta", "algorithm.kl.coefficient", 0.0),
-    lacks("algorithm.reinpp_kl_beta", "the penalty in the loss is algorithm.kl_beta", 0, 0.0),
+    read(
+        "algorithm.reinpp_kl_beta",
+        "algorithm.kl.coefficient, algorithm.kl.where",
+        0.0,
+        text="with adv_type reinpp: in the reward",
+    ),
     read("algorithm.use_reinpp_baseline", "algorithm.advantage", False, text="reinforce++-baseline"),
     read("algorithm.kl_penalty_type", "algorithm.kl.estimator", "low_var_kl"),
     becomes("algorithm.entropy_bonus", "algorithm.entropyCoefficient", 0.0),
@@ -231,7 +236,8 @@ ROLLOUT = (
             "model_arch",
         )
     ),
-    *(implied(f"rollout.model.{key}") for key in ("model_type", "precision")),
+    implied("rollout.model.model_type"),
+    read("rollout.model.precision", "", text="servers have the policy's type: model.dtype"),
     *(implied(f"rollout.{key}") for key in ("seed", "validate_weight_first_sync", "use_fixed_worker", "is_eval")),
     lacks("rollout.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     *(
@@ -242,7 +248,15 @@ ROLLOUT = (
 
 ACTOR = (
     must("actor.training_backend", "megatron", "the trainer is Megatron: choose trainer.parallelism"),
-    read("actor.model.precision", "model.dtype", "bf16", text="fp16: bfloat16"),
+    read(
+        "actor.model.precision",
+        "model.dtype",
+        "bf16",
+        text="fp16: bfloat16; fp32 with mixed precision: the type of the passes",
+    ),
+    read("actor.fsdp_config.mixed_precision.param_dtype", "model.dtype"),
+    read("actor.fsdp_config.amp_autocast.enabled", "model.dtype", False),
+    read("actor.fsdp_config.amp_autocast.precision", "model.dtype"),
     read("actor.model.model_path", "model.path"),
     read("actor.megatron.ckpt_convertor.hf_model_path", "model.path"),
     read("actor.tokenizer.tokenizer_model", "model.path"),
@@ -317,7 +331,7 @@ ACTOR = (
     lacks("actor.pack_traj", "the turns of an agent are one trajectory"),
     lacks("reward.use_reward_model", "see spec.rewards[].vllm and spec.rewards[].model"),
     *(implied(f"reward.{key}") for key in ("group_name", "tokenizer.*", "custom_fn.*")),
-    lacks("critic.use_critic_model", "follows from algorithm.adv_type", True),
+    implied("critic.use_critic_model", "follows from algorithm.adv_type"),
     *optimizer_rows("critic.", "critic.optimizer", 1e-5),
     *(
         implied(f"critic.{key}", "the critic is on the trainer's ranks, in their layout")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Said
+from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Row, Said, same_value
 
 MOST = 2**31 - 1
 """That an RLJob counts."""
@@ -29,6 +29,8 @@ class Options:
     environment: Mapping[str, str] = field(default_factory=dict)
     allowed: tuple[str, ...] = ()
     """Unknown keys that are passed over."""
+    formula: str | None = None
+    """A Python file with a formula of the user's, in the pods."""
     data_sets: Mapping[str, Any] = field(default_factory=dict)
     """LLaMA-Factory's dataset_info.json."""
 
@@ -52,6 +54,8 @@ class System:
     title: str
     rows: tuple[Row, ...]
     rules: tuple[Rule, ...]
+    read_from: str
+    """The version of the other system whose keys and defaults the rows have."""
     unread: Callable[["Settings"], dict[str, str]] = lambda settings: {}
     """Sections of the spec that this configuration's job does not have, and why."""
 
@@ -84,14 +88,23 @@ class Settings:
         if row and isinstance(row.default, bool) and value not in (True, False, None):
             self.problems.append(Problem(name, f"{value!r} must be true or false, without quotes"))
         elif row:
-            key = name if row.key.endswith("*") else row.key
-            self.given[key] = Given(name, value, row)
+            self._give(name if row.key.endswith("*") else row.key, Given(name, value, row))
         elif value in (None, {}) and self._leads(name):
             return
         elif name in self.options.allowed:
             self.notes.append(Note(Outcome.LACKING, name, "passed over, as --allow says"))
         else:
             self.problems.append(self._misplaced(name, value) or Problem(name, self._unknown(name)))
+
+    def _give(self, key: str, given: Given) -> None:
+        """Of two names of one key the last one counts, as far as it says something."""
+        before = self.given.get(key)
+        if before and given.value is None:
+            return
+        if before and before.value is not None and not same_value(before.value, given.value):
+            text = f"{given.name} = {show(given.value)} is the same setting, and counts"
+            self.notes.append(Note(Outcome.CHANGED, f"{before.name} = {show(before.value)}", text))
+        self.given[key] = given
 
     def _below(self, name: str) -> Row | None:
         parts = name.split(".")
@@ -138,7 +151,7 @@ class Settings:
     def unsaid(self, said: str) -> Iterator[Given]:
         """Keys that are not in the text `said`, although they have another value than the default."""
         for given in self.given.values():
-            silent = given.row.outcome or given.value in (None, {}, given.row.default)
+            silent = given.row.outcome or given.value == {} or same_value(given.value, given.row.default)
             if not silent and not re.search(rf"(?<![\w.]){re.escape(given.name)}(?![\w.])", said):
                 yield given
 
@@ -238,4 +251,6 @@ def _converted(settings: Settings, row: Row, convert: Any) -> Said:
 def _neutral(value: Any, row: Row) -> bool:
     if row.outcome is Outcome.IMPLIED:
         return value is None or value == {}
-    return value in row.neutral or (value in ({}, []) and row.outcome is Outcome.LACKING)
+    if any(same_value(value, neutral) for neutral in row.neutral):
+        return True
+    return value in ({}, []) and row.outcome is Outcome.LACKING

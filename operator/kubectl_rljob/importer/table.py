@@ -39,7 +39,7 @@ class Row:
     outcome: Outcome | None = None
     """Of a key without a field."""
     neutral: tuple[Any, ...] = ()
-    """Values that say nothing."""
+    """Values that say nothing, of a key without a field."""
     also: tuple[str, ...] = ()
     """Other names of the key."""
     known: frozenset[str] = frozenset()
@@ -69,12 +69,22 @@ def implied(key: str, text: str = "an RLJob needs no such setting", also: tuple[
 
 def must(key: str, value: Any, text: str, also: tuple[str, ...] = ()) -> Row:
     """A key whose one value is how an RLJob works; another one is reported."""
-    return Row(key, text=text, outcome=Outcome.CHANGED, neutral=(value, None), also=also)
+    return Row(key, text=text, outcome=Outcome.CHANGED, neutral=_unset(value), also=also)
 
 
 def lacks(key: str, text: str, *neutral: Any, also: tuple[str, ...] = ()) -> Row:
-    """A key that an RLJob cannot say, unless it has a value that says nothing."""
-    return Row(key, text=text, outcome=Outcome.LACKING, neutral=(None, False, *neutral), also=also)
+    """A key that an RLJob cannot say, unless it has a value that says nothing: one of `neutral`, and of a switch without any, off."""
+    return Row(key, text=text, outcome=Outcome.LACKING, neutral=_unset(*neutral or (False,)), also=also)
+
+
+def _unset(*neutral: Any) -> tuple[Any, ...]:
+    """With null, which leaves a key unset. A switch that is on unless it is set is off with null."""
+    return neutral if any(value is True for value in neutral) else (None, *neutral)
+
+
+def same_value(a: Any, b: Any) -> bool:
+    """Equal, where true is not 1 and false is not 0."""
+    return a == b and isinstance(a, bool) is isinstance(b, bool)
 
 
 def verbatim(prefix: str, field: str, known: frozenset[str], text: str) -> Row:

@@ -79,6 +79,14 @@ def environment(given: dict[str, Any], owned: Callable[[str], bool]) -> list[dic
     return [{"name": name, "value": str(value)} for name, value in given.items() if not owned(name)]
 
 
+VERL = "verl 1dda039b9 of 2026-08-22"
+ROLL = "ROLL 8eb27cc2 of 2026-08-19"
+TRINITY = "Trinity-RFT 9051d6374 of April 2026"
+LLAMA_FACTORY = "LLaMA-Factory ff6d4d12e of 2026-08-18"
+RLINF = "RLinf a3816b596 of 2026-08-22"
+"""The versions that keys and defaults of the tables were read from."""
+REPLAY = choice(disabled="none", R2="trainer", R3="rollout")
+"""Router replay, by the papers' names."""
 IMAGES = "preprocessor_config.json of the model directory says how images are scaled"
 SEQUENCE_CLIP = {"low": 3e-4, "high": 4e-4}
 """Of gspo's paper, where a ratio is that of a whole response and a clip of 0.2 never binds."""

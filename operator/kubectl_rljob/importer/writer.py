@@ -1,5 +1,6 @@
 """An RLJob as YAML with a comment beside each line that says where it comes from. Pure."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +10,18 @@ from kubectl_rljob.importer.engine import NAME, Imported
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 
-WIDEST = 110
+POWER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number to Kubernetes, and a text to YAML 1.1 where it lacks a dot or a sign."""
+WIDEST = 200
 """Columns of a comment; a longer one is cut."""
 ORDER = [field.alias for field in RLJobSpec.model_fields.values()]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts texts in quotes that Kubernetes would read as numbers."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", POWER, [*"-+.0123456789"])
 
 
 def write(found: Imported, heading: str) -> str:
@@ -43,7 +53,9 @@ def _object(value: dict[str, Any], path: str, depth: int, comments: dict[str, st
 
 def flow(value: Any) -> str:
     """On one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"), allow_unicode=True)
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=float("inf"), allow_unicode=True
+    )
     return text.removesuffix("\n").removesuffix("\n...").strip()
 
 

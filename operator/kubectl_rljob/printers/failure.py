@@ -65,7 +65,7 @@ def _next(job: Job, last: LastFailure, here: Callable[[str], str]) -> list[str]:
     role = names.role_of(job.name, last.pod) if last.pod else names.ROLE_TRAINER
     whose = f"--role {role} " if role != names.ROLE_TRAINER and names.is_model_role(role) else ""
     commands = [job.command("logs", f"{whose}--attempt {last.attempt}" + (f" --rank {rank}" if rank else ""))]
-    if last.reason == reasons.CONTAINER_RESTARTED and last.pod:
+    if last.reason in reasons.CONTAINER_ENDED and last.pod:
         commands.insert(0, f"kubectl describe pod {quote(last.pod)} -n {job.namespace}")
     commands = [here(command) for command in commands]
     return [*commands, _resume(job, here, trusted=not field)] if job.status.outcome else commands

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 
+from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
-from kubectl_rljob.printers.text import table
+from kubectl_rljob.printers.text import plural, table
 from rljob_api.sizing.devices import Device
 from rljob_api.sizing.host import HostMemory
 from rljob_api.sizing.memory import GIB, CacheMemory, Phase
+from rljob_api.sizing.volume import VolumeSpace
 
 
 def parts(estimates: Sequence[Estimate]) -> str:
@@ -22,9 +24,10 @@ def by_phase(phases: Sequence[Phase], device: Device) -> str:
     rows = [(p.name, _gib(p.state), _gib(p.estimate), _gib(p.server), _gib(p.total)) for p in phases]
     header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
     found = f"GPU: {device.found}\n" if device.found else ""
-    return f"{table(header, rows)}\n\n{found}{_verdict(phases, device.bytes)}"
+    return f"{table(header, rows)}\n\n{found}{_verdict(phases, device)}"
 
 
+GB = 1e9
 HELD = {"offloaded": "offload", "reference": "the reference", "checkpoint": "a checkpoint"}
 
 
@@ -45,6 +48,10 @@ def cache(found: CacheMemory, device: Device | None) -> str:
     wanted = f"{_gib(found.wanted)} GiB per GPU would hold all samples in flight at their longest"
     if not device:
         return f"KV cache of a server: {wanted}; --gpu says how much there is"
+    if found.there <= 0:
+        return (
+            f"Rollout servers do not fit: their weights take {_gib(-found.there)} GiB per GPU more than vLLM may have"
+        )
     return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU; {wanted}"
 
 
@@ -54,12 +61,18 @@ def pool_cache(pool: str, there: float) -> str:
     return f"KV cache of pool {pool}: at most {_gib(there)} GiB per GPU"
 
 
-def _verdict(phases: Sequence[Phase], device: float) -> str:
-    refused = [p.name for p in phases if p.certain > device]
-    tight = [p.name for p in phases if p.certain <= device < p.total]
-    if refused:
-        return f"Does not fit in {', '.join(refused)}: ranks would refuse to start. docs/sizing.md has what to change, by its cost"
-    return f"May not fit in {', '.join(tight)}, by the estimate" if tight else "Fits, by the estimate"
+def _verdict(phases: Sequence[Phase], device: Device) -> str:
+    never, hardly = (", ".join(p.name for p in found(phases, device)) for found in (refused, tight))
+    if never:
+        return f"Does not fit in {never}" + (f", and by the estimate not in {hardly}" if hardly else "")
+    return f"May not fit in {hardly}, by the estimate" if hardly else "Fits, by the estimate"
+
+
+def volume(found: VolumeSpace) -> str:
+    """One line, in the units of storage."""
+    kinds = ((found.checkpoints, found.checkpoint, "checkpoint"), (found.exports, found.export, "export"))
+    parts = [f"{plural(count, kind)} of {size / GB:,.1f} GB" for count, size, kind in kinds if count]
+    return f"Volume: {', '.join(parts) or 'nothing is written'}; {found.total / GB:,.1f} GB in all, at most"
 
 
 def _gib(count: float | None) -> str:

@@ -65,9 +65,12 @@ def page(plan: Plan, found: Preview) -> str:
         if cache := plan.cache():
             blocks += [memory.cache(cache, plan.device)]
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
+        if space := plan.volume():
+            blocks += [memory.volume(space)]
         if not plan.violations:
+            blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
             blocks += [placement.preview(found)]
-    return "\n\n".join([*blocks, verdict(plan.violations)])
+    return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits())])
 
 
 def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
@@ -109,11 +112,17 @@ def pods(spec: RLJobSpec) -> str:
     return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
 
 
-def verdict(found: Sequence[Violation]) -> str:
-    if not found:
+def elsewhere(outside: Mapping[str, str]) -> str:
+    named = ", ".join(f"{field} = {path}" for field, path in outside.items())
+    return f"On none of spec.volumes, so that the image has to hold it: {named}"
+
+
+def verdict(broken: Sequence[Violation], misfits: Sequence[Violation]) -> str:
+    if not broken and not misfits:
         return "Valid."
-    lines = [f"{plural(len(found), 'rule')} {'is' if len(found) == 1 else 'are'} broken:"]
-    for v in found:
+    rules = f"{plural(len(broken), 'rule')} {'is' if len(broken) == 1 else 'are'} broken:"
+    lines = [rules if broken else "Every rule holds, and the job does not fit:"]
+    for v in (*broken, *misfits):
         lines += ["", f"{v.field} = {v.value}", f"    {v.rule}", f"    fix: {v.fix}"]
     return "\n".join(lines)
 
@@ -139,6 +148,8 @@ def _of(groups: int, group: int, spec: RLJobSpec) -> str:
 
 def _total(spec: RLJobSpec) -> str:
     a, t = Amounts.of(spec), spec.train
+    if t.steps is None and t.epochs is None:
+        return "neither steps nor epochs say how long it trains"
     if t.steps is None or a.optimizer_steps is None:
         return f"{t.epochs:g} epoch{'' if t.epochs == 1 else 's'}; the trainer counts the data and reports the steps"
     steps = f"{plural(t.steps, 'step')}, {plural(a.optimizer_steps, 'optimizer step')}"

@@ -19,7 +19,7 @@ from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, ProgressStatus, RoleStatus
+from rljob_api.status import LastFailure, NodeStatus, ProgressStatus, RoleStatus, StuckPod
 
 LINES = 25
 EVENTS = 6
@@ -28,6 +28,7 @@ KEY = 12
 MESSAGE_LINES = 4
 TRACEBACK_LINES = 2
 CHECKPOINTS = 8
+NODES = 3
 PACE_STEPS = 10
 WITHOUT_PODS = ("Suspended", *ENDED)
 MANY = 10**12
@@ -39,7 +40,7 @@ def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int =
     most = min(height, LINES)
     sections = [
         summary(job, now, width),
-        roles(job, width),
+        [*roles(job, now, width), *nodes(job, width)],
         metrics(job, now, width),
         checkpoints(job, width),
         failure(job, now, width),
@@ -124,7 +125,7 @@ def message(job: Job, width: int) -> list[str]:
     return lines
 
 
-def roles(job: Job, width: int) -> list[str]:
+def roles(job: Job, now: datetime, width: int) -> list[str]:
     """READY of each kind of pod, GPUS until its pods are released; STATUS and pace only while the job runs, when they are true."""
     s, p = job.status, job.status.progress
     running = s.state == "Running"
@@ -152,8 +153,28 @@ def roles(job: Job, width: int) -> list[str]:
         for role, pods, status, info in rows
         if role in gpus or role in gangs or role in pools
     ]
+    stuck = [cut(stuck_line(pod, now), width) for pod in s.stuck_pods]
     placed = placement.line(s.placement.report, width) if s.placement else []
-    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed]
+    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed, *stuck]
+
+
+def stuck_line(pod: StuckPod, now: datetime) -> str:
+    """A pod that was deleted and does not end."""
+    where = f" on {pod.node}" if pod.node else ""
+    return f"STUCK         {pod.pod}{where}, should have ended {age(pod.since, now)} ago"
+
+
+def nodes(job: Job, width: int) -> list[str]:
+    """Nodes that the job avoids, or needs although it should leave them, and why."""
+    found = [entry for entry in job.status.nodes if entry.state != "suspect"]
+    lines = [cut(f"{entry.state.upper():<{KEY}}{_node(entry)}", width) for entry in found[:NODES]]
+    return [*lines, *([f"{'':<{KEY}}and {len(found) - NODES} more nodes"] if found[NODES:] else [])]
+
+
+def _node(entry: NodeStatus) -> str:
+    until = f" until {entry.until}" if entry.until else ""
+    count = f"{len(entry.failures)} failures, {entry.cause}" if entry.failures else ""
+    return one_line(f"{entry.node}{until}: {'; '.join(text for text in (entry.quarantine, count) if text)}")
 
 
 def released(job: Job, pods: RoleStatus) -> bool:

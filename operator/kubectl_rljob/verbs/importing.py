@@ -27,7 +27,20 @@ class System(click.Choice[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         name = value.lower().replace("-", "").replace("_", "").removesuffix("rft")
+        if pages := next((pages for other, pages in OTHERS.items() if name.startswith(other)), ""):
+            self.fail(f"{value} is not read ({', '.join(self.choices)} are); write the job by {pages}", param, ctx)
         return super().convert(name if name in self.choices else value, param, ctx)
+
+
+OTHERS = {
+    "trl": "docs/sft.md, docs/dpo.md or docs/reward-model.md, and for GRPO docs/algorithms.md",
+    "slime": "docs/algorithms.md and docs/parallelism.md",
+    "nemo": "docs/algorithms.md and docs/parallelism.md",
+    "openrlhf": "docs/algorithms.md and docs/pools.md",
+    "skyrl": "docs/algorithms.md and docs/agents.md",
+    "axolotl": "docs/sft.md and docs/dpo.md",
+}
+"""Pages from which a job of another system is written by hand, by the beginning of its name."""
 
 
 @verb("import")
@@ -62,6 +75,11 @@ class System(click.Choice[str]):
     help="value of a variable that the script or YAML reads; 1, 2: arguments of the script; may be repeated",
 )
 @click.option("--allow", "allowed", multiple=True, metavar="KEY", help="ignore this unknown key; may be repeated")
+@click.option(
+    "--formula",
+    metavar="FILE",
+    help="Python file, in the pods, with a function `advantage` or `loss` for an algorithm that an RLJob does not have",
+)
 @click.option(
     "--dataset-info",
     type=click.Path(),

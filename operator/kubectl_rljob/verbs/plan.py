@@ -18,6 +18,7 @@ from rljob_api import names
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing.devices import DEVICES, Device, device_bytes
 from rljob_api.sizing.shape import Shape
+from rljob_placement.cluster import OCCUPYING, essential
 
 
 @verb()
@@ -84,7 +85,7 @@ def plan(
     """Check a manifest before it is applied.
 
     Ranks, layout, batches, what the cluster's defaults add, pods, GPUs, memory, placement on the cluster as it is
-    now, and every broken rule at once. Exit code 1 when a rule is broken.
+    now, and every broken rule at once. Exit code 1 when a rule is broken, or the job does not fit.
     """
     config, device = model_config(model) if model else None, _device(gpu, model) if gpu else None
     others = _others(models_of, model)
@@ -102,7 +103,7 @@ def plan(
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
     else:
         session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
-    if any(p.violations for p in plans):
+    if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
 
 
@@ -166,4 +167,4 @@ def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     cluster = session.cluster()
-    return cluster.everything("nodes"), cluster.everything("pods")
+    return list(cluster.everything("nodes")), [essential(pod) for pod in cluster.everything("pods", OCCUPYING)]

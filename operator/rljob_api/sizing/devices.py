@@ -1,11 +1,11 @@
 """GPUs by name, and the memory that a process sees of them."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rljob_api import quantity
+from rljob_api.nearest import nearest
 
 GIB = 2**30
 DEVICES: Mapping[str, float] = {
@@ -76,6 +76,6 @@ def _is(card: str, name: str) -> bool:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), DEVICES, n=1)
-    hint = f"did you mean {near[0]}? Known are" if near else "neither a size, such as 80Gi, nor one of"
+    near = nearest(name.lower(), DEVICES)
+    hint = f"did you mean {near}? Known are" if near else "neither a size, such as 80Gi, nor one of"
     return f"{hint} {', '.join(DEVICES)}"

@@ -64,14 +64,15 @@ class CacheMemory:
     wanted: float
     """Needed for the samples that one server generates at a time, at their longest."""
     there: float
-    """What there is at most: vLLM's share of the GPU without the weights. Its own activations and graphs reduce it further."""
+    """What there is at most: vLLM's share of the GPU without the weights. Its own activations and graphs reduce it further. Negative if the weights
+    do not fit."""
 
 
 def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
     """The cache of a rollout server on GPUs of `device` bytes."""
     needed, given = rollout_memory(spec, shape), server_defaults(spec) | spec.rollout.vllm_args
     share = float(given.get("gpu-memory-utilization", SERVER_SHARE))
-    there = float(given.get("kv-cache-memory-bytes") or max(0.0, device * share - needed.weights))
+    there = float(given.get("kv-cache-memory-bytes") or device * share - needed.weights)
     return CacheMemory(wanted=needed.kv_cache, there=there)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from rljob_api.config_json import OF_LATENTS, unfit
 from rljob_api.families import ADAPTED, language_of, targets_of
 from rljob_api.sizing.tower import Tower
 from rljob_api.spec.model import LoraSpec
@@ -55,6 +56,19 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Operations of a pass over one sequence of l tokens: token x l + square x l^2."""
+
+    token: int
+    """Matrices that every token is multiplied with: two operations for each parameter that takes part."""
+    square: int
+    """Attention of every token to all before it."""
+
+    def of(self, length: int) -> int:
+        return self.token * length + self.square * length * length
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """Widths and counts. A dense model has no experts."""
 
@@ -85,9 +99,12 @@ class Shape:
 
     @staticmethod
     def of(config: dict[str, Any]) -> "Shape | None":
-        """The shape by a config.json; None: it does not say enough."""
+        """The shape by a config.json; None: it does not say enough, or a value that its key cannot have."""
+        if unfit(config):
+            return None
         config = language_of(config)
-        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+        latents = OF_LATENTS if config.get("kv_lora_rank") else ()
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents)
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
@@ -154,6 +171,16 @@ class Shape:
     @property
     def embedding(self) -> int:
         return self.vocabulary * self.hidden
+
+    @property
+    def work(self) -> Work:
+        """Operations of a forward pass; a backward pass has twice as many. Sliding windows are counted as full attention."""
+        chosen = self.expert * self.experts_per_token / self.experts if self.experts else 0
+        taking_part = round(self.layers * (self.dense + chosen)) + self.embedding
+        scored_and_summed = (
+            self.latent.content + self.latent.rotated + self.latent.value if self.latent else 2 * self.head
+        )
+        return Work(2 * taking_part, self.layers * self.heads * scored_and_summed)
 
     def adapters(self, lora: LoraSpec) -> int:
         """Parameters of one layer's adapters: rank x (inputs + outputs) of each matrix that has one."""

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, FunctionName, NonNegativeInt, PositiveFloat, PositiveInt
+from rljob_api.spec.common import AbsolutePath, FunctionName, NonNegativeInt, PositiveFloat, PositiveInt, Texts
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
@@ -34,7 +34,7 @@ class Environment(Model):
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Base address: trajectories begin with a POST to `/reset` below it."""
-    headers: dict[str, str] = {}
+    headers: Texts = {}
     """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
     retries: NonNegativeInt = 2
     """How often a `reset` is repeated after a connection error, a 429 or a 5xx. A `step` never is: it may have had its effect."""
@@ -57,5 +57,5 @@ class AgentSpec(Model):
     timeout_seconds: PositiveFloat = 60.0
     """Longest time that the agent takes for one trajectory; its waiting for the policy does not count. A trajectory that takes longer has failed: it
     is counted and reported, and leaves the batch; it is never a silent 0."""
-    env: dict[VariableName, str] = {}
+    env: Annotated[dict[VariableName, str], Field(max_length=512)] = {}
     """Environment variables of the agent's processes, in addition to the trainer's. Secrets belong into `trainer.template.env`."""

@@ -281,7 +281,8 @@ class TrainSpec(Model):
     """Keep what over-sampling leaves over, token by token with the policy that generated it; unset: drop it. Needs `overSampling` above 1 and
     `algorithm.rolloutCorrection`."""
     on_non_finite: Literal["stop", "skip"] = "stop"
-    """What to do when a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it."""
+    """What to do when a loss or a gradient is not a finite number. `stop`: the attempt fails; `skip`: leave this optimizer step out and count it;
+    ten in a row end the job."""
     batches: BatchRecording = BatchRecording()
     """Record the batches of this run, or train on recorded ones."""
 

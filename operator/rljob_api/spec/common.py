@@ -28,8 +28,22 @@ Quantity = Annotated[
 """A Kubernetes quantity: a text, or a whole number, as `cpu: 8`."""
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 Image = Annotated[str, StringConstraints(pattern=r"^[^\s]+$", max_length=512)]
-Verbatim = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
-"""A Kubernetes, Megatron or vLLM object that passes through as it is."""
+Verbatim = Annotated[
+    dict[str, Any], Field(max_length=512, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
+]
+"""A Kubernetes, Megatron or vLLM object that passes through as it is. Megatron and vLLM have fewer than 300 keys."""
+Texts = Annotated[dict[str, str], Field(max_length=128)]
+"""Labels, headers and the like."""
+Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
+"""Amounts by resource name."""
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+"""Name of a Kubernetes object."""
+Key = Annotated[str, StringConstraints(max_length=256)]
+"""Key of a row of data."""
+MOST_NODES, MOST_PROCESSES, MOST_PODS = 1024, 64, 4096
+"""Pods of a gang, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one object each."""
+Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
+Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 
 
 class EnvVar(Model):
@@ -37,10 +51,16 @@ class EnvVar(Model):
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """Name of the variable. Names that rljob or torchrun set are refused."""
-    value: str | None = None
+    value: Annotated[str, StringConstraints(max_length=131072)] | None = None
     """Value of the variable. As in a Kubernetes container, `$(NAME)` stands for another variable."""
     value_from: Verbatim | None = None
     """A Kubernetes `valueFrom` source (secretKeyRef, configMapKeyRef, fieldRef) in place of a value."""
+
+
+Environment = Annotated[list[EnvVar], Field(max_length=512)]
+EnvironmentSources = Annotated[list[Verbatim], Field(max_length=64)]
+PullSecrets = Annotated[list[Verbatim], Field(max_length=32)]
+Tolerations = Annotated[list[Verbatim], Field(max_length=128)]
 
 
 class Volume(Model):
@@ -54,6 +74,9 @@ class Volume(Model):
     """Mount the volume without the right to write."""
     source: Verbatim
     """A Kubernetes volume source, for example `{persistentVolumeClaim: {claimName: data}}`."""
+
+
+Volumes = Annotated[list[Volume], Field(max_length=32)]
 
 
 SourceUrl = Annotated[
@@ -81,9 +104,9 @@ class Source(Model):
 class Resources(Model):
     """Requests and limits of a container, as in Kubernetes."""
 
-    requests: dict[str, Quantity] = {}
+    requests: Quantities = {}
     """Resources that the scheduler reserves, by name."""
-    limits: dict[str, Quantity] = {}
+    limits: Quantities = {}
     """Resources that the container may not exceed, by name."""
 
 
@@ -94,19 +117,19 @@ class Template(Model):
     """Image of this role; the job's `image` when unset."""
     resources: Resources = Resources()
     """Requests and limits of this role's container. The operator adds GPUs, by `trainer.resourceName` and the number of processes."""
-    node_selector: dict[str, str] = {}
+    node_selector: Texts = {}
     """Labels that a node must have to run this role's pods."""
-    tolerations: list[Verbatim] = []
+    tolerations: Tolerations = []
     """Kubernetes tolerations of this role's pods."""
     affinity: Verbatim | None = None
     """Kubernetes affinity of this role's pods."""
-    env: list[EnvVar] = []
+    env: Environment = []
     """Environment variables of this role; they win over the job's."""
-    labels: dict[str, str] = {}
+    labels: Texts = {}
     """Further labels of this role's pods. Labels that rljob sets cannot be replaced."""
-    annotations: dict[str, str] = {}
+    annotations: Texts = {}
     """Further annotations of this role's pods."""
-    priority_class_name: str | None = None
+    priority_class_name: ObjectName | None = None
     """Name of the Kubernetes PriorityClass of this role's pods."""
     termination_grace_period_seconds: PositiveInt = 60
     """Seconds that a deleted pod has to finish its step and save."""

@@ -1,9 +1,11 @@
 """How a model is cut over ranks, and the gang of ranks that one besides the policy may have."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from rljob_api.base import Model
-from rljob_api.spec.common import PositiveInt, Quantity, Template, Verbatim
+from rljob_api.spec.common import Nodes, PositiveInt, Processes, Quantity, Template, Verbatim
 
 
 class Parallelism(Model):
@@ -30,9 +32,10 @@ class Recompute(Model):
 
     granularity: Literal["none", "selective", "full"] = "none"
     """What is computed again. `none`: nothing; `selective`: `modules` only; `full`: whole layers."""
-    modules: list[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]] = [
-        "core_attn"
-    ]
+    modules: Annotated[
+        list[Literal["core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"]],
+        Field(max_length=16),
+    ] = ["core_attn"]
     """What `granularity: selective` recomputes, by megatron-core's names."""
     method: Literal["uniform", "block"] = "uniform"
     """With `granularity: full`, `uniform`: every `layers` layers are one piece; `block`: the first `layers` layers of a stage, one by one."""
@@ -44,9 +47,9 @@ class Gang(Model):
     """Where a model besides the policy is computed: on the trainer's ranks, in their layout, or, with `processesPerNode`, on a gang of its own. The
     other fields are settings of such a gang."""
 
-    processes_per_node: PositiveInt | None = None
+    processes_per_node: Processes | None = None
     """Ranks in each pod of a gang of the model's own; each has a GPU of its own. Unset: the trainer's ranks hold the model."""
-    nodes: PositiveInt = 1
+    nodes: Nodes = 1
     """Number of pods in the gang of this model."""
     parallelism: Parallelism = Parallelism()
     """How the model is cut over the gang's ranks."""

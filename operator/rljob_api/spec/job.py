@@ -9,15 +9,16 @@ from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection, TrainSpec
 from rljob_api.spec.common import (
     AbsolutePath,
-    EnvVar,
+    Environment,
+    EnvironmentSources,
     Image,
     NonNegativeInt,
     PositiveInt,
+    PullSecrets,
     Source,
     Template,
     UploadUrl,
-    Verbatim,
-    Volume,
+    Volumes,
 )
 from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.gang import Gang, Recompute
@@ -104,6 +105,10 @@ class SchedulingSpec(Model):
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
 
+    exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2
+    """Failures within an hour that point at one node (a pod that its kubelet refused, an error of its GPUs, a killed process, the loss of the node)
+    after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
+
     @property
     def assigns_nodes(self) -> bool:
         """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
@@ -123,8 +128,15 @@ class LifecycleSpec(Model):
     """Seconds without progress after which an attempt fails. Every sample, micro-batch, transfer and file counts as progress."""
     drain_timeout_seconds: PositiveInt = 600
     """Seconds that a drain waits for the end of the step and its checkpoint, before it stops the attempt."""
+    rank_grace_seconds: Annotated[int, Field(ge=1, le=600)] = 10
+    """Seconds between SIGTERM and SIGKILL when the ranks of an attempt on GPUs are ended and do not end at once. A process that is killed while its
+    GPU computes can look like broken hardware (Xid 45). Ranks on CPUs get 2 seconds."""
     node_loss_seconds: PositiveInt = 120
-    """Seconds that a node may be unreachable before its pods count as lost."""
+    """Seconds that a node may be unreachable before its pods count as lost, and that a deleted pod may outlive its grace period before it counts as
+    stuck. Other pods stand in for both."""
+    stranded_seconds: PositiveInt = 600
+    """Seconds that pods of the job may hold their nodes although others have none, so that no attempt can run. Then all pods are released, and the
+    job starts again when there is capacity for the whole gang."""
     pending_deadline_seconds: PositiveInt | None = None
     """Seconds after the job was created or resumed in which all trainer pods have to start; otherwise the job fails. Unset: it waits."""
     active_deadline_seconds: PositiveInt | None = None
@@ -181,13 +193,13 @@ class RLJobSpec(Model):
     """Image of trainer and rollout pods. Required, unless the administrator has set a default (`jobs.defaults.image` of the chart)."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled, as in a Kubernetes container."""
-    image_pull_secrets: list[Verbatim] = []
+    image_pull_secrets: PullSecrets = []
     """Secrets with which the image is pulled, as Kubernetes references: `{name: NAME}`."""
-    env: list[EnvVar] = []
+    env: Environment = []
     """Environment variables of all containers."""
-    env_from: list[Verbatim] = []
+    env_from: EnvironmentSources = []
     """Kubernetes `envFrom` sources of all containers."""
-    volumes: Annotated[list[Volume], Field(max_length=32)] = []
+    volumes: Volumes = []
     """Volumes of all pods; model, data and checkpoints live on them."""
     pod_security: PodSecurity = PodSecurity()
     """User and groups of all pods."""

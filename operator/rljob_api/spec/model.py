@@ -7,13 +7,16 @@ from pydantic import Field, StringConstraints
 from rljob_api.base import Model
 from rljob_api.spec.common import (
     AbsolutePath,
+    Key,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
+    ObjectName,
     PositiveFloat,
     PositiveInt,
     Source,
     SourceUrl,
+    Texts,
     Verbatim,
 )
 from rljob_api.spec.gang import Gang
@@ -112,30 +115,30 @@ class DataSpec(Model):
     """How rows are read, for all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
     instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;
     `text`: documents; `indexed`: Megatron's .bin and .idx, named without their suffix. The last two are for `pretrain`."""
-    prompt_key: str = "prompt"
+    prompt_key: Key = "prompt"
     """Column of the prompt: a text, or a list of chat messages `{role, content}`, which the tokenizer's chat template turns into one. Outside
     `task: rl` it is read with `format: columns`."""
-    response_key: str = "response"
+    response_key: Key = "response"
     """Column of the response to be learnt (`task: sft` with `format: columns`)."""
-    messages_key: str = "messages"
+    messages_key: Key = "messages"
     """Column of the conversation, a list of chat messages `{role, content}` or of turns `{from, value}` (`task: sft`, `dpo` and `rewardModel`, where
     it ends before the answers). A file without it may have `conversations` instead."""
-    chosen_key: str = "chosen"
+    chosen_key: Key = "chosen"
     """Column of the better answer: a text, or chat messages (`task: dpo` and `rewardModel`)."""
-    rejected_key: str = "rejected"
+    rejected_key: Key = "rejected"
     """Column of the worse answer, as `chosenKey` (`task: dpo` and `rewardModel`)."""
-    text_key: str = "text"
+    text_key: Key = "text"
     """Column of the document (`task: pretrain` with `format: text`)."""
     chat_template: ChatTemplate = ChatTemplate()
     """How conversations become texts. For all tasks but `pretrain`."""
-    image_key: str | None = None
+    image_key: Key | None = None
     """Column of a row's images, for models with a vision tower (`task: rl` and `sft`): one or a list, each bytes, `{bytes, path}`, the path of a
     file, or a `data:` URL with base64. They stand where the messages say `<image>`, in their order, or at the beginning of the user's first message.
     Messages may have images as parts of their content instead. Unset: rows are texts."""
-    answer_key: str = "answer"
+    answer_key: Key = "answer"
     """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty.
     For `task: rl`."""
-    data_source_key: str = "data_source"
+    data_source_key: Key = "data_source"
     """Column, or dotted path, that chooses the reward functions of a row; without a column of the default name it is empty. For `task: rl`."""
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts are left out; how many is reported. For `task: rl`."""
@@ -179,7 +182,7 @@ class HttpReward(Model):
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Receives POST `{"prompt", "response", "answer", "data_source"}` and answers `{"reward": number}`."""
-    headers: dict[str, str] = {}
+    headers: Texts = {}
     """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
     retries: NonNegativeInt = 2
     """How often a call is repeated after a connection error, a 429 or a 5xx, within `timeoutSeconds`."""
@@ -203,7 +206,7 @@ class Judge(Model):
 class VllmReward(Model):
     """A model on vLLM servers: a discriminative reward model or, with `judge`, a generative one. Exactly one of `pool` and `url`."""
 
-    pool: str | None = None
+    pool: ObjectName | None = None
     """Name of one of `spec.pools`. Requests go to the servers that are ready, and wait while none is."""
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)] | None = None
     """Base address of a server that the job does not manage."""

@@ -9,12 +9,15 @@ from rljob_api.base import Model
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.common import (
+    MOST_PODS,
     AbsolutePath,
     Device,
+    Nodes,
     NonNegativeFloat,
     NonNegativeInt,
+    ObjectName,
     PositiveFloat,
-    PositiveInt,
+    Processes,
     Quantity,
     Sampling,
     Template,
@@ -46,13 +49,13 @@ class Offload(Model):
 class TrainerSpec(Model):
     """The gang of torchrun pods that holds the policy."""
 
-    nodes: PositiveInt = 1
+    nodes: Nodes = 1
     """Number of trainer pods. With `processesPerNode` it gives the number of ranks."""
-    processes_per_node: PositiveInt = 1
+    processes_per_node: Processes = 1
     """Ranks in each trainer pod; each has a GPU of its own."""
     device: Device = "gpu"
     """`gpu`, or `cpu` for laptops, tests and the demo: the same code, on gloo."""
-    resource_name: str = "nvidia.com/gpu"
+    resource_name: ObjectName = "nvidia.com/gpu"
     """The extended resource that a GPU is requested by."""
     parallelism: Parallelism = Parallelism()
     """How the model is cut over the ranks."""
@@ -118,12 +121,12 @@ class RolloutSpec(Model):
     """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pods and on their GPUs, one for every
     `tensorParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not read. While they
     generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
-    replicas: Annotated[int, Field(ge=0, le=4096)] = 1
+    replicas: Annotated[int, Field(ge=0, le=MOST_PODS)] = 1
     """Number of servers, each in a pod of its own. 0 only when batches are replayed; not read when servers are colocated. A change takes effect at
     once, also by `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
-    min_replicas: NonNegativeInt = 1
+    min_replicas: Annotated[int, Field(ge=0, le=MOST_PODS)] = 1
     """Smallest number of servers with the current policy: generation waits while there are fewer."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Processes = 1
     """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     interrupt: Literal["wait", "continue"] = "wait"
     """What a new policy does to responses that are being generated ahead (`train.staleness` of at least 1). `wait`: it is published once the batches
@@ -168,7 +171,7 @@ class PoolSpec(Model):
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
     """Number of servers, each in a pod of its own. They are placed together with the trainers or not at all. A change takes effect with the next
     attempt."""
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: Processes = 1
     """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim, for example `runner: pooling` for a reward model. Those that

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from rljob_api.families import ADAPTED, FAMILIES, Family, targets_of
+from rljob_api.families import ADAPTED, FAMILIES, Family, family_of, targets_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
 from rljob_api.validation.layout import PARALLELISM
@@ -78,7 +78,7 @@ def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     """Adapters where they are proven: of the matrices that the table of families names."""
     if not (lora := spec.model.lora):
         return
-    if family := FAMILIES.get(config.get("model_type") or ""):
+    if family := family_of(config):
         yield from _family_violations(lora, family)
     tensor, groups = spec.trainer.parallelism.tensor, config.get("num_key_value_heads") or 0
     if groups % tensor and {"linear_q", "linear_k", "linear_v"} & set(lora.targets or ()):
@@ -120,7 +120,7 @@ def modules_of(targets: Iterable[str], model: dict[str, Any] | None = None) -> l
 
 
 def _modules(model: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
-    family = FAMILIES.get((model or {}).get("model_type") or "")
+    family = family_of(model or {})
     return MODULES | MODULES_OF_FUSED if family and family.fused else MODULES
 
 

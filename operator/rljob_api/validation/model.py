@@ -5,11 +5,13 @@ from functools import partial
 from typing import Any
 
 from rljob_api import names
-from rljob_api.families import FAMILIES, has_latent_attention, language_of, rope_of
+from rljob_api.config_json import unfit
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import as_written
 from rljob_api.validation.adapters import adapter_violations
 from rljob_api.validation.gangs import of_gang
 from rljob_api.validation.layout import PARALLELISM, RECOMPUTE, unfit_module
@@ -37,10 +39,13 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     if not config:
         return
     kind = config.get("model_type")
-    if kind and kind not in FAMILIES:
+    if isinstance(kind, str) and kind and kind not in FAMILIES:
         yield Violation(
             "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}"
         )
+        return
+    if damaged := [*_value_violations(spec, config)]:
+        yield from damaged
         return
     config = language_of(config)
     yield from _feature_violations(spec, config)
@@ -55,6 +60,13 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
         yield from _server_violations(spec, config)
 
 
+def _value_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    for key, value, rule in unfit(config):
+        shown = "unset" if value is None else as_written(value)
+        fix = "restore the file from where the model was published, or use another model"
+        yield Violation("spec.model.path", spec.model.path, f"its config.json has {key} = {shown}, which {rule}", fix)
+
+
 def _like_the_policy(spec: RLJobSpec) -> list[str]:
     """Gangs whose model has the policy's architecture."""
     same = {names.ROLE_REFERENCE} | ({names.ROLE_CRITIC} if spec.critic and not spec.critic.path else set())
@@ -63,7 +75,7 @@ def _like_the_policy(spec: RLJobSpec) -> list[str]:
 
 def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Features of a model, in a supported family, that would be trained wrongly."""
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     rope_type, rope = rope_of(config)
     published = LLAMA3 if rope_type == "llama3" else family.rope if family else {}
     other_frequencies = any(rope.get(key, number) != number for key, number in published.items())
@@ -88,7 +100,7 @@ def _groups_of_experts(config: dict[str, Any]) -> bool:
     """Whether megatron-core would rank groups of experts by another number of their experts than DeepSeek-V3, which takes the best two. It takes
     num_experts_per_tok / topk_group (core/transformer/moe/moe_utils.py, `group_limited_topk`)."""
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
-    return groups > 1 and config.get("num_experts_per_tok", 0) // chosen != 2
+    return groups > 1 and (config.get("num_experts_per_tok") or 0) // chosen != 2
 
 
 def _width_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
@@ -173,7 +185,7 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
 
 
 def _are_whole(config: dict[str, Any]) -> bool:
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     return family is not None and family.whole_experts
 
 
@@ -182,7 +194,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
     if spec.supervised:
         return
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
         fix = f"set spec.trainer.device: {family.servers[0]}, or set spec.task to sft, dpo or pretrain"
@@ -219,9 +231,9 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
 def _positions(config: dict[str, Any]) -> float:
     """Number of positions that vLLM gives the model: those that it was trained on, times the factor of its rope scaling; 0: not known."""
     rope_type, rope = rope_of(config)
-    trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor", 1)
+    trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor") or 1
     if rope_type == "yarn":
-        return rope.get("original_max_position_embeddings", trained) * factor
+        return (rope.get("original_max_position_embeddings") or trained) * factor
     return trained * (factor if rope_type == "linear" else 1)
 
 

@@ -1,8 +1,8 @@
 """Keys of Megatron and vLLM that are passed through verbatim: they have to exist, may not be set by anything else, and have to fit the spec."""
 
-import difflib
 from collections.abc import Iterator
 
+from rljob_api.nearest import nearest
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.owned_keys import (
     OWNED_POOL_ARGUMENTS,
@@ -144,8 +144,8 @@ def _check(field: str, given: dict, known: frozenset[str], owned: dict[str, str]
         if key in owned:
             yield Violation(f"{field}.{key}", str(value), f"this key is set by {owned[key]}", "remove it here")
         elif key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see the documentation of the pinned version for its keys"
+            near = nearest(key, known)
+            hint = f"did you mean {near}?" if near else "see the documentation of the pinned version for its keys"
             yield Violation(f"{field}.{key}", str(value), "there is no such key in the pinned version", hint)
 
 

@@ -22,13 +22,22 @@ def key_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Keys of all three, and values of labels and node selectors."""
     for section, given in templates(spec):
         for kind, entries in (("labels", given.labels), ("nodeSelector", given.node_selector)):
-            for key, value in entries.items():
-                field = f"{section}.template.{kind}.{key}"
-                yield from _key(field, key)
-                if value and not (len(value) <= LONGEST_NAME and NAME.fullmatch(value)):
-                    yield Violation(field, value, "is no label value", "at most 63 letters, digits, `-`, `_` and `.`")
-        for key in given.annotations:
-            yield from _key(f"{section}.template.annotations.{key}", key.lower())
+            yield from label_violations(f"{section}.template.{kind}", entries)
+        yield from annotation_violations(f"{section}.template.annotations", given.annotations)
+
+
+def label_violations(at: str, entries: Mapping[str, str]) -> Iterator[Violation]:
+    """Of labels at a field."""
+    for key, value in entries.items():
+        yield from _key(f"{at}.{key}", key)
+        if value and not (len(value) <= LONGEST_NAME and NAME.fullmatch(value)):
+            yield Violation(f"{at}.{key}", value, "is no label value", "at most 63 letters, digits, `-`, `_` and `.`")
+
+
+def annotation_violations(at: str, entries: Mapping[str, str]) -> Iterator[Violation]:
+    """Their keys; a value may be any text."""
+    for key in entries:
+        yield from _key(f"{at}.{key}", key.lower())
 
 
 def _key(field: str, key: str) -> Iterator[Violation]:

@@ -28,6 +28,11 @@ NAMED_SOURCES = {"persistentVolumeClaim": "claimName", "secret": "secretName", "
 SOURCE_FIELDS = ("readOnly", "items", "defaultMode", "optional")
 """What else these sources may have."""
 OUR_VOLUMES = "rljob-"
+SYSTEM = (
+    *("/", "/app", "/bin", "/dev", "/etc", "/lib", "/lib64", "/opt", "/proc", "/sbin", "/sys"),
+    *("/usr", "/usr/bin", "/usr/lib", "/usr/local"),
+)
+"""Directories without whose files no image runs; a volume would hide them."""
 OUR_MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm", "/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -52,10 +57,19 @@ def volume_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
         if volume.name.startswith(OUR_VOLUMES):
             yield Violation(f"{field}.name", volume.name, f"`{OUR_VOLUMES}` begins names of rljob's", "rename it")
-        if volume.mount_path.rstrip("/") in OUR_MOUNTS:
-            yield Violation(f"{field}.mountPath", volume.mount_path, "is a mount of rljob's", "choose another path")
+        yield from _mount(f"{field}.mountPath", volume.mount_path)
     yield from _twice("name", [v.name for v in spec.volumes])
     yield from _twice("mountPath", [v.mount_path.rstrip("/") for v in spec.volumes])
+
+
+def _mount(field: str, path: str) -> Iterator[Violation]:
+    where = str(PurePosixPath(path.replace("//", "/")))
+    if where in OUR_MOUNTS:
+        yield Violation(field, path, "is a mount of rljob's", "choose another path")
+    elif where in SYSTEM:
+        yield Violation(field, path, "hides files that every image needs", "choose another path, for example /data")
+    elif ":" in path:
+        yield Violation(field, path, "holds a colon, which the API server refuses", "choose another path")
 
 
 def volume_source_violations(spec: RLJobSpec) -> Iterator[Violation]:

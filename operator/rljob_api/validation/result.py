@@ -8,6 +8,9 @@ from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
 from rljob_api.unreadable import undecidable
 
+LONGEST = 2000
+"""Characters of each part of a violation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -22,8 +25,20 @@ class Violation:
     fix: str
     """What to change."""
 
+    def __post_init__(self) -> None:
+        """Raises Undecidable for a value that cannot be read: what is wrong with it has its own violation."""
+        _ = f"{self.value}"
+
     def __str__(self) -> str:
         return f"{self.field} = {self.value}: {self.rule}; {self.fix}"
+
+    def shortened(self) -> "Violation":
+        """Without what would fill the screen: users write keys and values of any length."""
+        return Violation(*(text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..." for text in self._texts))
+
+    @property
+    def _texts(self) -> tuple[str, str, str, str]:
+        return self.field, self.value, self.rule, self.fix
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
+from rljob_api import names
 from rljob_api.base import Wire
+from rljob_api.sizing.layout import pods_of
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import MOST_PODS
 from rljob_api.type_errors import path_of, problems
 from rljob_api.validation.pods import templates
 from rljob_api.validation.result import Violation
@@ -26,6 +29,19 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(
                 f"{SCHEDULING}.topologyLevels[{i}]", level, "the node itself is always the last level", "take it out"
             )
+
+
+def size_violations(
+    spec: RLJobSpec, most: int = MOST_PODS, rule: str = "a job may have", fix: str = "lower it"
+) -> Iterator[Violation]:
+    """A job with more than `most` pods, by its largest role. `rule`: who says so; `fix`: what to do."""
+    pods = pods_of(spec)
+    if (total := sum(pods.values())) > most:
+        role = max(pods, key=lambda role: pods[role])
+        count = "nodes" if names.is_model_role(role) else "replicas"
+        others = ", ".join(f"{spec.field_of(other)} {pods[other]}" for other in pods if other != role and pods[other])
+        together = f"with {others} that makes {total} pods; " if others else ""
+        yield Violation(f"{spec.field_of(role)}.{count}", str(pods[role]), f"{together}{rule} at most {most} pods", fix)
 
 
 class _Compared(Wire):
@@ -75,7 +91,7 @@ def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
         try:
             _Affinity.model_validate(template.affinity or {})
         except ValidationError as error:
-            first = problems(error)[0]
+            (first,) = problems(error, 1)
             path = path_of(p for p in first.location if p not in OPERATORS)
             fix = first.fix or "see `kubectl explain pod.spec.affinity.nodeAffinity`"
             yield Violation(f"{field}.template.affinity.{path}", first.value, first.rule, fix)
@@ -100,4 +116,5 @@ RULES: tuple[Callable[[RLJobSpec], Iterable[Violation]], ...] = (
     level_violations,
     node_affinity_violations,
     affinity_violations,
+    size_violations,
 )

@@ -12,16 +12,17 @@ from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, p
 from rljob_api.unreadable import UNREADABLE
 from rljob_api.validation.fields import Location, is_optional, names_of, section
 from rljob_api.validation.result import Violation
-from rljob_api.validation.unknown_fields import meant
+from rljob_api.validation.unknown_fields import Meant, meant
 
 
-def schema_violations(error: ValidationError) -> Iterator[Violation]:
-    """Violations of a spec that could not be parsed, in the order of its fields. A missing field that seems to be there under another name is not
-    reported."""
-    renamed = misnamed(error)
-    for found in problems(error):
-        if found.kind != "missing" or found.path not in renamed:
-            yield _violation(found)
+def schema_violations(error: ValidationError, most: int) -> tuple[list[Violation], set[str]]:
+    """Violations of a spec that could not be parsed, in the order of its fields, `most` of them at most; and the fields that unknown ones probably
+    stand for. A missing field that seems to be there under another name is not reported."""
+    found = problems(error, most)
+    unknown = {problem.location: meant(problem.location) for problem in found if problem.kind == "extra_forbidden"}
+    renamed = {field for known in unknown.values() for field in known.fields}
+    reported = (problem for problem in found if problem.kind != "missing" or problem.path not in renamed)
+    return [_violation(problem, unknown.get(problem.location, Meant(problem.fix)).fix) for problem in reported], renamed
 
 
 def wrong_values(spec: dict[str, Any]) -> list[Violation]:
@@ -29,14 +30,8 @@ def wrong_values(spec: dict[str, Any]) -> list[Violation]:
     try:
         RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
     except ValidationError as error:
-        return [_violation(found) for found in problems(error) if found.kind != "missing"]
+        return [_violation(found, found.fix) for found in problems(error) if found.kind != "missing"]
     return []
-
-
-def misnamed(error: ValidationError) -> set[str]:
-    """Fields that unknown ones probably stand for."""
-    unknown = [found.location for found in problems(error) if found.kind == "extra_forbidden"]
-    return {field for location in unknown for field in meant(location).fields}
 
 
 def without(spec: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
@@ -60,27 +55,29 @@ def _unreadable(given: dict[str, Any], model: type[Model], keys: list[str]) -> d
 
 def verbatim_violations(spec: dict[str, Any], broken: set[str]) -> Iterator[Violation]:
     """What JSON cannot hold, in the parts of a spec that pass through as they are. `broken`: fields that are wrong already."""
-    for location, value in _leaves(spec, ()):
-        field = f"spec.{path_of(location)}"
-        if isinstance(value, float) and not math.isfinite(value) and field not in broken:
+    for location, value in _leaves(spec):
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        if infinite and (field := f"spec.{path_of(location)}") not in broken:
             yield Violation(field, as_written(value), *SENTENCES["finite_number"](value, {}))
 
 
-def _leaves(value: Any, location: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    if not isinstance(value, dict | list):
-        yield location, value
-        return
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _leaves(inner, (*location, key))
+def _leaves(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Values that are neither objects nor lists, in their order."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), spec)]
+    while waiting:
+        location, value = waiting.pop()
+        if isinstance(value, dict | list):
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += reversed([((*location, key), below) for key, below in inner])
+        else:
+            yield location, value
 
 
-def _violation(found: TypeProblem) -> Violation:
-    return Violation(f"spec.{found.path}", found.value, found.rule, _fix(found))
-
-
-def _fix(found: TypeProblem) -> str:
-    known = meant(found.location).fix if found.kind == "extra_forbidden" else found.fix
-    return known or f"see `kubectl explain {explain(found.location)}`"
+def _violation(found: TypeProblem, fix: str) -> Violation:
+    """`fix`: empty: the documentation of the field says more."""
+    return Violation(
+        f"spec.{found.path}", found.value, found.rule, fix or f"see `kubectl explain {explain(found.location)}`"
+    )
 
 
 def explain(location: Location) -> str:

@@ -1,10 +1,10 @@
 """What an unknown field probably means: a typing error, a field of another section, or another system's name of a field."""
 
-import difflib
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
 
+from rljob_api.nearest import nearest
 from rljob_api.validation.fields import Location, names_of, paths, section
 from rljob_api.validation.other_words import ADVICE, WORDS
 
@@ -43,6 +43,7 @@ OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[
 THEIRS = _index(
     (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
 )
+WORDS_OF_ALL = OURS.keys() | THEIRS.keys()
 HINTS = {_same(word): fix for word, fix in ADVICE.items()}
 
 
@@ -64,10 +65,10 @@ def meant(location: Location) -> Meant:
         return Meant(f"write {own[word]}", [".".join([*fields, own[word]])])
     if found := _elsewhere(word, fields):
         return found
-    if near := difflib.get_close_matches(word, own, n=1, cutoff=NEAR):
-        return Meant(f"did you mean {own[near[0]]}?", [".".join([*fields, own[near[0]]])])
-    near = difflib.get_close_matches(word, OURS.keys() | THEIRS.keys(), n=1, cutoff=NEARER)
-    known = _nearest(OURS.get(near[0]) or THEIRS[near[0]], fields) if near else []
+    if near := nearest(word, own, NEAR):
+        return Meant(f"did you mean {own[near]}?", [".".join([*fields, own[near]])])
+    near = nearest(word, WORDS_OF_ALL, NEARER)
+    known = _nearest(OURS.get(near) or THEIRS[near], fields) if near else []
     return Meant(f"did you mean {_list(known)}?", known) if known else Meant()
 
 

@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from pydantic import ValidationError
 
 from rljob_api import names
 from rljob_api.base import LENIENT
+from rljob_api.nearest import limited
 from rljob_api.spec import RLJobSpec
 from rljob_api.unreadable import Undecidable
 from rljob_api.validation import (
@@ -18,6 +20,7 @@ from rljob_api.validation import (
     gangs,
     layout,
     passthrough,
+    paths,
     pod_fields,
     pods,
     pools,
@@ -25,13 +28,17 @@ from rljob_api.validation import (
     sources,
     tasks,
 )
+from rljob_api.validation.extent import extent_violations
 from rljob_api.validation.model import model_violations
 from rljob_api.validation.object_rules import OBJECT_RULES
 from rljob_api.validation.result import ValidationResult, Violation
-from rljob_api.validation.schema_errors import misnamed, schema_violations, verbatim_violations, without
+from rljob_api.validation.schema_errors import schema_violations, verbatim_violations, without
 
 JOB_NAME = r"[a-z]([-a-z0-9]*[a-z0-9])?"
 """Names of jobs: a DNS label that begins with a letter, since names of children begin with the job's."""
+
+MOST = 50
+"""Violations of one spec that are reported."""
 
 Check = Callable[[RLJobSpec], Iterable[Violation]]
 CHECKS: tuple[Check, ...] = (
@@ -48,18 +55,32 @@ CHECKS: tuple[Check, ...] = (
     *pod_fields.RULES,
     *pools.RULES,
     *sources.RULES,
+    *paths.RULES,
     *gangs.RULES,
 )
 
 
 def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | None = None) -> ValidationResult:
     """Checks the raw `spec` of a job called `name` by all rules, and with `model_config`, a Hugging Face config.json, by the rules about the model.
-    A spec that cannot be parsed is checked by the rules that do not depend on what is wrong with its schema."""
-    parsed, schema = _parse(spec)
-    schema += verbatim_violations(spec, {v.field for v in schema})
-    checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
-    broken = (violation for check in checks for violation in _decided(check, parsed))
-    return ValidationResult(None if schema else parsed, (*name_violations(name), *schema, *broken))
+    A spec that cannot be parsed is checked by the rules that do not depend on what is wrong with its schema.
+
+    The work and the result are bounded, whatever the spec is: it may not be larger than extent.py says, and MOST violations are reported."""
+    if beyond := tuple(extent_violations(spec)):
+        return ValidationResult(None, beyond)
+    with limited():
+        parsed, schema = _parse(spec)
+        schema += verbatim_violations(spec, {v.field for v in schema})
+        checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
+        broken = (violation for check in checks for violation in _decided(check, parsed))
+        found = list(islice(chain(name_violations(name), schema, broken), MOST + 1))
+    return ValidationResult(None if schema else parsed, tuple(_limited(found)))
+
+
+def _limited(violations: list[Violation]) -> Iterator[Violation]:
+    """The first MOST, each of a bounded length, and one that says that there are more."""
+    yield from (violation.shortened() for violation in violations[:MOST])
+    if len(violations) > MOST:
+        yield Violation("spec", "set", f"breaks more rules than the first {MOST}", "correct these first")
 
 
 def _parse(spec: dict[str, Any]) -> tuple[RLJobSpec, list[Violation]]:
@@ -67,9 +88,10 @@ def _parse(spec: dict[str, Any]) -> tuple[RLJobSpec, list[Violation]]:
     try:
         return RLJobSpec.model_validate(spec, by_alias=True, by_name=False), []
     except ValidationError as error:
-        known = without(spec, misnamed(error))
+        violations, renamed = schema_violations(error, MOST + 1)
+        known = without(spec, renamed)
         readable = RLJobSpec.model_validate(known, context=LENIENT, by_alias=True, by_name=False)
-        return readable, list(schema_violations(error))
+        return readable, violations
 
 
 def _decided(check: Check, spec: RLJobSpec) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rljob_api.families import FAMILIES, Family
+from rljob_api.families import FAMILIES, Family, family_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import PARALLELISM
 from rljob_api.validation.result import Violation
@@ -13,7 +13,7 @@ PARTS = ("vision", "projector")
 
 def vision_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Settings that do not work with a model that reads images, and settings that need one."""
-    family = FAMILIES.get(config.get("model_type") or "")
+    family = family_of(config)
     if family and family.vision:
         yield from _layout_violations(spec, family)
         yield from _vocabulary_violations(spec, config)

@@ -65,6 +65,13 @@ class Cache[T]:
         self._groups: dict[Key, dict[Key, Entry[T]]] = {}
         self._deleted: dict[Key, int] = {}
         """Versions of the newest deletions, oldest first."""
+        self._listed: dict[str | None, int] = {}
+        """Versions of the newest complete lists, by namespace; None: of all namespaces."""
+        self._follow: Callable[[Key, T | None], None] = lambda key, value: None
+
+    def follow(self, call: Callable[[Key, T | None], None]) -> None:
+        """`call` gets every change: key and value, or None for an object that is gone."""
+        self._follow = call
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -87,7 +94,7 @@ class Cache[T]:
         """Takes the object, unless a newer version of it, or its deletion, is known."""
         key, version = key_of(obj), version_of(obj)
         old = self._objects.get(key)
-        if version <= max(old.version if old else 0, self._deleted.get(key, 0)):
+        if version <= (old.version if old else self._gone(key)):
             return set()
         same = old if old and old.uid == obj["metadata"]["uid"] else None
         try:
@@ -100,6 +107,7 @@ class Cache[T]:
         self._objects[key] = new
         if new.group:
             self._groups.setdefault(new.group, {})[key] = new
+        self._follow(key, value)
         silent = same and same.group == new.group and not self._predicate(same.value, value)
         return set() if silent else _groups(old, new)
 
@@ -108,10 +116,7 @@ class Cache[T]:
         answer to a write, may still arrive with the object in it. A successor of the same name is newer still, and stays.
         """
         key = key_of(obj)
-        self._deleted.pop(key, None)
-        self._deleted[key] = version_of(obj)
-        if len(self._deleted) > DELETIONS:
-            del self._deleted[next(iter(self._deleted))]
+        self._bury(key, version_of(obj))
         return self.discard(obj)
 
     def discard(self, obj: Object) -> set[Key]:
@@ -121,17 +126,33 @@ class Cache[T]:
         return self.delete(key) if old and version_of(obj) >= old.version else set()
 
     def delete(self, key: Key) -> set[Key]:
-        """A live read has just found nothing under this name."""
-        return _groups(self._forget(key))
+        """A live read has just found nothing under this name: the version that is known is gone."""
+        old = self._forget(key)
+        if old:
+            self._bury(key, old.version)
+            self._follow(key, None)
+        return _groups(old)
 
     def prune(self, listed: Set[Key], version: str, namespace: str | None) -> set[Key]:
-        """Drops what a complete list of `namespace` (None: of all) lacks, unless it is newer than the list."""
+        """Drops what a complete list of `namespace` (None: of all) lacks, unless it is newer than the list. The list's version is remembered: what is
+        not known now and is not newer was deleted, whoever still brings it."""
+        self._listed[namespace] = int(version)
         changed = set[Key]()
         for key, entry in list(self._objects.items()):
             in_scope = namespace is None or key[0] == namespace
             if in_scope and key not in listed and entry.version <= int(version):
                 changed |= self.delete(key)
         return changed
+
+    def _gone(self, key: Key) -> int:
+        """The newest version in which an object that is not known is known to be gone."""
+        return max(self._deleted.get(key, 0), self._listed.get(None, 0), self._listed.get(key[0], 0))
+
+    def _bury(self, key: Key, version: int) -> None:
+        version = max(version, self._deleted.pop(key, 0))
+        self._deleted[key] = version
+        if len(self._deleted) > DELETIONS:
+            del self._deleted[next(iter(self._deleted))]
 
     def _forget(self, key: Key) -> Entry[T] | None:
         old = self._objects.pop(key, None)

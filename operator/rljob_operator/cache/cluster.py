@@ -7,6 +7,8 @@ from typing import Any
 from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
+from rljob_operator.cache.capacity import Capacity
+from rljob_operator.cache.failed import FailedPods
 from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.cache.nodes import Node, parse_node
 from rljob_operator.cache.pods import Pod, is_of_a_job, parse_pod
@@ -15,7 +17,7 @@ from rljob_operator.cache.usage import Usage, parse_usage
 from rljob_operator.kube.api import Key, Object
 
 CAPACITY: Key = ("", "capacity")
-"""Group of all pods' usage: returned when a pod has freed what it took of its node, so that jobs that wait for it are reconciled."""
+"""Key in the work queue of a scheduling cycle for all jobs that wait: no job has an empty namespace."""
 CHILD_KINDS = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Kinds of a job's children, without ConfigMaps, whose cache parses control messages and reports."""
 UNWATCHED = ("PodGroup",)
@@ -23,25 +25,37 @@ UNWATCHED = ("PodGroup",)
 
 
 class Pods:
-    """Two caches that one watch feeds: what every pod of the cluster takes of its node, and the pods of jobs."""
+    """Two caches that one watch feeds: what every pod of the cluster takes of its node, and the pods of jobs. And what is remembered of those that
+    failed."""
 
-    def __init__(self, ours: Cache[Pod], usage: Cache[Usage]) -> None:
-        self._ours, self._usage = ours, usage
+    def __init__(self, ours: Cache[Pod], usage: Cache[Usage], failed: FailedPods) -> None:
+        self._ours, self._usage, self._failed = ours, usage, failed
 
     def put(self, obj: Object) -> set[Key]:
-        """As `Cache.put`. A pod that was not known before frees nothing."""
-        new = self._usage.get(key_of(obj)) is None
-        freed = self._usage.put(obj)
-        return (set() if new else freed) | (self._ours.put(obj) if is_of_a_job(obj) else self._ours.discard(obj))
+        self._usage.put(obj)
+        return self._put(obj)
+
+    def _put(self, obj: Object) -> set[Key]:
+        if not is_of_a_job(obj):
+            return self._ours.discard(obj)
+        changed = self._ours.put(obj)
+        if (entry := self._ours.get(key_of(obj))) and entry.group:
+            self._failed.note(entry.group, entry.value)
+        return changed
 
     def remove(self, obj: Object) -> set[Key]:
-        return self._usage.remove(obj) | self._ours.remove(obj)
+        """The deletion has the pod's last state. Most often nothing else shows that it failed: its StatefulSet replaces such a pod at once."""
+        self._put(obj)
+        self._usage.remove(obj)
+        return self._ours.remove(obj)
 
     def delete(self, key: Key) -> set[Key]:
-        return self._usage.delete(key) | self._ours.delete(key)
+        self._usage.delete(key)
+        return self._ours.delete(key)
 
     def prune(self, listed: Set[Key], version: str, namespace: str | None) -> set[Key]:
-        return self._usage.prune(listed, version, namespace) | self._ours.prune(listed, version, namespace)
+        self._usage.prune(listed, version, namespace)
+        return self._ours.prune(listed, version, namespace)
 
 
 class ClusterCache:
@@ -50,16 +64,19 @@ class ClusterCache:
     def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
         self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
-        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj), group=key_of)
-        self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), Usage.shrinks, group=lambda obj: CAPACITY)
+        self.failed = FailedPods(clock)
+        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj, policy.leave_nodes), group=key_of)
+        self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
             kind: Cache(lambda obj, _: strip_managed_fields(obj, "status"), lambda a, b: not same_but_version(a, b))
             for kind in (*CHILD_KINDS, *UNWATCHED)
         }
+        self.capacity = Capacity(self.nodes, self.usage, self.jobs)
+        self._on_change: Callable[[str, set[Key]], None] = lambda kind, groups: None
         self._by_kind: dict[str, Cache[Any] | Pods] = {
             "RLJob": self.jobs,
-            "Pod": Pods(self.pods, self.usage),
+            "Pod": Pods(self.pods, self.usage, self.failed),
             "Node": self.nodes,
             "ConfigMap": self.config_maps,
             **self.children,
@@ -68,12 +85,21 @@ class ClusterCache:
     def of_kind(self, kind: str) -> Cache[Any] | Pods:
         return self._by_kind[kind]
 
+    def on_change(self, call: Callable[[str, set[Key]], None]) -> None:
+        """`call` gets kind and groups of every change that an answer to us has made in a cache: the watch's event of it will change nothing."""
+        self._on_change = call
+
     def put(self, obj: Object) -> None:
         """Takes an object that the API server has just answered with."""
-        self.of_kind(obj["kind"]).put(obj)
+        self._on_change(obj["kind"], self.of_kind(obj["kind"]).put(obj))
+
+    def delete(self, kind: str, key: Key) -> None:
+        """The API server has just answered that there is nothing under this name."""
+        self._on_change(kind, self.of_kind(kind).delete(key))
 
     def forget(self, job: Key) -> None:
-        """Drops the unwatched children of a job that was deleted: nothing reports that they went with it."""
+        """Drops what nothing reports to be gone with a job that was deleted: its unwatched children, and its failed pods."""
+        self.failed.forget(job)
         for kind in UNWATCHED:
             for child in list(self.children[kind].of(job)):
                 self.children[kind].delete(child)
@@ -81,15 +107,11 @@ class ClusterCache:
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Jobs to reconcile when something has changed for these groups of a kind's cache."""
         if kind != "Node":
-            return groups - {CAPACITY}
+            return groups
         nodes = {name for _, name in groups}
         if not nodes:  # most often a node's heartbeat: no job is looked for
             return set()
         return self.pods.groups_of(lambda pod: pod.node in nodes)
-
-    def waiting_for_capacity(self) -> set[Key]:
-        """Jobs without nodes for their gang, or for all of their rollouts."""
-        return self.jobs.groups_of(lambda job: job.waits_for_capacity)
 
     def children_of(self, job: Key) -> dict[tuple[str, str], Object]:
         """All children of a job, by kind and name."""

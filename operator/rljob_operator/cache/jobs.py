@@ -1,7 +1,7 @@
 """RLJobs as they are cached: one version of the object, with its spec and status parsed when they are first needed."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pydantic import ValidationError
@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from rljob_api.job_policy import JobPolicy
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.type_errors import first_problem
-from rljob_api.validation import ValidationResult
+from rljob_api.validation import ValidationResult, Violation
+from rljob_api.validation.extent import extent
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields
 from rljob_operator.kube.api import Object
 
@@ -27,18 +28,52 @@ KNOWN_META = {
 }
 
 
-@dataclass(eq=False)
+UNCHECKABLE = Violation(
+    "spec", "set", "cannot be checked: a rule of rljob has failed", "report it with the operator's log"
+)
+UNCHECKED = ValidationResult(None, (Violation("spec", "set", "is large and has not been checked yet", "wait"),))
+
+
 class LazyValidation:
-    """A raw spec, validated once, when it is first needed."""
+    """A raw spec, validated once: a small one when it is first needed, a large one by `reconcile/large_specs.py`."""
 
-    raw: Object
-    name: str
-    policy: JobPolicy
+    def __init__(self, raw: Object, name: str, policy: JobPolicy) -> None:
+        self.raw, self.name, self.policy = raw, name, policy
+        self._known: ValidationResult | None = None
+        self._meanwhile = UNCHECKED
 
-    @cached_property
+    @property
+    def is_known(self) -> bool:
+        """Whether `result` is final. Validates a small spec."""
+        if self._known is None and extent(self.raw).small:
+            self._known = self._validated()
+        return self._known is not None
+
+    def _validated(self) -> ValidationResult:
+        """A rule that raises refuses this job only: whoever looks at all jobs asks for the results of all."""
+        try:
+            return self.policy.admit(self.raw, self.name).result
+        except Exception as error:
+            log.exception("the spec of %s cannot be checked", self.name)
+            return ValidationResult(None, (replace(UNCHECKABLE, value=type(error).__name__),))
+
+    @property
     def result(self) -> ValidationResult:
         """The spec is validated with the administrator's defaults for the fields that it leaves open."""
-        return self.policy.admit(self.raw, self.name).result
+        return self._known if self.is_known and self._known else self._meanwhile
+
+    @result.setter
+    def result(self, found: ValidationResult) -> None:
+        self._known = found
+
+    @property
+    def is_unchecked(self) -> bool:
+        """Whether nobody has tried to validate the spec yet."""
+        return not self.is_known and self._meanwhile is UNCHECKED
+
+    def postpone(self, why: Violation) -> None:
+        """The result is not known yet, for this reason."""
+        self._meanwhile = ValidationResult(None, (why,))
 
 
 @dataclass(eq=False)
@@ -67,12 +102,6 @@ class CachedJob:
                 "the status of %s/%s cannot be read: %s", self.meta.namespace, self.meta.name, first_problem(error)
             )
             return None
-
-    @property
-    def waits_for_capacity(self) -> bool:
-        """Whether pods lack a node because no capacity is left. Reads the unparsed status, since all jobs are asked whenever a pod ends."""
-        placement = (self.object.get("status") or {}).get("placement") or {}
-        return bool(placement.get("problem")) or "" in placement.get("report", {}).get("rollouts", [])
 
 
 def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:

@@ -1,7 +1,8 @@
 """A node's JSON, reduced to what decisions need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from rljob_api.leave_nodes import LeaveNodes
 from rljob_operator.cache.pods import condition_of
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
@@ -20,21 +21,30 @@ class Node:
     """The node as the builtin scheduler sees it, as if no pods were on it."""
     lost_since: float | None = None
     """When it ceased to be Ready, in seconds since the epoch by the cluster's clock; None: it is ready."""
+    answers_since: float = 0.0
+    """When it became Ready, in seconds since the epoch by the cluster's clock; 0: it is not."""
     out_of_service: bool = False
     """It has the out-of-service taint, by which an administrator vouches that nothing runs there any more."""
 
+    @property
+    def quarantine(self) -> str:
+        """Why its owner wants jobs to leave it; empty: its owner does not."""
+        return self.schedulable.quarantine
 
-def parse_node(node: Object) -> Node:
+
+def parse_node(node: Object, leave: LeaveNodes) -> Node:
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
+    ready, since = _readiness(meta, status)
     return Node(
         name=meta["name"],
-        lost_since=_lost_since(meta, status),
+        lost_since=None if ready else since,
+        answers_since=since if ready else 0.0,
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        schedulable=placement.parse_node(node, {}),
+        schedulable=replace(placement.parse_node(node, {}), quarantine=leave.quarantine(node)),
     )
 
 
-def _lost_since(meta: Object, status: Object) -> float | None:
+def _readiness(meta: Object, status: Object) -> tuple[bool, float]:
+    """Whether it is Ready, and since when."""
     ready = condition_of(status, "Ready")
-    since: str = ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")
-    return None if ready.get("status") == "True" else seconds(since)
+    return ready.get("status") == "True", seconds(ready.get("lastTransitionTime") or meta.get("creationTimestamp", ""))

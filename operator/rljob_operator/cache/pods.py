@@ -11,6 +11,10 @@ from rljob_operator.times import seconds
 
 USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 """Reasons for which the container of every pod waits while it starts."""
+OOM_KILLED = "OOMKilled"
+"""Reason that the container runtime gives when the kernel has killed the container's processes for lack of memory."""
+LONGEST = 1024
+"""Characters of a message that a pod's status holds, at most: whoever may write the status may write anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +35,28 @@ class Pod:
     running: bool = False
     """The job's container in it has a live process."""
     deleting: bool = False
+    delete_by: float | None = None
+    """When its grace period ends or has ended, in seconds since the epoch by the API server's clock; None: nobody has deleted it."""
+    finalizers: tuple[str, ...] = ()
+    """What keeps it after its end."""
     disrupted: str = ""
     """Message of the DisruptionTarget condition, when it is true."""
+    failed: str = ""
+    """Why the kubelet has ended it, or has not admitted it, such as `Evicted: The node was low on resource: memory.`; empty: it has not."""
     lost_since: float | None = None
     """When its node ceased to be Ready, in seconds since the epoch by the cluster's clock; 0: the node does not exist any more; None: it is ready."""
+    answers_since: float = 0.0
+    """Since when its node is ready, in seconds since the epoch by the cluster's clock; 0: not known."""
     out_of_service: bool = False
     """Its node is tainted out-of-service."""
     waiting: str = ""
     """Why the container does not run, such as `ImagePullBackOff: ...`."""
     exited: str = ""
     """How the container ended last, such as `OOMKilled (exit code 137)`."""
+    out_of_memory: bool = False
+    """The kernel has ended its last life for lack of memory."""
+    memory_limit: str = ""
+    """The container's memory limit, such as `64Gi`; empty: it has none."""
     unschedulable: str = ""
     """The scheduler's message when no node takes it; empty: it does not say so."""
     template_hash: str = ""
@@ -50,6 +66,11 @@ class Pod:
     """Its affinity while it is gated, to which the node is added when it is ungated."""
     ungated_at: float | None = None
     """When we removed its gate, in seconds since the epoch; None: we have not."""
+
+    @property
+    def never_started(self) -> bool:
+        """Whether its kubelet refused or lost it before the job's container ran, which is not the job's doing."""
+        return self.phase == "Failed" and not (self.exited or self.running or self.disrupted)
 
 
 def is_of_a_job(pod: Object) -> bool:
@@ -83,9 +104,14 @@ def parse_pod(pod: Object) -> Pod:
         ready=condition_of(status, "Ready").get("status") == "True",
         running="running" in state,
         deleting="deletionTimestamp" in meta,
+        delete_by=_time(meta.get("deletionTimestamp")),
+        finalizers=tuple(meta.get("finalizers") or ()),
         disrupted=_disrupted(status),
+        failed=_failed(status, "deletionTimestamp" in meta),
         waiting=_waiting(state.get("waiting", {})),
         exited=_exited(ended) if ended else "",
+        out_of_memory=bool(ended) and ended.get("reason") == OOM_KILLED,
+        memory_limit=_memory_limit(pod, own),
         unschedulable=_unschedulable(status),
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
         gates=gates,
@@ -102,7 +128,16 @@ def _disrupted(status: Object) -> str:
     condition = condition_of(status, "DisruptionTarget")
     if condition.get("status") != "True":
         return ""
-    return condition.get("message") or condition.get("reason") or "disrupted"
+    said: str = condition.get("message") or condition.get("reason") or "disrupted"
+    return said[:LONGEST]
+
+
+def _failed(status: Object, deleting: bool) -> str:
+    """A pod that somebody deletes ends in the same phase, without a reason: nobody but its kubelet gives one."""
+    if status.get("phase") != "Failed":
+        return ""
+    said = ": ".join(text for text in (status.get("reason"), status.get("message")) if text)
+    return said[:LONGEST] or ("" if deleting else "no reason given")
 
 
 def _time(note: str | None) -> float | None:
@@ -121,6 +156,11 @@ def _waiting(waiting: Object) -> str:
 
 def _exited(terminated: Object) -> str:
     return f"{terminated.get('reason', 'Error')} (exit code {terminated.get('exitCode')})"
+
+
+def _memory_limit(pod: Object, name: str) -> str:
+    container: Object = next((c for c in pod.get("spec", {}).get("containers", []) if c.get("name") == name), {})
+    return str((container.get("resources") or {}).get("limits", {}).get("memory", ""))
 
 
 def _unschedulable(status: Object) -> str:

@@ -97,7 +97,8 @@ def _milestones(p: Progress | None) -> tuple[object, ...]:
     if p is None:
         return ()
     stepped = p.step > (p.started_from or 0)
-    return p.started_from, stepped, coarse_phase(p.phase), p.loading, p.export, p.evaluation, p.backend, p.checkpoints
+    kept = p.loading, p.export, p.evaluation, p.backend, p.checkpoints, p.warnings
+    return p.started_from, stepped, coarse_phase(p.phase), *kept
 
 
 def coarse_phase(phase: str) -> str:

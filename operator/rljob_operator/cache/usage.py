@@ -18,10 +18,6 @@ class Usage:
     node: str = ""
     requests: Resources | None = None
 
-    def shrinks(self, after: "Usage") -> bool:
-        """Whether the pod has freed what it took, so that a waiting job may fit."""
-        return self.requests is not None and after.requests is None
-
 
 def parse_usage(pod: Object) -> Usage:
     """Of a pod with a part that cannot be read the rest counts: to ignore the pod would make its node look empty."""
@@ -34,6 +30,8 @@ def parse_usage(pod: Object) -> Usage:
 
 def _usage(pod: Object) -> Usage:
     node = occupied(pod)
+    if not isinstance(node, str):
+        raise TypeError(f"spec.nodeName is no text: {node!r}")
     return Usage(node, requests(pod["spec"])) if node else Usage()
 
 

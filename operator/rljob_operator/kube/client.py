@@ -3,13 +3,13 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
 
-from rljob_api import names
+from rljob_api import json_text, names
 from rljob_api.text import one_line
 from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, path, resource
 from rljob_operator.kube.credentials import Credentials
@@ -26,9 +26,16 @@ CONNECTIONS = 32
 
 
 class KubernetesApi:
-    """`calls` counts requests by verb and kind."""
+    """`calls` counts requests by verb and kind. `may_write` is asked right before each request that changes something."""
 
-    def __init__(self, credentials: Credentials, rate_limiter: RateLimiter, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self,
+        credentials: Credentials,
+        rate_limiter: RateLimiter,
+        connections: int = CONNECTIONS,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._may_write = may_write
         self._credentials = credentials
         self._rate_limiter = rate_limiter
         self._session = credentials.session(connections)
@@ -40,9 +47,13 @@ class KubernetesApi:
     async def get(self, kind: str, namespace: str | None, name: str) -> Object:
         return await self._request("GET", kind, path(kind, namespace, name))
 
-    async def pages(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Listing]:
-        """Pages of a consistent list of everything written so far: no resourceVersion is given, so the server reads from etcd, not from its cache."""
+    async def pages(
+        self, kind: str, namespace: str | None, selector: str = "", fields: str = ""
+    ) -> AsyncIterator[Listing]:
+        """Pages of a consistent list of everything written so far: no resourceVersion is given, so the server reads from etcd, not from its cache.
+        `selector`: of labels; `fields`: of fields."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query |= {"fieldSelector": fields} if fields else {}
         while True:
             page = await self._request("GET", kind, path(kind, namespace), query=query)
             objects = [{"apiVersion": page["apiVersion"], "kind": kind, **item} for item in page["items"]]
@@ -119,6 +130,8 @@ class KubernetesApi:
         pause = FIRST_PAUSE
         for tries_left in reversed(range(TRIES)):
             await self._rate_limiter.wait()
+            if method != "GET" and not self._may_write():
+                raise ApiError(0, f"{method} {where}: not sent, since another operator may hold the lease")
             self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
             status, text, after = await self._answer(method, where, body, query, content)
             if status < 400:
@@ -150,7 +163,7 @@ class KubernetesApi:
 def _parsed(text: bytes, what: str) -> Object:
     """An answer that claims success and is not JSON comes from a proxy in between, not from the API server."""
     try:
-        found: Object = json.loads(text)
+        found: Object = json_text.loads(text)
     except ValueError as error:
         raise ApiError(0, one_line(f"{what}: the answer is not JSON: {text[:200].decode(errors='replace')}")) from error
     return found

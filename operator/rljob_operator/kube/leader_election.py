@@ -1,4 +1,5 @@
-"""One operator acts at a time: it holds a Lease, renews it, and ends its process when it cannot. The protocol is client-go's.
+"""One operator acts at a time: it holds a Lease, renews it, and stops acting when it cannot. The protocol is client-go's, but the process continues
+and contends for the lease again: an outage of the API server is no reason for a restart, which the kubelet would delay more each time.
 
 Others take the lease of a holder that has not renewed it for LEASE_DURATION. A holder that cannot renew it gives up after RENEW_DEADLINE, which is
 earlier, even if it still waits for an answer.
@@ -6,9 +7,11 @@ earlier, even if it still waits for an answer.
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from typing import Any
 
 from rljob_operator.kube.api import Api, ApiError, Conflict, NotFound, Object
 
@@ -34,10 +37,39 @@ class LeaderElector:
         self._namespace = namespace
         self._identity = identity
         self._heartbeat = heartbeat
-        self._renewed_at = 0.0
-        """When the last successful request was sent, on our clock. Others may count from when the server handled it, before its answer."""
+        self._renewed_at = -math.inf
+        """When the last successful request for a lease that is not lost was sent, on our clock. Others may count from when the server handled it,
+        before its answer."""
         self._observed: tuple[str, float] = ("", 0.0)
         """Version of another holder's lease, and when we first saw that version."""
+
+    def is_leader(self) -> bool:
+        """Whether nobody else can hold the lease yet. When the event loop was busy, that ends some time before `lead` can cancel the work, so
+        requests that change something ask right before they are sent."""
+        return time.monotonic() < self._renewed_at + RENEW_DEADLINE
+
+    async def lead(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does the work while we hold the lease, until cancelled. When the lease is lost, the work is cancelled; it is begun anew when we hold the
+        lease again, and the last one has ended."""
+        try:
+            while True:
+                await self.acquire()
+                await self._hold(work)
+        except asyncio.CancelledError:
+            if self.is_leader():
+                await self.release_lease()
+            raise
+
+    async def _hold(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        log.info("%s holds the lease", self._identity)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.renew())
+                group.create_task(work())
+        except* LeaseLost as lost:
+            log.warning(
+                "%s; another operator may act now, so nothing is done until it is held again", lost.exceptions[0]
+            )
 
     async def acquire(self) -> None:
         """Returns when we hold the lease."""
@@ -49,13 +81,13 @@ class LeaderElector:
     async def renew(self) -> None:
         """Renews the lease until that fails. Raises LeaseLost."""
         while True:
-            left = self._renewed_at + RENEW_DEADLINE - time.monotonic()
+            left = max(0.0, self._renewed_at + RENEW_DEADLINE - time.monotonic())
             try:
                 renewed = await asyncio.wait_for(self._renew_once(), left)
             except TimeoutError:
                 renewed = False
             if not renewed:
-                age = time.monotonic() - self._renewed_at
+                age, self._renewed_at = time.monotonic() - self._renewed_at, -math.inf
                 raise LeaseLost(f"lease {self._namespace}/{NAME} could not be renewed for {age:.0f} s")
 
     async def _renew_once(self) -> bool:
@@ -93,6 +125,7 @@ class LeaderElector:
         except NotFound:
             meta = {"name": NAME, "namespace": self._namespace}
             lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+            self._observed = ("", 0.0)
             await self._api.create(lease | {"spec": self._spec()})
             return True
         if not self._is_free(lease):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import aiohttp
 
+from rljob_api import json_text
 from rljob_operator.kube.api import ApiError, Object, error, path
 from rljob_operator.kube.client import TIMEOUT
 from rljob_operator.kube.credentials import Credentials
@@ -47,7 +48,7 @@ class Watches:
             async with self._session.get(url, params=query, headers=headers, timeout=limits) as response:
                 await self._check(response, what)
                 async for line in lines(response.content.iter_any()):
-                    yield _event(json.loads(line), what)
+                    yield _event(json_text.loads(line), what)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as broken:
             raise ApiError(0, f"{what}: {broken!r}") from broken
 

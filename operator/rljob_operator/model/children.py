@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api import names, reasons
+from rljob_api import names, quantity, reasons
 from rljob_api.status import RLJobMeta
 from rljob_operator.kube.api import ApiError, Object
 
@@ -25,6 +25,10 @@ OF_TEMPLATES = {
 }
 """Fields of a StatefulSet, and the field of the role's template that each comes from."""
 
+AMOUNT = "amount"
+AMOUNTS, QUANTITIES = ("requests", "limits"), ("sizeLimit", "divisor", AMOUNT)
+"""Fields of pods that hold quantities, by resource name or one each."""
+
 
 def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
     """Whether the job, by its uid, is the controller of a live object (metav1.IsControlledBy)."""
@@ -32,16 +36,20 @@ def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
     return any(o.get("controller") and o["uid"] == job.uid for o in owners)
 
 
-def covers(live: Any, wanted: Any) -> bool:
-    """Whether a live object has all that is wanted. Fields that the API server or others have added do not count."""
+def covers(live: Any, wanted: Any, field: str = "") -> bool:
+    """Whether a live object has all that is wanted. What the API server or others have added does not count, nor does the form in which the API
+    server writes a value: it leaves out what is empty, and has its own way to write a quantity. `field`: the key of both, if any."""
     if live == wanted:  # far faster than to compare each part
         return True
+    if live is None:
+        return not wanted
     if isinstance(wanted, dict):
-        return isinstance(live, Mapping) and all(covers(live.get(k), v) for k, v in wanted.items())
+        inner = AMOUNT if field in AMOUNTS else ""
+        return isinstance(live, Mapping) and all(covers(live.get(k), v, inner or k) for k, v in wanted.items())
     if isinstance(wanted, list):
         same = isinstance(live, list) and len(live) == len(wanted)
         return same and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
-    return bool(live == wanted) or (live is None and wanted in ("", False))
+    return field in QUANTITIES and quantity.same(live, wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt, RLJobMeta
+from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
@@ -16,6 +16,7 @@ from rljob_operator.model.children import controls
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.model.uncreated import UncreatedPods
 
 ABSENT = 0.0
 """`lost_since` of a pod whose node does not exist."""
@@ -37,15 +38,27 @@ class Observer:
         self._scalable = scalable
         self._api, self._cache, self._state = api, cache, state
         self._interval, self._network_policies = progress_interval, network_policies
+        self._uncreated = UncreatedPods(api)
 
     async def snapshot(self, key: Key, job: CachedJob, now: float) -> Snapshot:
         pods = [entry.value for entry in self._cache.pods.of(key).values()]
         attempt = job.status.attempt
         if attempt and is_open(attempt):
-            pods += await self._strays(key, attempt, {pod.uid for pod in pods})
+            gone = self._state.gone_in(key, (job.meta.uid, attempt.number))
+            pods += await self._strays(key, attempt, {pod.uid for pod in pods}, gone)
         located = tuple([await self._on_its_node(pod) for pod in pods])
         found = self._snapshot(key, job, located, now)
+        sets = [o for (kind, _), o in found.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
+        found = replace(found, uncreated=await self._uncreated.reasons(key, sets, located, now))
         return await self._with_heartbeat_age(found, key, job, attempt) if attempt and is_open(attempt) else found
+
+    def due(self, job: Key, now: float) -> float | None:
+        """Seconds until the job has to be observed again, even if nothing changes."""
+        due = self._uncreated.due(job)
+        return max(0.0, due - now) if due is not None else None
+
+    def forget(self, job: Key) -> None:
+        self._uncreated.forget(job)
 
     def _snapshot(self, key: Key, job: CachedJob, pods: tuple[Pod, ...], now: float) -> Snapshot:
         children = self._cache.children_of(key)
@@ -59,26 +72,32 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
+            failed=self._cache.failed.of(key),
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
             unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
             scalable=control is None or self._scalable(control.spec),
+            quarantined=self._quarantined(job.status, pods),
             progress_interval=self._interval,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
             now=now,
         )
 
+    def _quarantined(self, status: JobStatus, pods: tuple[Pod, ...]) -> dict[str, str]:
+        nodes = {pod.node for pod in pods if pod.node} | {entry.node for entry in status.nodes}
+        found = ((name, self._cache.nodes.get(("", name))) for name in nodes)
+        return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
+
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""
         found = {name: entry.value for (_, name), entry in self._cache.config_maps.of(key).items()}
         return {name: config_map for name, config_map in found.items() if controls(job, config_map.object)}
 
-    async def _strays(self, key: Key, attempt: Attempt, known: set[str]) -> list[Pod]:
+    async def _strays(self, key: Key, attempt: Attempt, known: set[str], gone: set[str]) -> list[Pod]:
         """Pods of members that exist although the cache does not have them, for example because their labels were removed."""
-        gone = self._state.gone.setdefault(key, set())
         found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
         return [pod for pod in found if pod]
 
@@ -99,11 +118,14 @@ class Observer:
             node = self._cache.nodes.get(("", pod.node))
         if node is None:
             return replace(pod, lost_since=ABSENT)
-        return replace(pod, lost_since=node.value.lost_since, out_of_service=node.value.out_of_service)
+        seen = node.value
+        return replace(
+            pod, lost_since=seen.lost_since, answers_since=seen.answers_since, out_of_service=seen.out_of_service
+        )
 
     async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and
-        neither is an outage of the API server, in which the operator loses its lease and restarts."""
+        neither is an outage of the API server, after which the operator begins anew when it has its lease again."""
         since = self._state.since(key, (s.job.uid, attempt.number), s.now)
         aged = replace(s, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
         if (aged.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
@@ -111,7 +133,7 @@ class Observer:
         live = await self._live("ConfigMap", key[0], names.report(attempt.first.pod))
         if live is not None:
             self._cache.put(live)
-            aged = self._snapshot(key, job, s.pods, s.now)
+            aged = replace(self._snapshot(key, job, s.pods, s.now), uncreated=s.uncreated)
         return replace(aged, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
 
     def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:

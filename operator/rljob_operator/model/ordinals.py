@@ -1,7 +1,12 @@
 """Which ordinals of a StatefulSet make up a role.
 
 Rank is not ordinal. A node that is switched off keeps its pod, and with it the pod's name, until the node is back, deleted or tainted out-of-service.
-Meanwhile the StatefulSet is scaled up by one, and it is scaled down again between attempts.
+So does a pod that was deleted and cannot die, because its process hangs in the kernel or a finalizer keeps it. Meanwhile the StatefulSet is scaled up
+by one, and it is scaled down again between attempts.
+
+The pod that is passed over may still run, and may even train on for a while. Nothing that it does reaches the attempt that goes on without it: the
+newer attempt's fence keeps it from committing or pruning checkpoints (checkpoint/fence.py), rollouts that have served the newer attempt refuse its
+weights (weights/protocol.py), its ranks find no peers, since ports differ from one attempt to the next, and its metrics are in a file of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +19,7 @@ from rljob_operator.model.effective_spec import is_open
 
 
 def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float) -> list[int]:
-    """The first `size` ordinals whose pods are not held by a lost node."""
+    """The first `size` ordinals whose pods are not held."""
     held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
     return list(islice((i for i in count() if i not in held), size))
 
@@ -56,8 +61,23 @@ def wanted_ordinals(
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
-    """Whether the pod's node is lost and the pod may still run there, so that its name cannot be used again."""
-    return is_lost(pod, node_loss_seconds, now) and not certainly_dead(pod)
+    """Whether the pod's name cannot be used again: its node is lost and it may still run there, or it does not end."""
+    lost = is_lost(pod, node_loss_seconds, now) and not certainly_dead(pod)
+    return lost or is_stuck(pod, node_loss_seconds, now)
+
+
+def is_stuck(pod: Pod, seconds: float, now: float) -> bool:
+    """Whether the pod was deleted, its grace period ended `seconds` ago, and its node answers for as long. One that may be deleted by force is not
+    stuck, unless finalizers keep it."""
+    since = _overdue_since(pod, now)
+    return since is not None and now - since >= seconds and (bool(pod.finalizers) or not certainly_dead(pod))
+
+
+def _overdue_since(pod: Pod, now: float) -> float | None:
+    """Since when the pod should have ended; None: nobody has deleted it. A node that is back gets the same time to end its pods."""
+    if not pod.deleting or pod.delete_by is None:
+        return None
+    return max(pod.delete_by, pod.answers_since) if pod.answers_since <= now else pod.delete_by
 
 
 def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
@@ -66,9 +86,10 @@ def is_lost(pod: Pod, node_loss_seconds: float, now: float) -> bool:
 
 
 def lost_at(pods: Iterable[Pod], node_loss_seconds: float, now: float) -> tuple[float, ...]:
-    """When pods on unreachable nodes will count as lost, in seconds since the epoch. No event tells, so a reconcile is due then."""
-    until = (p.lost_since + node_loss_seconds for p in pods if p.lost_since is not None)
-    return tuple(t for t in until if t > now)
+    """When pods on unreachable nodes will count as lost, and deleted ones as stuck, in seconds since the epoch. No event tells, so a reconcile is
+    due then."""
+    since = (t for p in pods for t in (p.lost_since, _overdue_since(p, now)) if t is not None)
+    return tuple(t + node_loss_seconds for t in since if t + node_loss_seconds > now)
 
 
 def certainly_dead(pod: Pod) -> bool:

@@ -1,17 +1,18 @@
 """What a job asks of the `builtin` scheduler, and what it gets, as values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from rljob_api.quantity import Resources
 from rljob_api.status import PlacementReport
 from rljob_operator.kube.api import Key
-from rljob_placement.cluster import Cluster, Node
+from rljob_placement.cluster import Node
 from rljob_placement.gang import Gang
 from rljob_placement.nodes import Plan, Stay
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SchedulingRequest:
     """What one job asks for. Equal requests have the same result on the same cluster."""
 
@@ -33,6 +34,11 @@ class SchedulingRequest:
         """Sort key: urgent requests first, then those of higher priority, then those of older jobs."""
         return (not self.urgent, -self.priority, self.created, self.uid)
 
+    @cached_property
+    def signature(self) -> str:
+        """Equal for requests of different jobs that have the same plan on the same cluster."""
+        return repr((self.gang, self.stay, sorted(self.excluded)))
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulingResult:
@@ -51,13 +57,14 @@ class SchedulingResult:
         """What the pods that had no node before request, by node."""
         return self.plan.taken(self.request.gang, self.request.stay)
 
-    def fits(self, cluster: Cluster) -> bool:
-        """Whether the pods that had no node before still fit into the cluster."""
-        nodes, taken = {n.name: n for n in cluster.nodes}, self.taken()
-        enough = all(n in nodes and _holds(nodes[n], requests) for n, requests in taken.items())
+    def still_fits(self, node: Callable[[str], Node | None]) -> bool:
+        """Whether the nodes of the pods that had none before are there, still take these pods, and have room. `node`: what is free on a node, less
+        what this result takes."""
         newcomers = self.plan.newcomers(self.request.gang, self.request.stay)
-        return enough and not any(demand.refuses(nodes[n]) for n, demand in newcomers)
+        welcome = all((there := node(name)) and not demand.refuses(there) for name, demand in newcomers)
+        return welcome and all(_has_room(node(name), requests) for name, requests in self.taken().items())
 
 
-def _holds(node: Node, requests: Resources) -> bool:
-    return all(node.free.get(name, 0) >= amount for name, amount in requests.items())
+def _has_room(node: Node | None, requests: Resources) -> bool:
+    """Whether no resource that is requested is given away more than once."""
+    return node is not None and all(node.free.get(name, -amount) >= 0 for name, amount in requests.items())

@@ -11,6 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.validation import Violation
+from rljob_operator.cache.failed import FailedPod
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec
 from rljob_operator.model.children import ChildProblem, controls
@@ -29,6 +30,8 @@ class Snapshot:
     spec_suspend: bool = False
     status: JobStatus = field(default_factory=JobStatus)
     pods: tuple[Pod, ...] = ()
+    failed: Mapping[str, FailedPod] = field(default_factory=dict)
+    """The last failed pod of each name, which may be gone, see cache/failed.py."""
     reports: Mapping[str, Report] = field(default_factory=dict)
     """Reports by pod name; only those that can be read and have our protocol version."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -39,6 +42,8 @@ class Snapshot:
     """Live objects with this job's label, by kind and name."""
     conflicts: tuple[ChildProblem, ...] = ()
     """Children that could not be written: their names belong to others, or the API server refuses them."""
+    uncreated: Mapping[str, str] = field(default_factory=dict)
+    """Why pods have been missing for some time, by role, as far as that is known."""
     heartbeat_age: float | None = None
     """Seconds since the open attempt's heartbeat last advanced; None: no attempt is open."""
     progress_interval: float = 30.0
@@ -51,12 +56,16 @@ class Snapshot:
     """Whether the scheduler of the published spec lets rollouts come and go while an attempt runs."""
     scheduling: SchedulingResult | None = None
     """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
+    quarantined: Mapping[str, str] = field(default_factory=dict)
+    """Why their owner wants nodes to be left, by node: of those that the job's pods are on, and those in status.nodes."""
+    has_refuge: bool | None = None
+    """Whether the whole gang has capacity on nodes that the job need not leave; None: nobody asked."""
     now: float = 0.0
     """Seconds since the epoch."""
 
     @cached_property
-    def template_hashes(self) -> dict[tuple[int, int], tuple[RLJobSpec, Mapping[str, str]]]:
-        """Memory of `render.template.template_hashes`: by the spec's id and the token's number, the spec and the hashes by role."""
+    def template_hashes(self) -> dict[tuple[int, int, frozenset[str]], tuple[RLJobSpec, Mapping[str, str]]]:
+        """Memory of `render.template.template_hashes`: by the spec's id, token and avoided nodes, the spec and the hashes by role."""
         return {}
 
     @cached_property
@@ -80,6 +89,11 @@ class Snapshot:
     def pod(self, member: Member) -> Pod | None:
         """The pod that was this member, if it still exists."""
         return next((p for p in self.pods if p.uid == member.pod_uid), None)
+
+    def failed_pod(self, member: Member) -> Pod | None:
+        """The pod that was this member, as it was last seen, if it has failed."""
+        last = self.failed.get(member.pod)
+        return last.pod if last and last.pod.uid == member.pod_uid else None
 
     def report(self, of: Pod | Member) -> Report | None:
         """The pod's own report, which outlives it. A report that another pod of the same name has left is ignored."""

@@ -11,6 +11,7 @@ from rljob_operator.policies.causes import Cause, misconfiguration, recorded_cau
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.deadlines import active_until
 from rljob_operator.policies.members import MemberStatus, has_finished, member_statuses, trainers
+from rljob_operator.policies.nodes import is_leaving
 from rljob_operator.policies.suspension import is_suspension_wanted
 from rljob_operator.times import seconds, stamp
 
@@ -70,6 +71,8 @@ def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[MemberStatus]
         return reasons.ACTIVE_DEADLINE_EXCEEDED
     if any(m.pod and m.pod.deleting and not m.ended for m in members):
         return reasons.POD_DELETING
+    if is_leaving(s, status):
+        return reasons.LEAVING_NODE
     return ""
 
 

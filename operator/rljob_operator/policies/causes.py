@@ -4,6 +4,7 @@ When one rank dies, the others lose their collective within a second, and their 
 ends. A lost pod or container, which explains any broken collective, or an earlier exception replaces it.
 """
 
+import math
 from dataclasses import dataclass
 
 from rljob_api import reasons
@@ -19,9 +20,12 @@ BY_KIND = {
     "configuration": reasons.CONFIGURATION_ERROR,
     "collective": reasons.COLLECTIVE_FAILED,
     "killed": reasons.PROCESS_KILLED,
+    "full": reasons.VOLUME_FULL,
 }
 PROCESS_REASONS = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
 """Reasons that a process gives for its own end. A broken collective is not one: it only says that another process ended."""
+OBSERVED = reasons.FAILURES - frozenset(BY_KIND.values()) - {reasons.OUT_OF_MEMORY}
+"""Reasons that the operator gives, in whole sentences."""
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
 """Phases in which the trainer waits for its rollouts."""
 
@@ -37,7 +41,7 @@ class Cause:
     def __str__(self) -> str:
         """One sentence for status.message and events."""
         f = self.failure
-        if self.reason in reasons.NOT_COUNTED | {reasons.CONTAINER_RESTARTED, reasons.NO_PROGRESS}:
+        if self.reason in OBSERVED:
             return one_line(f.message)
         where = self.pod + (f" (rank {f.rank})" if f.rank is not None else "")
         what = ": ".join(t for t in (f.exception if f.kind != "configuration" else "", f.message) if t)
@@ -59,24 +63,35 @@ def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
     found = [c for m in members if (c := _cause(attempt, m))]
     processes = [c for c in found if c.reason in PROCESS_REASONS]
     if known and known.reason in PROCESS_REASONS:
-        return min([known, *processes], key=lambda c: c.failure.time)
+        return min([known, *processes], key=_when)
     if known and known.reason != reasons.COLLECTIVE_FAILED:
         return known
     gone = [c for c in found if c.reason not in PROCESS_REASONS and c.reason != reasons.COLLECTIVE_FAILED]
     if gone:
         return gone[0]
-    return min(processes, key=lambda c: c.failure.time, default=known or next(iter(found), None))
+    return min(processes, key=_when, default=known or next(iter(found), None))
+
+
+def _when(cause: Cause) -> float:
+    """Sort key: earliest first, those of unknown time last. Clocks of pods differ, but nothing else says who was first."""
+    return cause.failure.time or math.inf
 
 
 def _cause(attempt: Attempt, m: MemberStatus) -> Cause | None:
     if m.state == "gone" and m.failure:
         return Cause(m.reason, m.member.pod, m.failure)
     if m.failure:
-        return Cause(BY_KIND[m.failure.kind], m.member.pod, m.failure)
+        return Cause(_reason(m.failure), m.member.pod, m.failure)
     if m.result == "stopped" and attempt.command == "run":
         unasked = Failure(kind="killed", exception="Stopped", message="the launcher stopped the attempt unasked")
         return Cause(reasons.PROCESS_KILLED, m.member.pod, unasked)
     return None
+
+
+def _reason(failure: Failure) -> str:
+    """The launcher calls a killed process by its cause, if that was memory. Its own container lives on, so the kubelet does not."""
+    out_of_memory = failure.kind == "killed" and failure.exception == reasons.OUT_OF_MEMORY
+    return reasons.OUT_OF_MEMORY if out_of_memory else BY_KIND[failure.kind]
 
 
 def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:

@@ -5,31 +5,40 @@ from rljob_api.status import Condition, ConditionType, JobStatus, State
 from rljob_api.text import plain
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.nodes import needed, why
 from rljob_operator.policies.refusal import on_nodes, refusal_message
+from rljob_operator.policies.stuck import stuck_pods
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]
 """Status (None: unknown), reason and message."""
 TRANSIENT = ("Pending", "Starting", "Restarting", "Suspending")
 """States that the operator is working to leave."""
+MOST_NODES = 3
+"""Nodes that a message names, at most."""
+WITHOUT_ATTEMPT = ("Pending", "Restarting", "Suspending")
+"""Those in which no attempt runs or starts."""
 STATUSES = {True: "True", False: "False", None: "Unknown"}
 
 
 def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
     old = {c.type: c for c in status.conditions}
+    stalled = _stalled(status, state)
+    reconciling = state in TRANSIENT and not stalled[0]
     values: dict[ConditionType, ConditionValue] = {
         "Admitted": _admitted(s),
         "Placed": _placed(s, status),
+        "NodesSound": _nodes_sound(s, status),
         "TrainerReady": (state == "Running", _reason(status, state), ""),
         "RolloutsReady": _rollouts_ready(s, status),
-        "Reconciling": (state in TRANSIENT, _reason(status, state), status.message if state in TRANSIENT else ""),
+        "Reconciling": (reconciling, _reason(status, state), status.message if reconciling else ""),
         "Checkpointed": _checkpointed(status),
         "Suspended": (
             state == "Suspended",
             reasons.SUSPENDED if state in ("Suspending", "Suspended") else reasons.NOT_SUSPENDED,
             "",
         ),
-        "Stalled": (state == "Failed", _reason(status, state), status.message if state == "Failed" else ""),
+        "Stalled": stalled,
         "Succeeded": _succeeded(status),
         "Failed": _failed(status, state),
     }
@@ -73,6 +82,18 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
     return placed, reasons.PLACED if placed else reasons.PLACING, ""
 
 
+def _nodes_sound(s: Snapshot, status: JobStatus) -> ConditionValue:
+    """False while the job leaves a node, or uses one that it should leave."""
+    used = {pod.node for pod in s.pods if not pod.deleting}
+    bad = [entry for entry in status.nodes if entry.node in used and entry.state != "suspect"]
+    if lacking := [needed(entry) for entry in bad if entry.state == "needed"]:
+        return False, reasons.NODE_NEEDED, "; ".join(lacking[:MOST_NODES])
+    if bad:
+        texts = (f"leaves node {entry.node}: {why(entry)}" for entry in bad[:MOST_NODES])
+        return False, reasons.NODE_EXCLUDED, "; ".join(texts)
+    return True, reasons.NODES_SOUND, ""
+
+
 def _rollouts_ready(s: Snapshot, status: JobStatus) -> ConditionValue:
     spec = s.spec_of(status.attempt)
     if spec is None:
@@ -89,6 +110,21 @@ def _checkpointed(status: JobStatus) -> ConditionValue:
     if latest is None:
         return False, reasons.NO_CHECKPOINT, ""
     return True, reasons.CHECKPOINT_SAVED, f"step {latest.step} at {latest.path}"
+
+
+def _stalled(status: JobStatus, state: State) -> ConditionValue:
+    """Whether the job gets no further unless somebody does something. A pod that does not end stalls no job that runs without it."""
+    if state in WITHOUT_ATTEMPT and status.stuck_pods:
+        return True, reasons.POD_STUCK, stuck_pods(status.stuck_pods)
+    if state in WITHOUT_ATTEMPT and has_just_failed(status, reasons.VOLUME_FULL):
+        return True, reasons.VOLUME_FULL, status.message
+    return state == "Failed", _reason(status, state), status.message if state == "Failed" else ""
+
+
+def has_just_failed(status: JobStatus, reason: str) -> bool:
+    """Whether the last attempt failed for this reason, and no other has been opened since."""
+    last, attempt = status.last_failure, status.attempt
+    return bool(last and attempt and (last.attempt, last.reason) == (attempt.number, reason))
 
 
 def _succeeded(status: JobStatus) -> ConditionValue:

@@ -7,17 +7,21 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.attempt import advance_attempt
+from rljob_operator.policies.blame import blame_nodes
 from rljob_operator.policies.change import Event, Policy, Ungate
 from rljob_operator.policies.credentials import replace_account, replace_token
 from rljob_operator.policies.deadlines import clean_up_after_ttl, enforce_active_deadline, enforce_pending_deadline
 from rljob_operator.policies.deletion import delete_pods
 from rljob_operator.policies.describe import describe
+from rljob_operator.policies.nodes import judge_nodes, leave_nodes
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.outcome import count_restart, succeed
 from rljob_operator.policies.placement import assign_nodes
-from rljob_operator.policies.progress import record_progress, record_rollout_failure
+from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.requests import consume_request
 from rljob_operator.policies.state import postpone_spec
+from rljob_operator.policies.stranded import release_stranded
+from rljob_operator.policies.stuck import report_stuck_pods
 from rljob_operator.policies.suspension import expire_override, free_pods
 
 POLICIES: tuple[Policy, ...] = (
@@ -25,18 +29,23 @@ POLICIES: tuple[Policy, ...] = (
     expire_override,  # a suspend or resume request, when spec.suspend changes
     replace_token,  # if a pod lacks it, or two hold different ones
     replace_account,  # if it was deleted: the pods whose tokens went with it
+    judge_nodes,  # that failures point at or whose owner wants them to be left: avoided, or needed
     advance_attempt,  # the open attempt: drain, stop, end
     record_progress,  # rank 0's progress, complete when the attempt has just ended
-    record_rollout_failure,  # of servers, which their pods start again
+    record_server_failures,  # of servers, which their pods start again
     count_restart,  # if the attempt failed: a restart, or the end
+    blame_nodes,  # that failures point at
     succeed,  # if the attempt succeeded: the end
     enforce_active_deadline,  # if attempts ran for too long: the end
     free_pods,  # suspend, or resume
     assign_nodes,  # a node for every pod, before any is ungated
+    release_stranded,  # pods that hold nodes for too long while others have none
     open_attempt,  # the next attempt
     enforce_pending_deadline,  # if none opens for too long: the end
     clean_up_after_ttl,  # the children of a job that has ended
+    leave_nodes,  # that are avoided
     delete_pods,  # that keep the next attempt from opening
+    report_stuck_pods,  # that were deleted and do not end
     postpone_spec,  # an event for a spec that takes effect with the next attempt
     describe,  # state, message, counts and conditions, which nothing above reads
 )

@@ -6,7 +6,7 @@ from rljob_api import reasons
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ordinals import certainly_dead, lost_at
+from rljob_operator.model.ordinals import certainly_dead, is_stuck, lost_at
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event
 from rljob_operator.policies.members import member_statuses
@@ -18,10 +18,11 @@ STOP_TIMEOUT = 60.0
 
 
 def delete_pods(s: Snapshot, status: JobStatus) -> Change:
-    dead = tuple(p for p in s.pods if certainly_dead(p))
+    limit = s.lifecycle.node_loss_seconds
+    dead = tuple(p for p in s.pods if certainly_dead(p) and not is_stuck(p, limit, s.now))  # finalizers outlast it
     change = _obstacles(s, status)
     events = tuple(_event(p, "its node is gone or out of service") for p in dead)
-    due = change.due + lost_at(s.pods, s.lifecycle.node_loss_seconds, s.now)
+    due = change.due + lost_at(s.pods, limit, s.now)
     return replace(change, events=change.events + events, force=dead, due=due)
 
 

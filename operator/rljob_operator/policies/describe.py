@@ -48,6 +48,8 @@ OBSERVATIONAL = (
     "lost_steps",
     "first_step_at",
     "last_rollout_failure",
+    "server_failures",
+    "stuck_pods",
 )
 
 

@@ -7,7 +7,7 @@ from rljob_api import names, reasons
 from rljob_api.protocol import Failure, Member, Report, Result
 from rljob_api.status import Attempt
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import is_lost
+from rljob_operator.model.ordinals import is_lost, is_stuck
 from rljob_operator.model.snapshot import Snapshot
 
 
@@ -67,17 +67,35 @@ def _stopped(member: Member, pod: Pod | None, report: Report | None, number: int
     return MemberStatus(member, pod, "stopped", report.result, failure if report.result == "failed" else None)
 
 
+def on_node(pod: Pod) -> str:
+    """` on node NAME`, as a part of a sentence; empty: it is on none."""
+    return f" on node {pod.node}" if pod.node else ""
+
+
 def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -> tuple[str, str]:
     """Reason and message if no process of the member can be running any more; empty: one may be."""
-    if pod is None:
+    last = pod or s.failed_pod(member)
+    if last is None:
         return reasons.POD_DELETED, f"pod {member.pod} was deleted"
-    if is_lost(pod, s.lifecycle.node_loss_seconds, s.now):
-        return reasons.NODE_LOST, f"the node of pod {pod.name} has not answered for {s.lifecycle.node_loss_seconds} s"
-    ended = pod.phase in ("Failed", "Succeeded") or not pod.running
-    if ended and pod.disrupted:
-        return reasons.POD_DISRUPTED, f"pod {pod.name}: {pod.disrupted}"
-    if ended and (pod.deleting or pod.phase in ("Failed", "Succeeded")):
-        return reasons.POD_DELETED, f"pod {pod.name} was deleted"
+    if is_lost(last, s.lifecycle.node_loss_seconds, s.now):
+        return reasons.NODE_LOST, f"the node of pod {last.name} has not answered for {s.lifecycle.node_loss_seconds} s"
+    gone = pod is None or last.phase in ("Failed", "Succeeded")
+    ended = gone or not last.running
+    if ended and last.disrupted:
+        return reasons.POD_DISRUPTED, f"pod {last.name}: {last.disrupted}"
+    if last.failed:
+        return reasons.POD_FAILED, f"the kubelet ended pod {last.name}{on_node(last)}: {last.failed}"
+    if gone or (ended and last.deleting):
+        return reasons.POD_DELETED, f"pod {last.name} was deleted"
+    if is_stuck(last, s.lifecycle.node_loss_seconds, s.now):
+        return reasons.POD_STUCK, f"pod {last.name}{on_node(last)} was deleted and does not end"
     if ended or (report and report.boot_id != member.boot_id):
-        return reasons.CONTAINER_RESTARTED, f"the container of pod {pod.name} ended: {pod.exited or 'no reason given'}"
+        return _end_of_container(last)
     return "", ""
+
+
+def _end_of_container(pod: Pod) -> tuple[str, str]:
+    if pod.out_of_memory:
+        limit = f"its limit of {pod.memory_limit}" if pod.memory_limit else "what its node has"
+        return reasons.OUT_OF_MEMORY, f"the container{on_node(pod)} needed more memory than {limit}: {pod.exited}"
+    return reasons.CONTAINER_RESTARTED, f"the container of pod {pod.name} ended: {pod.exited or 'no reason given'}"

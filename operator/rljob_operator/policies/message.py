@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rljob_api import names, reasons
+from rljob_api.protocol import Progress
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_api.text import one_line, plain
@@ -10,26 +11,33 @@ from rljob_api.validation.result import lines
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import retry_at
 from rljob_operator.policies.causes import Cause
+from rljob_operator.policies.members import on_node
 from rljob_operator.policies.opening import opening_problems
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.policies.refusal import is_refused, refusal_message
 from rljob_operator.policies.state import is_running, postponement
+from rljob_operator.policies.stranded import release_note
+from rljob_operator.policies.stuck import stuck_pods
 from rljob_operator.policies.suspension import is_suspension_wanted, resume_point
-from rljob_operator.times import seconds
+from rljob_operator.times import seconds, stamp
 
+MOST_NAMED = 5
+"""Servers that are named together."""
 LONGEST = 4096
 """Characters of a message."""
 
 
 def message(s: Snapshot, status: JobStatus) -> str:
-    return plain(_message(s, status))[:LONGEST]
+    sentences = (_message(s, status), stuck_pods(status.stuck_pods))
+    return plain("; ".join(text for text in sentences if text))[:LONGEST]
 
 
 def _message(s: Snapshot, status: JobStatus) -> str:
     if status.outcome == "Succeeded":
         export = f"; the Hugging Face model is at {status.progress.export}" if status.progress.export else ""
-        return f"all {status.progress.steps} steps are done{export}"
+        return "; ".join([f"all {status.progress.steps} steps are done{export}", *status.progress.warnings])
     if status.outcome == "Failed":
         return _failed(status)
     if status.attempt and is_open(status.attempt):
@@ -60,26 +68,51 @@ def _why(last: LastFailure) -> str:
 
 def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
     if attempt.command == "drain":
-        return f"finishing the step and saving ({attempt.reason})"
+        return f"finishing the step and saving ({_command_reason(s, attempt)})"
     if attempt.command == "stop":
-        cause = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else attempt.reason
+        failed = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else None
+        cause = failed or _command_reason(s, attempt)
         return f"stopping attempt {attempt.number}: {cause}"
-    if is_running(s, attempt):
-        return (
-            f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
-            if s.violations
-            else postponement(s, status)
-        )
     progress = current_progress(s, attempt)
+    if is_running(s, attempt):
+        if s.violations:
+            return f"runs on with its former spec; the new one is refused: {lines(s.violations)}"
+        said = [*_awaited(progress), *_quarantined(progress), *status.progress.warnings]
+        return "; ".join(filter(None, [postponement(s, status), *said]))
     if progress and progress.phase == "fetching":
         return f"fetching {progress.fetching}"
     if progress and progress.loading:
         return f"waiting for {_enumerated(progress.loading)} to load"
     if progress and progress.phase == "waiting":
         unplaced = [status.placement.problem] if status.placement and status.placement.problem else []
-        problems = "; ".join([*unplaced, *_pod_problems(s, status, s.servers)])
+        absent = [
+            f"{role} pods do not exist: {why}" for role, why in s.uncreated.items() if not names.is_model_role(role)
+        ]
+        problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, s.servers)])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+
+
+def _awaited(progress: Progress | None) -> list[str]:
+    return [progress.awaiting] if progress and progress.awaiting else []
+
+
+def _command_reason(s: Snapshot, attempt: Attempt) -> str:
+    """Why the attempt is drained or stopped: `PodDeleting: demo-trainer-1`."""
+    if attempt.reason != reasons.POD_DELETING:
+        return attempt.reason
+    deleting = [m.pod for m in attempt.members if (pod := s.pod(m)) and pod.deleting]
+    others = f" and {len(deleting) - 1} more" if len(deleting) > 1 else ""
+    return f"{attempt.reason}: {deleting[0]}{others}" if deleting else attempt.reason
+
+
+def _quarantined(progress: Progress | None) -> list[str]:
+    """Servers that get no policy for a while, with the reasons of the first."""
+    out = [r for r in progress.rollouts if r.quarantine] if progress else []
+    if not out:
+        return []
+    pods = ", ".join(r.pod for r in out[:MOST_NAMED]) + (" and others" if len(out) > MOST_NAMED else "")
+    return [f"{pods} {'is' if len(out) == 1 else 'are'} left out for a while: {out[0].pod}: {out[0].quarantine}"]
 
 
 def _start_point(status: JobStatus) -> str:
@@ -98,12 +131,17 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     again = bool(last and status.attempt and last.attempt == status.attempt.number)
     after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
     if s.now < seconds(status.restarts.not_before):
-        return f"{after}the next starts at {status.restarts.not_before}"
+        full = "make room on the volume; " if again and last and last.reason == reasons.VOLUME_FULL else ""
+        return f"{after}{full}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
-        return f"{after}waiting for capacity: {status.placement.problem}"
+        return f"{after}waiting for capacity: {status.placement.problem}{release_note(s, status)}"
     problems = _pod_problems(s, status, s.launchers)
     found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
-    return f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}" if found else after.rstrip("; ")
+    return (
+        f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}{release_note(s, status)}"
+        if found
+        else after.rstrip("; ")
+    )
 
 
 def _launchers(s: Snapshot) -> str:
@@ -126,6 +164,9 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
 
 def _pod_problem(s: Snapshot, pod: Pod) -> str:
     report = s.report(pod)
+    if until := retry_at(s, pod.name):
+        last = s.failed[pod.name].pod
+        return f"the kubelet ended it{on_node(last)}: {last.failed}; the next try starts at {stamp(until)}"
     if pod.unschedulable:
         return f"cannot be scheduled: {pod.unschedulable}"
     if pod.waiting:

@@ -11,8 +11,10 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import is_backing_off
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.outcome import is_backing_off
+from rljob_operator.policies.members import member_status
+from rljob_operator.policies.nodes import are_judged, leaving_problem
 from rljob_operator.policies.placement import rank
 from rljob_operator.policies.suspension import resume_point
 from rljob_operator.render.template import template_hashes
@@ -25,7 +27,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     start = seconds(status.restarts.not_before)
     if is_backing_off(start, s.now):
         return Change(status, due=(start,))
-    if any(opening_problems(s, status)):
+    if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
@@ -35,6 +37,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
             for i, pod in enumerate(pod for pod in s.of(role) if pod.ordinal in wanted)
         ],
         resume_step=status.resume_step,
+        saved_step=status.checkpoint.latest.step if status.checkpoint.latest else None,
         generation=s.job.generation,
         started_at=stamp(s.now),
     )
@@ -53,7 +56,7 @@ def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     attempt is open, so it has to go first."""
     if s.spec is None:
         return
-    newest = template_hashes(s, s.spec, status.token)
+    newest = template_hashes(s, s.spec, status)
     for role, wanted in _wanted(s, status, s.spec).items():
         yield from _of_gang(s, status, role, wanted, newest[role])
     servers = (pod for pod in outdated(s, s.spec, status) if not names.is_model_role(pod.role))
@@ -66,14 +69,19 @@ def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], newes
     for ordinal in wanted:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
-        if problem := _problem(s, status, pod, newest) if pod else "does not exist yet":
+        if problem := _problem(s, status, pod, newest) if pod else _absence(s, role):
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
 
 
+def _absence(s: Snapshot, role: str) -> str:
+    why = s.uncreated.get(role)
+    return f"does not exist: {why}" if why else "does not exist yet"
+
+
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:
     """Pods whose template differs from the spec's, without those that are being deleted."""
-    newest = template_hashes(s, spec, status.token)
+    newest = template_hashes(s, spec, status)
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
 
 
@@ -100,15 +108,16 @@ def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:
         return "has not reported yet"
     if report.state == "running":
         return f"still runs attempt {report.attempt}"
-    return "restarts" if report.boot_id in _dead_boots(status) else ""
+    return "restarts" if report.boot_id in _dead_boots(s, status) else leaving_problem(s, status, pod)
 
 
-def _dead_boots(status: JobStatus) -> set[str]:
-    """Boots that ended with their container. Until it reports again, the pod's report is still that of the dead boot."""
+def _dead_boots(s: Snapshot, status: JobStatus) -> set[str]:
+    """Boots that ended with their container. Until it reports again, the pod's report is still that of the dead boot. A boot that has reported the
+    end of the attempt has outlived it."""
     a = status.attempt
-    if a is None or a.reason != reasons.CONTAINER_RESTARTED:
+    if a is None or a.reason not in reasons.CONTAINER_ENDED:
         return set()
-    return {m.boot_id for m in a.members if m.pod == a.failed_pod}
+    return {m.boot_id for m in a.members if m.pod == a.failed_pod and member_status(s, a, m).state != "stopped"}
 
 
 def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
@@ -116,5 +125,11 @@ def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
     assert report is not None
     node_rank = rank(status, pod, index)
     return Member(
-        pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, node_rank=node_rank, address=pod.ip, role=pod.role
+        pod=pod.name,
+        pod_uid=pod.uid,
+        boot_id=report.boot_id,
+        node_rank=node_rank,
+        address=pod.ip,
+        node=pod.node,
+        role=pod.role,
     )

@@ -4,15 +4,14 @@ from rljob_api import reasons
 from rljob_api.protocol import RESUME_STEP
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, LastFailure, Restarts
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import backoff
 from rljob_operator.policies.causes import Cause, recorded_cause
 from rljob_operator.policies.change import Change, Event, just_ended, set_
 from rljob_operator.policies.members import has_finished, member_statuses
 from rljob_operator.times import stamp
 
-UNCOUNTED = (reasons.POD_DELETING, reasons.RESTART_REQUESTED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
-"""Reasons for which an attempt that did not fail is followed by another: a restart that is not counted."""
-LONGEST_BACKOFF = 600.0
-"""Seconds to wait before a counted restart, at most."""
+UNCOUNTED = (reasons.POD_DELETING, reasons.STRANDED, reasons.TOKEN_REPLACED, reasons.ACCOUNT_REPLACED)
+"""Reasons for which an attempt that did not fail, and that nobody asked to restart, is followed by another."""
 
 
 def count_restart(s: Snapshot, status: JobStatus) -> Change:
@@ -22,8 +21,7 @@ def count_restart(s: Snapshot, status: JobStatus) -> Change:
         return Change(status)
     cause = recorded_cause(attempt)
     if cause is None:
-        restarts = _uncounted(status.restarts) if attempt.reason in UNCOUNTED else status.restarts
-        return Change(set_(status, restarts=restarts))
+        return Change(set_(status, restarts=_after_drain(s, status, attempt.reason)))
     failure = LastFailure(
         attempt=attempt.number, reason=cause.reason, pod=cause.pod, failure=cause.failure, time=stamp(s.now)
     )
@@ -44,27 +42,30 @@ def _cost(s: Snapshot, status: JobStatus, cause: Cause) -> JobStatus:
     if cause.reason == reasons.CONFIGURATION_ERROR:
         return set_(status, outcome="Failed", outcome_reason=cause.reason)
     if cause.reason in reasons.NOT_COUNTED:
-        return set_(status, restarts=_uncounted(status.restarts))
+        return set_(status, restarts=_uncounted(s, status.restarts, cause.reason in reasons.DELAYED))
     counted = status.restarts.counted + 1
     if counted > s.lifecycle.max_restarts:
         restarts = status.restarts.model_copy(update={"counted": counted})
         return set_(status, outcome="Failed", outcome_reason=reasons.REACHED_MAX_RESTARTS, restarts=restarts)
     until = stamp(s.now + backoff(s.lifecycle.backoff_seconds, counted))
-    return set_(status, restarts=Restarts(total=status.restarts.total + 1, counted=counted, not_before=until))
+    news = {"total": status.restarts.total + 1, "counted": counted, "not_before": until}
+    return set_(status, restarts=status.restarts.model_copy(update=news))
 
 
-def backoff(first: int, counted: int) -> float:
-    """Seconds to wait before restart number `counted`: `first`, doubled each time, up to LONGEST_BACKOFF."""
-    return min(LONGEST_BACKOFF, first * 2 ** (counted - 1))
+def _after_drain(s: Snapshot, status: JobStatus, reason: str) -> Restarts:
+    """Restarts after an attempt that was drained or stopped for this reason, and did not fail."""
+    if reason in (reasons.RESTART_REQUESTED, reasons.LEAVING_NODE):
+        return status.restarts.model_copy(update={"total": status.restarts.total + 1})
+    return _uncounted(s, status.restarts) if reason in UNCOUNTED else status.restarts
 
 
-def is_backing_off(start: float, now: float) -> bool:
-    """Whether the back-off until `start` still lasts. One that ends later than any can was written before the clock was set back, and is ignored."""
-    return now < start <= now + LONGEST_BACKOFF + 1.0
-
-
-def _uncounted(restarts: Restarts) -> Restarts:
-    return restarts.model_copy(update={"total": restarts.total + 1})
+def _uncounted(s: Snapshot, restarts: Restarts, delayed: bool = False) -> Restarts:
+    """Unless `delayed`, the first one starts at once: most often something has happened that will not happen again soon, such as the drain of a node.
+    Those that follow in a row wait, since each costs the load of the model and all steps since the last checkpoint."""
+    news: dict[str, object] = {"total": restarts.total + 1, "uncounted": restarts.uncounted + 1}
+    if number := restarts.uncounted + delayed:
+        news["not_before"] = stamp(s.now + backoff(s.lifecycle.backoff_seconds, number))
+    return restarts.model_copy(update=news)
 
 
 def succeed(s: Snapshot, status: JobStatus) -> Change:

@@ -9,6 +9,7 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.backoff import retry_at
 from rljob_operator.policies.change import Change, Event, Ungate, set_
 from rljob_operator.policies.refusal import ON_NO_NODE, refusal_reason, refusal_reasons
 from rljob_operator.schedulers.builtin.request import (
@@ -22,8 +23,8 @@ from rljob_operator.times import seconds, stamp
 
 UNBOUND_SECONDS = 60.0
 """Seconds that an ungated pod may take to get onto its node. Later, another pod was faster, or the cluster's scheduler refuses the node."""
-RETRY = 60.0
-"""Seconds between two tries to place pods without a node. Jobs are also reconciled when a pod has freed capacity or a node has changed."""
+RETRY = 300.0
+"""Seconds until a job that lacks a node is looked at again, in case that nobody wakes it. It is woken when capacity that helps becomes free."""
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
@@ -45,6 +46,7 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     ungate = tuple(_ungated(s, placement))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
+    due += [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 
@@ -191,7 +193,8 @@ def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
     whole = not placement.problem and _whole(s, nodes)
     for pod in s.pods:
         free = whole or (not names.is_model_role(pod.role) and is_open(s.status.attempt))
-        if free and pod.name in nodes and names.GATE in pod.gates and not pod.deleting:
+        waits = names.GATE in pod.gates and not pod.deleting and not retry_at(s, pod.name)
+        if free and waits and pod.name in nodes:
             yield Ungate(pod, nodes[pod.name])
 
 

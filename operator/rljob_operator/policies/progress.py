@@ -3,10 +3,14 @@
 Progress is written at once when something changes that people wait for, otherwise at most every `progress_interval` seconds.
 """
 
-from rljob_api import reasons
-from rljob_api.protocol import Checkpoint, Progress
+import hashlib
+from pathlib import Path
+
+from rljob_api import names, reasons
+from rljob_api.protocol import Checkpoint, Failure, Progress
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot
@@ -15,6 +19,8 @@ from rljob_operator.times import seconds, stamp
 
 STABLE_STEPS = 3
 """Steps that an attempt has to do, and to save, to count as stable."""
+DIGEST = 12
+"""Characters that identify a failure of a server."""
 MAIN_METRICS = (("reward", "reward/mean"), ("loss", "train/loss"))
 """Label and name of the metric in status.progress.metric: the first of these that the job reports."""
 
@@ -36,8 +42,12 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
     new = (
         _status(progress, status.attempt.number, spec, s.now) if _started(progress) else _loading(progress, old, s.now)
     )
-    checkpoint = _checkpoint(progress, status.checkpoint)
-    events = _missing(old, progress, status) + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
+    checkpoint = _checkpoint(progress, spec, status.checkpoint)
+    events = (
+        _missing(old, progress, status)
+        + _warned(old, new)
+        + _saved(status.checkpoint.latest, checkpoint.latest, status.attempt)
+    )
     status = set_(
         status,
         checkpoint=checkpoint,
@@ -79,14 +89,22 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         export=p.export,
         started_from=p.started_from,
         backend=p.backend,
+        warnings=p.warnings,
         updated_at=stamp(now),
     )
 
 
-def _checkpoint(p: Progress, old: CheckpointStatus) -> CheckpointStatus:
+def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> CheckpointStatus:
     if not _started(p):
         return old
-    return CheckpointStatus(latest=p.checkpoints[-1] if p.checkpoints else None, kept=p.checkpoints)
+    kept = [found for found in p.checkpoints if _is_possible(found, p, spec)]
+    return CheckpointStatus(latest=kept[-1] if kept else None, kept=kept)
+
+
+def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
+    """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there: the next
+    attempt reports anew what it finds."""
+    return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
@@ -96,14 +114,18 @@ def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> 
     return (Event("Normal", reasons.CHECKPOINT_SAVED, f"step {new.step} is saved at {new.path}"),)
 
 
+def _warned(old: ProgressStatus, new: ProgressStatus) -> tuple[Event, ...]:
+    """An event for each warning that is new."""
+    return tuple(Event("Warning", reasons.TRAINER_WARNED, text) for text in new.warnings if text not in old.warnings)
+
+
 def _missing(old: ProgressStatus, p: Progress, status: JobStatus) -> tuple[Event, ...]:
     """An event if the attempt has just started from an earlier checkpoint than the newest known one, although nobody asked for that."""
     known, step = status.checkpoint.latest, p.started_from
     if known is None or step is None or not _has_chosen(old, p, status) or step >= known.step:
         return ()
     assert status.attempt is not None
-    start = f"resumes from step {step}" if step else "starts from the initial weights"
-    text = f"attempt {status.attempt.number} {start}: the checkpoint of step {known.step} is not at {known.path}"
+    text = f"attempt {status.attempt.number} resumes from step {step}: the checkpoint of step {known.step} is not at {known.path}"
     return (Event("Warning", reasons.CHECKPOINT_MISSING, text),)
 
 
@@ -113,15 +135,15 @@ def _same(a: ProgressStatus, b: ProgressStatus) -> bool:
 
 def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     """What is written at once when it changes. The phases within a step are one here, since they change several times per step."""
-    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps)
+    return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps, p.warnings)
 
 
 def _stable(status: JobStatus, p: Progress) -> Restarts:
-    """Resets the count of failures once an attempt has made, and saved, STABLE_STEPS steps."""
+    """Resets the counts of restarts in a row once an attempt has made, and saved, STABLE_STEPS steps."""
     assert status.attempt is not None
     saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
-    if status.restarts.counted and saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
-        return status.restarts.model_copy(update={"counted": 0})
+    if saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
+        return status.restarts.model_copy(update={"counted": 0, "uncounted": 0})
     return status.restarts
 
 
@@ -144,17 +166,26 @@ def _resume_step(status: JobStatus, p: Progress) -> int | None:
     return None if given and p.started_from is not None else status.resume_step
 
 
-def record_rollout_failure(s: Snapshot, status: JobStatus) -> Change:
-    """Records failures of rollouts and of pools' servers, which their pods start again: one event for each that is newer, by the pods' clocks, than
-    the last one recorded."""
-    known = status.last_rollout_failure.failure.time if status.last_rollout_failure else 0.0
-    reports = [(pod.name, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure]
-    new = sorted((entry for entry in reports if entry[1].time > known), key=lambda entry: entry[1].time)
+def record_server_failures(s: Snapshot, status: JobStatus) -> Change:
+    """Records failures of rollouts and of pools' servers, which their pods start again: one event for each. Whether a failure is new is remembered
+    for each pod, since pods have clocks of their own."""
+    known = status.server_failures
+    failures = {
+        pod.name: (report.boot_id, report.failure) for pod in s.servers if (report := s.report(pod)) and report.failure
+    }
+    digests = {pod: _digest(boot, failure) for pod, (boot, failure) in failures.items()}
+    new = [RolloutFailure(pod=pod, failure=failures[pod][1]) for pod in failures if known.get(pod) != digests[pod]]
+    status = set_(status, server_failures={p.name: known[p.name] for p in s.servers if p.name in known} | digests)
     if not new:
         return Change(status)
-    found = [RolloutFailure(pod=name, failure=failure) for name, failure in new]
-    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in found)
-    return Change(set_(status, last_rollout_failure=found[-1]), events)
+    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in new)
+    return Change(set_(status, last_rollout_failure=new[-1]), events)
+
+
+def _digest(boot: str, failure: Failure) -> str:
+    """Identifies a failure among those of one pod. Two of unknown time differ by what they say."""
+    what = failure.time or (failure.exception, failure.message)
+    return hashlib.sha256(repr((boot, what)).encode()).hexdigest()[:DIGEST]
 
 
 def _sentence(found: RolloutFailure) -> str:

@@ -59,7 +59,7 @@ def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
     attempt = status.attempt
     if attempt and is_open(attempt):
         attempt = give_command(attempt, "stop", reasons.RESUME_REQUESTED, s.now)
-    restarts = status.restarts.model_copy(update={"counted": 0, "not_before": ""})
+    restarts = status.restarts.model_copy(update={"counted": 0, "uncounted": 0, "not_before": ""})
     override = Override(suspend=False, spec_suspend=s.spec_suspend)
     news = {"outcome": "", "outcome_reason": "", "outcome_message": "", "active_seconds": 0.0, "resume_step": step}
     return Change(set_(status, attempt=attempt, restarts=restarts, override=override, **news))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from rljob_api import reasons
 from rljob_api.spec import RLJobSpec
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Api, Key, Object
@@ -12,9 +13,12 @@ from rljob_operator.model.children import ChildProblem
 from rljob_operator.model.observer import Observer
 from rljob_operator.model.reconciler_state import ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.decide import Decision, decide
+from rljob_operator.policies.decide import Decision, Event, decide
 from rljob_operator.policies.describe import is_display, is_observational
-from rljob_operator.reconcile.writer import Writer
+from rljob_operator.policies.nodes import nodes_to_leave
+from rljob_operator.reconcile.events import EventRecorder
+from rljob_operator.reconcile.large_specs import LargeSpecs
+from rljob_operator.reconcile.writer import ForeignStatus, Writer
 from rljob_operator.render import render
 from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.builtin.scheduler import GangScheduler
@@ -26,6 +30,11 @@ CONFLICT_RETRY = 10.0
 DISPLAY_SPACING, DISPLAY_SHARE = 5.0, 0.01
 """For a status in which only counts and sentences have changed, which happens often, since pods become ready one by one: the seconds between two
 writes, at least, and the share of the time that such writes may take. The longer the API server takes for one, the rarer they are."""
+FOREIGN = Event(
+    "Warning",
+    reasons.FOREIGN_STATUS,
+    "somebody else writes the status of this job; if that is another installation of rljob, uninstall one of them, or give each its watchNamespaces",
+)
 
 
 class Reconciler:
@@ -48,6 +57,8 @@ class Reconciler:
         self._observer = Observer(api, cache, self._state, progress_interval, network_policies, _scalable)
         self._writer = Writer(api, cache)
         self._scheduler = GangScheduler(cache)
+        self._specs = LargeSpecs()
+        self._events = EventRecorder(api)
         self._longest_spacing = progress_interval
         self._clock = clock
 
@@ -56,13 +67,22 @@ class Reconciler:
         entry = self._cache.jobs.get(key)
         if entry is None or entry.value.meta.deletion_timestamp:  # the garbage collector deletes its children
             self._state.forget(key)
+            self._observer.forget(key)
             self._scheduler.forget(key)
             self._cache.forget(key)
+            self._specs.forget(key)
+            self._events.forget(key)
             return None
         job = entry.value
+        again = await self._specs.settle(key, job.validation, self._clock())
+        if self._cache.jobs.get(key) is not entry:  # it has changed meanwhile
+            return 0.0
+        if job.validation.is_unchecked:
+            return again
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
-            s = replace(s, scheduling=result)
+            refuge = await self._scheduler.has_refuge(s, nodes_to_leave(s))
+            s = replace(s, scheduling=result, has_refuge=refuge)
             decision = decide(s)
             if has_intent := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)
@@ -70,12 +90,17 @@ class Reconciler:
             conflicts = await self._act(s, decision)
         finally:  # status is written last, so an operator that crashes on every write still makes progress
             postponed = None if has_intent else await self._write_status(key, job.object, s, decision)
-            await self._writer.events(s.job, decision.events, s.now)
+            await self._events.record(s.job, decision.events, s.now)
         self._state.conflicts[key] = conflicts
         if conflicts != s.conflicts:
             return 0.0
-        waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed]
+        waits = [decision.requeue_after, CONFLICT_RETRY if conflicts else None, postponed, again]
+        waits.append(self._observer.due(key, s.now))
         return min((t for t in waits if t is not None), default=None)
+
+    async def offer_capacity(self) -> set[Key]:
+        """Places jobs that wait for nodes in capacity that has become free. Returns those that are to be reconciled."""
+        return await self._scheduler.offer()
 
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
         """Writes what follows from the decided status. Returns the children that could not be written."""
@@ -97,7 +122,11 @@ class Reconciler:
         if wait > 0 and is_display(s.status, decision.status):
             return wait
         began = self._clock()
-        await self._writer.status(job, decision.status)
+        try:
+            await self._writer.status(job, decision.status)
+        except ForeignStatus:
+            await self._events.record(s.job, (FOREIGN,), s.now)
+            raise
         spacing = max(DISPLAY_SPACING, (self._clock() - began) / DISPLAY_SHARE)
         self._state.display[key] = s.now + min(spacing, self._longest_spacing)
         return None

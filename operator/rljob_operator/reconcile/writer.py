@@ -6,16 +6,14 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rljob_api import names, reasons
-from rljob_api.status import JobStatus, RLJobMeta
+from rljob_api.status import JobStatus
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
-from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, NotFound, Object
+from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key, NotFound, Object
 from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
-from rljob_operator.policies.decide import Event
-from rljob_operator.reconcile.events import event_object
 from rljob_operator.schedulers.builtin.gate import is_gated, operations
 
 log = logging.getLogger(__name__)
@@ -27,20 +25,33 @@ FIRST = ("ServiceAccount", "Role", "Secret")
 existing (see render/)."""
 
 
+class ForeignStatus(Conflict):
+    """The status is neither what we have read nor what we have tried to write: we are not the only ones who write it."""
+
+
 class Writer:
-    """Every answer enters the cache, so that the next reconcile sees what this one has written."""
+    """Every answer enters the cache, so that the next reconcile sees what this one has written. The cache asks for that reconcile (see `on_change`),
+    since the watch's event of the same version will be no change. Only of the status the reconciler decides whether there is more to do."""
 
     def __init__(self, api: Api, cache: ClusterCache) -> None:
         self._api, self._cache = api, cache
+        self._unanswered: dict[Key, JobStatus] = {}
+        """Statuses whose writes have failed, and may have been done nevertheless."""
 
     async def status(self, job: Object, status: JobStatus) -> None:
         """Writes the status with the resourceVersion that was read. Raises Conflict if the job was changed or deleted since; it is read again
         then."""
+        kind, *key = _name(job)
+        sent = self._unanswered.pop((key[0], key[1]), None)
         try:
-            self._cache.put(await self._api.replace(job | {"status": status.dump()}, "status"))
+            self._cache.jobs.put(await self._api.replace(job | {"status": status.dump()}, "status"))
         except (Conflict, NotFound) as error:
-            await self._refresh(*_name(job))
-            raise Conflict(error.code, f"status of {job['metadata']['name']}: {error}") from error
+            live = await self._refresh(kind, key[0], key[1])
+            foreign = live is not None and _status(live) not in (_status(job), sent and sent.dump())
+            raise (ForeignStatus if foreign else Conflict)(error.code, f"status of {key[1]}: {error}") from error
+        except ApiError:
+            self._unanswered[key[0], key[1]] = status
+            raise
 
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[ChildProblem, ...]:
         """Creates what is missing, corrects what is ours, and leaves alone what is not. Returns the children that could not be written.
@@ -114,12 +125,11 @@ class Writer:
             raise Conflict(409, f"{child['kind']} {child['metadata']['name']} was replaced")
 
     async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Reads an object into the cache; None: it does not exist. The watch's event of it will then wake nobody, so the caller has to see to another
-        reconcile, by an error or a conflict."""
+        """Reads an object into the cache; None: it does not exist."""
         try:
             live = await self._api.get(kind, namespace, name)
         except NotFound:
-            self._cache.of_kind(kind).delete((namespace, name))
+            self._cache.delete(kind, (namespace, name))
             return None
         self._put(live)
         return live
@@ -147,7 +157,7 @@ class Writer:
             await self._refresh(kind, namespace, name)
             raise
         if kind in UNWATCHED:
-            self._cache.of_kind(kind).delete((namespace, name))
+            self._cache.delete(kind, (namespace, name))
 
     async def ungate(self, namespace: str, ungate: tuple[Ungate, ...], now: float) -> None:
         await together([self._ungate(namespace, one, now) for one in ungate])
@@ -161,15 +171,6 @@ class Writer:
             if error.code not in (404, 409, 422) or is_gated(await self._refresh("Pod", namespace, pod.name), pod.uid):
                 raise
             raise Conflict(409, f"pod {pod.name} was ungated already, or is gone") from error
-
-    async def events(self, job: RLJobMeta, events: tuple[Event, ...], now: float) -> None:
-        """Writes and logs events. One that cannot be written is lost: it is not worth another reconcile."""
-        for event in events:
-            log.info("%s/%s: %s: %s", job.namespace, job.name, event.reason, event.message)
-            try:
-                await self._api.create(event_object(job, event, now))
-            except ApiError as error:
-                log.warning("event %s of %s/%s is lost: %s", event.reason, job.namespace, job.name, error)
 
 
 def waves(children: list[Object]) -> list[list[Object]]:
@@ -204,6 +205,11 @@ async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
 def _seen(s: Snapshot, child: Object) -> Object | None:
     live = s.children.get((child["kind"], child["metadata"]["name"]))
     return dict(live) if live is not None else None
+
+
+def _status(job: Object) -> Object:
+    found: Object = job.get("status") or {}
+    return found
 
 
 def _name(obj: Object) -> tuple[str, str, str]:

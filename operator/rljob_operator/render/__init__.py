@@ -9,13 +9,13 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
 from rljob_operator.model.effective_spec import is_open
-from rljob_operator.model.ordinals import wanted_ordinals
+from rljob_operator.model.ordinals import is_held, wanted_ordinals
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import template_hashes
+from rljob_operator.render.template import avoided_nodes, pod_template, template_hashes
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
@@ -23,7 +23,8 @@ Object = dict[str, Any]
 
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """All children of the job, none of those that are to be deleted. `reconcile.writer.waves` decides the order of writes."""
-    spec, freed = s.spec_of(status.attempt), status.suspended or bool(status.outcome)
+    spec = s.spec_of(status.attempt)
+    freed = status.suspended or bool(status.outcome or status.released_until)
     if status.cleaned_up:
         return []
     if spec is None:
@@ -39,12 +40,13 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _has_terminating_pods(s, role)]
     if spec.has_token and (not (freed or in_use) or absent):
-        objects += _token(s, status, sets, template_hashes(s, spec, status.token))
+        objects += _token(s, status, sets, template_hashes(s, spec, status))
     for role, live in sets.items():
         if live is not None and in_use:
             objects += [] if names.is_model_role(role) else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
-            objects.append(stateful_set(s.job, spec, role, 0 if freed else sizes[role], status.token))
+            template = pod_template(s.job, spec, role, status.token, avoided_nodes(spec, status, s.now))
+            objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
 
 
@@ -91,5 +93,6 @@ def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
 
 def _has_terminating_pods(s: Snapshot, role: str) -> bool:
     """Whether pods of a former StatefulSet are still terminating. A new one could not create pods of the same names, and would back off for
-    minutes."""
-    return any(p.deleting for p in s.pods if p.role == role)
+    minutes. Pods that do not end are not waited for."""
+    limit = s.lifecycle.node_loss_seconds
+    return any(p.deleting and not is_held(p, limit, s.now) for p in s.pods if p.role == role)

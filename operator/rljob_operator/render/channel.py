@@ -45,7 +45,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
             if m.node_rank == 0
         },
         service_port=names.service_port(attempt.number) if spec.gangs else 0,
-        resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step),
+        resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
         rollouts=[] if attempt.ended_at else _answering(s, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, pool.name) for pool in spec.pools},
         spec=spec,

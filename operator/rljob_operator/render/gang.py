@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
-from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import pod_template
 
 
-def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int, token: int = 1) -> dict[str, Any]:
+def stateful_set(job: RLJobMeta, role: str, replicas: int, template: Mapping[str, Any]) -> dict[str, Any]:
     """A role's StatefulSet. It creates all pods at once (Parallel) and replaces none when the template changes (OnDelete): attempts decide when.
 
     There is no Service of that name, because pods find each other by address. Each would cost the cluster ten writes while a gang of four starts.
@@ -26,7 +24,7 @@ def stateful_set(job: RLJobMeta, spec: RLJobSpec, role: str, replicas: int, toke
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 1,
             "selector": {"matchLabels": names.labels(job.name, role)},
-            "template": pod_template(job, spec, role, token),
+            "template": template,
         },
     }
 

@@ -2,36 +2,50 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
-from rljob_api.status import RLJobMeta
+from rljob_api.status import JobStatus, RLJobMeta
+from rljob_operator.model.avoided_nodes import excluded
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers import scheduler_of
+from rljob_operator.schedulers.affinity import avoiding
 
 
-def pod_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> dict[str, Any]:
-    """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token."""
+def pod_template(
+    job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1, avoided: Collection[str] = ()
+) -> dict[str, Any]:
+    """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token;
+    `avoided`: nodes to which the job's scheduler must not bring a pod."""
     template = _template(job, spec, role, token)
+    if avoided:
+        template["spec"]["affinity"] = avoiding(template["spec"].get("affinity", {}), avoided)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
     template["metadata"]["annotations"] |= {names.ANNOTATION_TEMPLATE_HASH: digest}
     return template
 
 
-def template_hashes(s: Snapshot, spec: RLJobSpec, token: int) -> Mapping[str, str]:
+def avoided_nodes(spec: RLJobSpec, status: JobStatus, now: float) -> frozenset[str]:
+    """Nodes that the templates name. The `builtin` backend avoids them by its choice."""
+    return frozenset() if spec.scheduling.assigns_nodes else excluded(status, now)
+
+
+def template_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[str, str]:
     """Hashes of the templates, by role. Computed once per snapshot: policies and `render` ask several times, and each time takes a third of a
     reconcile."""
-    if (id(spec), token) not in s.template_hashes:
-        found = {role: template_hash(s.job, spec, role, token) for role in spec.pods}
-        s.template_hashes[id(spec), token] = spec, found  # the spec is kept so that no other object gets its id
-    return s.template_hashes[id(spec), token][1]
+    key = (id(spec), status.token, avoided_nodes(spec, status, s.now))
+    if key not in s.template_hashes:
+        found = {role: template_hash(s.job, spec, role, *key[1:]) for role in spec.pods}
+        s.template_hashes[key] = spec, found  # the spec is kept so that no other object gets its id
+    return s.template_hashes[key][1]
 
 
-def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1) -> str:
-    return str(pod_template(job, spec, role, token)["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
+def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1, avoided: Collection[str] = ()) -> str:
+    template = pod_template(job, spec, role, token, avoided)
+    return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 
 def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:

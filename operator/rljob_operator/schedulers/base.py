@@ -26,6 +26,8 @@ class Scheduler:
     """Fields of spec.scheduling that the backend reads, by their YAML names. Validation refuses the others."""
     scalable: ClassVar[bool] = True
     """Whether rollouts may come and go while an attempt runs."""
+    starts_whole_gangs: ClassVar[bool] = False
+    """Whether it starts the pods of a gang together or not at all, also when all of them have been replaced."""
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         """What to add to the pod template of a role."""

@@ -15,6 +15,7 @@ class Volcano(Scheduler):
     """A PodGroup may grow: pods beyond its minimum are scheduled one by one."""
 
     fields = frozenset({"queue"})
+    starts_whole_gangs = True
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         annotations = {"scheduling.k8s.io/group-name": names.pod_group(job.name), "volcano.sh/task-spec": role}

@@ -1,6 +1,6 @@
 import pytest
 
-from rljob_trainer.checkpoint import checks
+from rljob_trainer.checkpoint import checks, files
 from rljob_trainer.checkpoint.fence import claim
 from rljob_trainer.failure import ConfigurationError
 
@@ -13,7 +13,7 @@ def test_ranks_on_one_volume_see_the_nonce_and_nothing_is_left_of_it(tmp_path):
 
 
 def test_a_rank_on_another_volume_does_not_see_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(files, "VISIBLE_SECONDS", 0.2)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     assert not checks.sees_nonce(tmp_path / "b", checks.write_nonce(tmp_path / "a"))
@@ -26,7 +26,7 @@ def test_blind_ranks_are_named(tmp_path):
 
 
 def test_another_gang_sees_the_volume_by_the_fence_of_its_own_attempt(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(files, "VISIBLE_SECONDS", 0.2)
     claim(tmp_path, "uid", 1, [])
     claim(tmp_path, "uid", 2, [])
     (tmp_path / "elsewhere").mkdir()

@@ -40,6 +40,23 @@ def several_saves(work: Path) -> tuple[int, int]:
     return cuts.number, cuts.committed
 
 
+@pytest.mark.slow
+def test_a_save_whose_files_a_newer_attempt_deletes_says_that_the_attempt_is_over(tmp_path: Path) -> None:
+    assert run_ranks(1, lambda: how_a_save_ends(tmp_path))[0] == "FencedOut"
+
+
+def how_a_save_ends(root: Path) -> str:
+    """That of an attempt which has been cut off from the cluster, and does not know that the next one has begun."""
+    saver = saver_of(root, 1)
+    saver.begin(1, "digest1", {"consumed": 1, "prompts": 10}, True, buffer_of(True))
+    open_store(root, 2)
+    try:
+        saver.complete(wait=True)
+    except Exception as error:
+        return type(error).__name__
+    return "saved"
+
+
 def look(left: Path, committed: int, when: str) -> None:
     """All that an attempt takes for a checkpoint is whole, and it starts from the committed one."""
     root = left / "new" / "run"

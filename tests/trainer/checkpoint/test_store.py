@@ -4,11 +4,13 @@ import sys
 import time
 from pathlib import Path
 from shutil import rmtree
+from threading import Timer
 
 import pytest
 
 from rljob_api import names
-from rljob_api.protocol import Progress
+from rljob_api.protocol import Progress, Resume
+from rljob_trainer.checkpoint import files
 from rljob_trainer.checkpoint.fence import FencedOut
 from rljob_trainer.checkpoint.files import Tally
 from rljob_trainer.checkpoint.manifest import read_manifest, read_manifests
@@ -63,8 +65,17 @@ def test_the_older_one_stays_until_the_newer_is_complete(tmp_path):
 def test_what_a_killed_save_has_written_makes_room_before_the_next_one_needs_it(tmp_path):
     killed = saved(tmp_path, 1, 1).begin(2)
     (killed / "half.bin").write_bytes(b"0" * 1000)
-    scratch = open_store(tmp_path, 2).begin(2)
+    store = open_store(tmp_path, 2)
+    assert [d.name for d in tmp_path.glob("global_step_*")] == ["global_step_1"], "before anything else is written"
+    scratch = store.begin(2)
     assert sorted(d.name for d in tmp_path.glob("global_step_*")) == ["global_step_1", scratch.name]
+
+
+def test_an_attempt_that_may_not_have_the_directory_deletes_nothing_there(tmp_path):
+    running = saved(tmp_path, 1, 1).begin(2)
+    with pytest.raises(ConfigurationError):
+        open_store(tmp_path, 2, model="another")
+    assert running.exists()
 
 
 def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_nothing_for_good(tmp_path, monkeypatch):
@@ -110,6 +121,62 @@ def test_what_a_partitioned_attempt_commits_in_the_last_instant_is_nobodys(tmp_p
     monkeypatch.setattr(type(old), "check", lambda self: None)
     save(old, 2)
     assert open_store(tmp_path, 3).start.manifest.step == 1
+
+
+def test_a_job_whose_checkpoints_are_all_gone_does_not_start_over_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "VISIBLE_SECONDS", 0.2)
+    saved(tmp_path, 1, 1, 2)
+    for step in (1, 2):
+        rmtree(names.step_dir(tmp_path, step))
+    for attempt in (2, 3):
+        with pytest.raises(ConfigurationError, match="has saved global_step_1, global_step_2 there") as caught:
+            open_store(tmp_path, attempt, source=tmp_path / "other")
+    assert "`resume --from-step 0`" in caught.value.fix
+    assert save(anew := open_store(tmp_path, 4, step=0), 1) is None and anew.start is None
+    assert open_store(tmp_path, 5).start.manifest.step == 1
+
+
+def test_one_that_the_attempt_before_inherited_is_missed_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "VISIBLE_SECONDS", 0.2)
+    saved(tmp_path, 1, 1)
+    open_store(tmp_path, 2)
+    rmtree(names.step_dir(tmp_path, 1))
+    with pytest.raises(ConfigurationError, match="no complete checkpoint of its lineage is left"):
+        open_store(tmp_path, 3)
+
+
+def test_a_job_whose_whole_directory_was_emptied_is_stopped_by_what_the_operator_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "VISIBLE_SECONDS", 0.2)
+    with pytest.raises(ConfigurationError, match="has saved global_step_7 there"):
+        open_store(tmp_path, 2, resume=Resume(policy="auto", saved=7))
+    assert open_store(tmp_path, 3, resume=Resume(policy="auto", step=0, saved=7)).start is None
+
+
+def test_what_a_partitioned_attempt_left_as_the_only_one_is_neither_used_nor_deleted(tmp_path, monkeypatch):
+    """As after a stale listing: it did not see the newer fence, committed, and deleted the only checkpoint that this fence lists."""
+    monkeypatch.setattr(files, "VISIBLE_SECONDS", 0.2)
+    old = saved(tmp_path, 1, 30, keep_last=1)
+    open_store(tmp_path, 2, keep_last=1)
+    monkeypatch.setattr(type(old), "check", lambda self: None)
+    save(old, 40)
+    with pytest.raises(ConfigurationError, match="has saved global_step_30 there") as caught:
+        open_store(tmp_path, 3, keep_last=1)
+    assert f"a new job can start from {names.step_dir(tmp_path, 40)}" in caught.value.fix
+    other = open_store(tmp_path, 1, job_uid="new", source=names.step_dir(tmp_path, 40), keep_last=1)
+    assert other.start.manifest.step == 40
+
+
+def test_a_checkpoint_that_a_slow_volume_shows_late_is_waited_for(tmp_path):
+    saved(tmp_path, 1, 1)
+    hidden = names.step_dir(tmp_path, 1).rename(tmp_path / "hidden")
+    Timer(0.5, lambda: hidden.rename(names.step_dir(tmp_path, 1))).start()
+    assert open_store(tmp_path, 2).start.manifest.step == 1
+
+
+def test_a_new_job_starts_from_the_model_where_another_jobs_checkpoints_were_removed(tmp_path):
+    saved(tmp_path, 1, 1)
+    rmtree(names.step_dir(tmp_path, 1))
+    assert open_store(tmp_path, 1, job_uid="new").start is None
 
 
 def test_a_lower_attempt_of_the_same_job_is_refused(tmp_path):

@@ -116,6 +116,7 @@ def test_rows_from_which_nothing_can_be_learnt_are_counted_and_the_first_of_a_ki
     assert examples.counts.metrics() | {"rows": examples.counts.rows} == {
         "rows": 10,
         "data/no_assistant": 6,
+        "data/masked": 0,
         "data/empty": 2,
         "data/too_long": 0,
         "data/cut": 0,
@@ -249,3 +250,21 @@ def test_workers_end_with_a_driver_that_is_killed(tmp_path):
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("task", "rows"), [("sft", [{"messages": [USER, answer("xy")]}]), ("pretrain", [{"text": "xy"}])]
+)
+def test_a_token_that_the_model_has_no_row_for_is_refused_before_a_model_is_loaded(tmp_path, task, rows):
+    """An added token, without new rows for it: an index out of range, and on a GPU a device assert."""
+    (tmp_path / "model").mkdir()
+    largest = max(TOK.encode("xy<|im_end|>", add_special_tokens=False))
+    for size in (largest + 1, largest):
+        (tmp_path / "model" / "config.json").write_text(json.dumps({"text_config": {"vocab_size": size}}))
+        if size > largest and task == "pretrain":
+            assert len(load(tmp_path, rows, task=task))
+    with pytest.raises(
+        ConfigurationError, match=f"id {largest}, and the model in .* has vocab_size = {largest}"
+    ) as caught:
+        load(tmp_path, rows, task=task)
+    assert "largest id is" in caught.value.fix and caught.value.value.startswith(str(tmp_path / "a.jsonl"))

@@ -1,3 +1,4 @@
+import json
 import random
 from collections import Counter
 from itertools import pairwise
@@ -36,20 +37,20 @@ def test_without_shuffling_prompts_come_as_they_stand():
 
 def test_draws_of_any_size_and_interruption_give_the_same_sequence():
     positions, cursor = Cursor().draw(7)
-    resumed = Cursor.restore(cursor.use(positions).state(PROMPTS), PROMPTS)
+    resumed = Cursor.restore(cursor.use(positions).state(PROMPTS, SPEC), PROMPTS, SPEC)
     assert indices(SPEC, resumed, 8) == indices(SPEC, Cursor(), 15)[7:]
 
 
 @pytest.mark.parametrize("consumed", [10, 20, 9, 11])
 def test_a_resume_at_and_around_the_end_of_an_epoch_goes_on_with_the_next_prompt(consumed):
     """rl.md 8d, pitfall 20: the count of consumed prompts is the truth, nothing else is kept or lost at the boundary."""
-    resumed = Cursor.restore(Cursor(consumed).state(PROMPTS), PROMPTS)
+    resumed = Cursor.restore(Cursor(consumed).state(PROMPTS, SPEC), PROMPTS, SPEC)
     assert indices(SPEC, resumed, 5) == indices(SPEC, Cursor(), 30)[consumed : consumed + 5]
 
 
 def test_what_was_drawn_and_not_used_comes_first_in_the_next_draw_whatever_its_size():
     positions, cursor = Cursor().draw(6)
-    cursor = Cursor.restore(cursor.use([0, 2, 3, 5]).state(PROMPTS), PROMPTS)
+    cursor = Cursor.restore(cursor.use([0, 2, 3, 5]).state(PROMPTS, SPEC), PROMPTS, SPEC)
     assert positions == (0, 1, 2, 3, 4, 5) and cursor == Cursor(6, (1, 4))
     assert cursor.draw(6)[0] == (1, 4, 6, 7, 8, 9)
     assert cursor.draw(1) == ((1,), cursor)
@@ -62,7 +63,7 @@ def test_however_much_is_begun_and_left_over_every_prompt_is_used_once_per_epoch
         positions, drawn = cursor.draw(chance.randint(1, 12))
         chosen = chance.sample(positions, chance.randint(0, len(positions)))
         if chance.random() < 0.8:  # else the batch was begun and not trained
-            used, cursor = [*used, *chosen], Cursor.restore(drawn.use(chosen).state(PROMPTS), PROMPTS)
+            used, cursor = [*used, *chosen], Cursor.restore(drawn.use(chosen).state(PROMPTS, SPEC), PROMPTS, SPEC)
     assert sorted([*used, *cursor.pending]) == list(range(cursor.consumed))
     assert sorted(prompt_at(p, SPEC, PROMPTS).index for p in range(10, 20)) == list(range(10))
 
@@ -79,12 +80,12 @@ def test_files_are_mixed_by_their_weights_and_each_is_passed_as_often_as_its_sha
 
 
 def test_other_data_than_the_checkpoints_are_refused():
-    state = Cursor(5).state(PROMPTS)
+    state = Cursor(5).state(PROMPTS, SPEC)
     with pytest.raises(ConfigurationError, match="made with 11 rows, now there are 10"):
-        Cursor.restore(state | {"rows": 11}, PROMPTS)
+        Cursor.restore(state | {"rows": 11}, PROMPTS, SPEC)
     other = PromptSet(Prompt(i, (i,), str(i + 1), "", "s") for i in range(10))
     with pytest.raises(ConfigurationError, match="texts or order differ"):
-        Cursor.restore(state, other)
+        Cursor.restore(state, other, SPEC)
 
 
 def test_a_prompt_set_gives_back_what_it_was_made_of():
@@ -134,3 +135,30 @@ def test_without_shuffling_rows_come_as_they_stand_file_after_file():
 def test_shares_of_an_epoch_are_whole_numbers_that_lose_no_draw():
     order = Mixture((1, 1, 8), (1.0, 1.0, 1.0), seed=0, shuffle=False)
     assert Counter(order.row(p) for p in range(10))[0] == 4 and sum(1 for p in range(10) if order.row(p) > 1) == 3
+
+
+def test_a_resume_with_another_order_of_the_same_data_is_refused_and_names_what_changed():
+    other = {"seed": 4, "shuffle": False, "weights": [1.0, 3.0]}
+    state = json.loads(json.dumps(Cursor(5).state(PROMPTS, SPEC)))
+    assert Cursor.restore(state, PROMPTS, SPEC) == Cursor(5)
+    for field, value in other.items():
+        with pytest.raises(
+            ConfigurationError, match="some rows would come twice and some never; set it back"
+        ) as caught:
+            Cursor.restore(state, PROMPTS, SPEC.model_copy(update={field: value}))
+        assert caught.value.field == f"spec.data.{field}"
+
+
+def test_a_seed_that_orders_nothing_may_change():
+    plain = SPEC.model_copy(update={"shuffle": False})
+    state = Cursor(5).state(PROMPTS, plain)
+    assert Cursor.restore(state, PROMPTS, plain.model_copy(update={"seed": 4})) == Cursor(5)
+
+
+def test_the_same_rows_in_files_of_other_sizes_are_another_order_only_with_weights():
+    mixed = SPEC.model_copy(update={"weights": [1.0, 1.0]})
+    three, four = (PromptSet(PROMPTS[:], PromptCounts(kept={"a": n, "b": 10 - n})) for n in (3, 4))
+    with pytest.raises(ConfigurationError, match=r"made with \[3, 7\]") as caught:
+        Cursor.restore(Cursor(5).state(three, mixed), four, mixed)
+    assert caught.value.field == "spec.data.train"
+    assert Cursor.restore(Cursor(5).state(three, SPEC), four, SPEC) == Cursor(5)

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rljob_api.spec.model import ChatTemplate, DataSpec, RewardSpec
 from rljob_trainer.data.files import places
 from rljob_trainer.data.prompts import load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import load_tokenizer
+from rljob_trainer.data.tokenizer import ToolTokenizer, Vocabulary, load_tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.rules import validate_row
 from trainer.buffer.specs import job
@@ -35,13 +35,16 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, bos_token="^", unk_token="?", chat_template=template)
 
 
-def load(tmp_path: Path, prompts: list, template: str | None = TEMPLATE, rewards=None, **fields):
+def load(tmp_path: Path, prompts: list, template=TEMPLATE, rewards=None, systems=None, tools=None, **fields):
+    """`template`: or the whole tokenizer."""
     columns = {"prompt": prompts, "answer": [str(i) for i in range(len(prompts))]}
+    columns |= {name: held for name, held in (("system", systems), ("tools", tools)) if held}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     judges = partial(validate_row, rewards or [RewardSpec(rule="exactMatch")], by_driver=True)
     path = str(tmp_path / "a.parquet")
     files = places("spec.data.train", [path])
-    return load_prompts(DataSpec(train=[path], **fields), files, tokenizer(template), judges, tmp_path / "rows")
+    used = tokenizer(template) if template is None or isinstance(template, str) else template
+    return load_prompts(DataSpec(train=[path], **fields), files, used, judges, tmp_path / "rows")
 
 
 def test_texts_get_the_tokenizers_special_tokens(tmp_path):
@@ -163,3 +166,103 @@ def test_duplicates_are_kept_and_counted(tmp_path):
 def test_a_row_that_no_reward_can_judge_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match=r"row 1: no entry of spec.rewards .* data source ''; add an entry"):
         load(tmp_path, ["1+1="], rewards=[RewardSpec(rule="exactMatch", data_source="sum")])
+
+
+DATED = "{{ strftime_now('%d %b %Y %H:%M:%S.%f') }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_the_fingerprint_is_of_rows_and_template_and_not_of_the_date_that_the_template_writes(tmp_path):
+    """Llama 3.1 to 3.3, gpt-oss and Granite print it: a job goes on after midnight."""
+    first, again = (load(tmp_path, [CHAT, CHAT], template=DATED) for _ in range(2))
+    assert first[0].text != again[0].text and first.digest == again.digest
+    others = [
+        load(tmp_path, [CHAT, [{"role": "user", "content": "2+2="}]], template=DATED),
+        load(tmp_path, [CHAT, CHAT], template=DATED + " "),
+        load(tmp_path, [CHAT, CHAT], template=DATED, chat_template=ChatTemplate(system_prompt="brief")),
+        load(tmp_path, [CHAT, CHAT], template=DATED, chat_template=ChatTemplate(arguments={"style": 1})),
+        load(tmp_path, [CHAT, CHAT], template=DATED, systems=["brief", None]),
+    ]
+    assert len({first.digest, *(other.digest for other in others)}) == 6
+    assert load(tmp_path, ["1+1="], template=DATED).digest == load(tmp_path, ["1+1="], template=None).digest
+
+
+TOOLED = "{{ tools | tojson if tools else '' }}" + ARGUMENT
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+def test_the_columns_system_and_tools_reach_the_template(tmp_path):
+    (read,) = load(tmp_path, [CHAT], template=TOOLED, systems=["brief"], tools=[json.dumps([ADD])])
+    assert read.text == json.dumps([ADD]) + "<system>brief<user>1+1="
+    (text,) = load(tmp_path, ["1+1="], template=ARGUMENT, systems=["brief"], chat_template=ChatTemplate(texts=True))
+    assert text.text == "<system>brief<user>1+1="
+    own = [{"role": "system", "content": "brief"}, *CHAT]
+    (same,) = load(tmp_path, [own], template=ARGUMENT, systems=["brief"])
+    assert same.text == text.text
+    (spec_gives_way,) = load(
+        tmp_path, [CHAT], template=ARGUMENT, systems=["brief"], chat_template=ChatTemplate(system_prompt="long")
+    )
+    assert spec_gives_way.text == text.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "columns", "complaint"),
+    [
+        ("1+1=", {"systems": ["brief"]}, "'brief' in a column, and a text, which.* no place for it; set .*texts: true"),
+        ("1+1=", {"tools": [json.dumps([ADD])]}, "the policy would not see the functions of its column 'tools'"),
+        ([{"role": "system", "content": "long"}, *CHAT], {"systems": ["brief"]}, "begin with another one"),
+        (CHAT, {"systems": [3]}, "column 'system' holds 3, which is not a text"),
+        (CHAT, {"tools": ["add"]}, "'tools' holds 'add', which is not a list of functions"),
+    ],
+)
+def test_columns_system_and_tools_that_have_no_place_are_refused(tmp_path, prompt, columns, complaint):
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        load(tmp_path, [prompt], template=ARGUMENT, **columns)
+    assert caught.value.value.endswith("row 1")
+
+
+def test_functions_of_a_row_beside_those_of_the_agent_are_refused(tmp_path):
+    made = ToolTokenizer(tokenizer(TOOLED), [ADD])
+    with pytest.raises(ConfigurationError, match="spec.rollout.agent.tools has others, which alone can be called"):
+        load(tmp_path, [CHAT], template=made, tools=[json.dumps([ADD])])
+
+
+@pytest.mark.parametrize("behind", [";", "; ~"])
+def test_a_prompt_ends_without_what_the_tokenizer_puts_behind_a_text(tmp_path, behind):
+    """add_eos_token, or a TemplateProcessing that ends with `<eos>` or `[SEP]`: the policy would go on behind the end of the sequence."""
+    made = tokenizer(None)
+    special = [("^", 0), (";", ord(";")), ("~", ord("~"))]
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"^ $A {behind}", special_tokens=special
+    )
+    found = load(tmp_path, ["1+1=", "1;", ";"], template=made)
+    assert [p.tokens for p in found] == [(0, *map(ord, text)) for text in ("1+1=", "1;", ";")]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("mark", "column"), [("<image>", "images"), ("<image>", "image"), ("<video>", "videos")])
+def test_a_row_that_says_where_an_image_stands_is_refused_where_nobody_reads_it(tmp_path, suffix, mark, column):
+    row = {"prompt": [{"role": "user", "content": f"{mark} 1+1="}], "answer": "2", column: ["a.png"]}
+    path = tmp_path / f"b.{suffix}"
+    pq.write_table(pa.Table.from_pylist([row]), path) if suffix == "parquet" else path.write_text(json.dumps(row))
+    spec = DataSpec(train=[str(path)])
+    files = places("spec.data.train", spec.train)
+    with pytest.raises(ConfigurationError, match=f"says {mark} and has a column '{column}', which is not read"):
+        load_prompts(spec, files, tokenizer(ARGUMENT), lambda *_: None, tmp_path / "rows")
+
+
+def test_a_mere_word_in_a_file_without_such_a_column_is_a_word(tmp_path):
+    (found,) = load(tmp_path, [[{"role": "user", "content": "write <image>"}]], template=ARGUMENT)
+    assert found.text == "<user>write <image>"
+
+
+def test_a_prompt_with_a_token_that_the_model_has_no_row_for_is_refused_by_row(tmp_path):
+    path = tmp_path / "b.jsonl"
+    path.write_text('{"prompt": "11"}\n{"prompt": "1="}')
+    spec = DataSpec(train=[str(path)])
+    files = places("spec.data.train", spec.train)
+    few = Vocabulary(ord("="), "/m")
+    with pytest.raises(
+        ConfigurationError, match="'=' with the id 61, and the model in /m has vocab_size = 61"
+    ) as caught:
+        load_prompts(spec, files, tokenizer(None), lambda *_: None, tmp_path / "rows", vocabulary=few)
+    assert caught.value.value.endswith("row 2")

@@ -34,15 +34,17 @@ async def test_large_messages_arrays_heartbeats_and_deep_directories(tmp_path):
     async def end(export: str) -> None:
         pass
 
-    served = asyncio.create_task(serve(listener, {"next": following, "part": part, "end": end}, heartbeats.append))
+    notices = {"heartbeat": lambda count: heartbeats.append(count), "awaiting": lambda what: heartbeats.append(what)}
+    served = asyncio.create_task(serve(listener, {"next": following, "part": part, "end": end}, notices))
     rank.heartbeat()
+    rank.awaiting("demo-rollout-0 to receive weights")
     assert len((await ask(rank.next))["batch"]) == 2_000_000
     found = np.empty((await ask(rank.part, []))["tokens"], np.int32)
     await ask(rank.read_into, raw(found))
     assert (found.reshape(1000, 3000) == np.arange(1000)[:, None] + np.arange(3000)).all()
     await ask(rank.end, "")
     await asyncio.wait_for(served, SECONDS)
-    assert heartbeats == [1]
+    assert heartbeats == [1, "demo-rollout-0 to receive weights"]
 
 
 async def test_a_rank_that_leaves_without_a_word_is_noticed(tmp_path):
@@ -51,7 +53,7 @@ async def test_a_rank_that_leaves_without_a_word_is_noticed(tmp_path):
     rank._socket.close()
     rank._reader.close()
     with pytest.raises(RankLost):
-        await asyncio.wait_for(serve(listener, {}, lambda _: None), SECONDS)
+        await asyncio.wait_for(serve(listener, {}, {}), SECONDS)
 
 
 def test_a_driver_that_failed_is_not_waited_for(tmp_path):

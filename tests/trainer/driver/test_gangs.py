@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from api.specs import make_spec
 from rljob_trainer import arrays
-from rljob_trainer.batch import SCORES, Batch
+from rljob_trainer.batch import ROWS, SCORES, Batch
 from rljob_trainer.buffer.measured import measured
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
@@ -24,6 +25,7 @@ from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.trajectory import Trajectory
 
 SECONDS = 120
@@ -78,8 +80,9 @@ async def test_what_roles_say_becomes_a_part_of_the_batch():
             block = np.empty(arrays.nbytes(counts), np.uint8)
             await ask(client.read_into, arrays.raw(block))
             assert arrays.cut(block, counts)["tokens"].tolist() == [7, 8, 0, 7, 8, 0, 1, 2]
-        await ask(reference.done, {"reference_log_probs": np.arange(6, dtype=np.float32)})
-        await ask(reward.done, {SCORES: np.array([0.0, 0.5, -1.0])})
+        order = {ROWS: np.array([2, 0, 1], np.int32), "reference_log_probs": np.array([3, 4, 5, 0, 1, 2], np.float32)}
+        await ask(reference.done, arrays.Stream.of(order))
+        await ask(reward.done, arrays.Stream.of({SCORES: np.array([0.0, 0.5, -1.0])}))
         whole = await asyncio.wait_for(measuring, SECONDS)
     assert whole.columns.reward.tolist() == [1.0, 1.5, 0.0]
     assert {row: values.tolist() for row, values in whole.measured["reference_log_probs"].items()} == {
@@ -111,7 +114,7 @@ async def test_the_phase_is_loading_and_names_the_roles_until_each_has_loaded(tm
         return account.progress.phase, account.progress.loading
 
     async with listening("critic", "reference") as (gangs, _, port):
-        reporter = Reporter(account, lambda: True, gangs.loading)
+        reporter = Reporter(account, lambda: True, gangs.loading, str, Alarms(make_spec()))
         gangs.open(10, reporter.show_phase)
         reporter.work("generating")
         assert shown() == ("loading", []), "the trainer loads itself"
@@ -148,17 +151,23 @@ async def test_a_critic_values_a_batch_before_it_is_handed_out_then_learns_and_w
         found = await asked(client)
         assert found["ask"] == "measure"
         await ask(client.read, found["batch"]["columns"])
-        await ask(client.done, {"values": np.arange(6, dtype=np.float32)})
+        values = {ROWS: np.arange(3, dtype=np.int32), "values": np.arange(6, dtype=np.float32)}
+        await ask(client.done, arrays.Stream.of(values))
         await asyncio.wait_for(changed.wait(), SECONDS)
         assert buffer.first, "a checkpoint would have it"
         valued = critic.take(buffer)
         assert buffer.first is None and valued and valued.batch.measured["values"][2].tolist() == [3.0, 4.0, 5.0]
 
-        critic.learn(1, {"returns": np.ones(6, np.float32)})
+        returns = {"returns": dict(enumerate(np.split(np.arange(6, dtype=np.float32), [1, 3])))}
+        critic.learn(Batch(1, valued.batch.columns, {}, {}, returns))
         critic.save(1, "/run/global_step_1.tmp-1/megatron", reshardable=True)
         found = await asked(client)
-        assert (found["ask"], found["step"]) == ("learn", 1)
-        assert (await ask(client.read, found["arrays"]))["returns"].tolist() == [1.0] * 6
+        assert (found["ask"], found["batch"]["step"], found["batch"]["trajectories"]) == ("learn", 1, False)
+        await ask(client.read, found["batch"]["columns"])
+        assert await ask(client.part, [0, 2]) == {"returns": 4}, "and no tokens: it has them"
+        block = np.empty(4, np.float32)
+        await ask(client.read_into, arrays.raw(block))
+        assert block.tolist() == [0.0, 3.0, 4.0, 5.0]
         assert critic.learnt() is None
         await ask(client.done, metrics={"critic/loss": 0.5})
         assert critic.learnt() == {"critic/loss": 0.5}

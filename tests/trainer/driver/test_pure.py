@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -189,6 +190,61 @@ def test_a_replica_that_stays_lost_for_hours_does_not_end_the_driver():
     for _ in range(1100):
         replicas.lost(a, now=100.0)
     assert replicas.to_probe(109.9) == [] and replicas.to_probe(110.0) == [a]
+
+
+def test_a_replica_that_fails_updates_in_a_row_is_left_out_for_longer_each_time_and_named():
+    replicas, good, bad = Replicas(), endpoint("good"), endpoint("bad")
+    replicas.follow([good, bad])
+    replicas.healthy(good)
+    now, asked = 0.0, []
+    for step in range(6):
+        replicas.published(good, step)
+        while bad not in replicas.to_probe(now):
+            now += 1.0
+        asked.append(now)
+        replicas.healthy(bad)
+        assert bad in replicas.to_publish()
+        replicas.lost(bad, now, "slow")
+        replicas.rejected(bad, now, f"it did not take step {step}")
+        assert bool(replicas.report()[1].quarantine) is (step > 0)
+    assert [b - a for a, b in pairwise(asked)] == [1.0, 60.0, 120.0, 240.0, 480.0]
+    assert replicas.report()[1].quarantine == "it did not take step 5" and not replicas.report()[0].quarantine
+    replicas.published(bad, 6)
+    assert not replicas.report()[1].quarantine
+
+
+def test_a_replica_in_quarantine_is_asked_as_soon_as_too_few_others_answer():
+    replicas, good, bad = Replicas(), endpoint("good"), endpoint("bad")
+    replicas.follow([good, bad])
+    replicas.healthy(good)
+    for _ in range(4):
+        replicas.lost(bad, now=0.0)
+        replicas.rejected(bad, 0.0, "slow")
+    assert replicas.to_probe(100.0) == []
+    replicas.lost(good, now=100.0)
+    assert replicas.to_probe(100.5) == [bad]
+
+
+def test_hundred_publications_wait_for_a_bad_replica_only_a_few_times():
+    """With a step of 100 s. Each failed publication costs TRANSFER_SECONDS, for all servers."""
+    replicas, everyone = Replicas(), [endpoint(str(i)) for i in range(32)]
+    replicas.follow(everyone)
+    for one in everyone:
+        replicas.healthy(one)
+    waited = 0
+    for step in range(100):
+        now = 100.0 * step
+        for one in replicas.to_probe(now):
+            replicas.healthy(one)
+        for one in replicas.to_publish():
+            if one is everyone[0]:
+                waited += 1
+                replicas.lost(one, now)
+                replicas.rejected(one, now, "slow")
+            else:
+                replicas.published(one, step)
+        replicas.trained()
+    assert waited == 11
 
 
 def test_a_replica_that_keeps_refusing_the_token_is_named_so():

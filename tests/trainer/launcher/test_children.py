@@ -12,9 +12,11 @@ from typing import Any, cast
 import psutil
 import pytest
 
+from api.specs import make_spec
 from rljob_api import names
 from rljob_trainer.control.channel import FileChannel
 from rljob_trainer.launcher import fetching
+from rljob_trainer.launcher.attempt import _kill, grace_of
 from rljob_trainer.launcher.fork_client import ForkServer, ForkServers
 from rljob_trainer.launcher.fork_server import ForkRequest
 from rljob_trainer.launcher.launcher import Launcher
@@ -55,6 +57,43 @@ async def test_a_fetch_that_is_stopped_while_it_is_forked_ends(monkeypatch: pyte
         if psutil.pid_exists(leader):
             os.kill(leader, signal.SIGKILL)
         await server.close()
+
+
+STUBBORN = """
+import json, os, signal, sys, time
+print(json.dumps({"ready": 1}), flush=True)
+sys.stdin.readline()
+begun, go_on = os.pipe()
+child = os.fork()
+if child == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as one whose driver call does not return
+    os.write(go_on, b"x")
+    time.sleep(600)
+os.read(begun, 1)
+print(json.dumps({"leader": child}), flush=True)
+_, status = os.waitpid(child, 0)
+print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("device", "seconds"), [("gpu", 5.0), ("cpu", 2.0)])
+async def test_ranks_that_use_a_gpu_get_the_grace_of_the_spec_before_they_are_killed(
+    tmp_path: Path, device: str, seconds: float
+) -> None:
+    spec = make_spec(trainer={"device": device}, lifecycle={"rankGraceSeconds": 5})
+    server = ForkServer("runner", "module", os.environ)
+    server._command = (sys.executable, "-c", STUBBORN)
+    await server.ready()
+    task = asyncio.create_task(server.run(ForkRequest("module", str(tmp_path), [], {})))
+    async with asyncio.timeout(SECONDS):
+        while server._leader is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    began = time.monotonic()
+    await _kill(server, task, grace_of(spec))
+    assert task.result() == -signal.SIGKILL
+    assert seconds <= time.monotonic() - began < seconds + 3
+    await server.close()
 
 
 async def test_how_a_colocated_server_ended_is_left_to_the_part_that_waits_for_it(tmp_path: Path) -> None:

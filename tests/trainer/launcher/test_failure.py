@@ -12,6 +12,7 @@ from rljob_api.protocol import Failure
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError, PeerLost, RolloutLost
 from rljob_trainer.launcher.attempt import await_cause, unwritable
+from rljob_trainer.launcher.fork_client import ForkServerLost
 from rljob_trainer.weights.call import ReplicaRefusedError
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
@@ -27,9 +28,40 @@ def test_a_broken_collective_is_a_symptom(error: Exception) -> None:
 
 
 def test_a_volume_that_is_away_for_now_ends_the_attempt_and_not_the_job() -> None:
-    for number, kind in ((errno.ESTALE, "application"), (errno.EIO, "application"), (errno.EROFS, "configuration")):
+    kinds = {errno.ESTALE: "application", errno.EIO: "application", errno.ENOSPC: "full", errno.EROFS: "configuration"}
+    for number, kind in kinds.items():
         error = unwritable("/ckpt", OSError(number, os.strerror(number), "/ckpt/logs"))
         assert failure.classify(error).kind == kind
+
+
+class SafetensorError(Exception):
+    """As that of safetensors, which has no errno."""
+
+
+def test_a_volume_without_space_is_told_from_other_errors_also_behind_an_error_about_it() -> None:
+    try:
+        with Path("/dev/full").open("w") as stream:
+            stream.write("x" * 100_000)
+    except OSError as error:
+        written = error
+    try:
+        raise RuntimeError("could not write its part of the checkpoint of step 4") from written
+    except RuntimeError as error:
+        wrapped = error
+    rust = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    quota = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/data/run/metrics.jsonl")
+    assert [failure.classify(error).kind for error in (written, wrapped, rust, quota)] == ["full"] * 4
+
+
+def test_a_full_directory_of_the_pod_itself_is_an_error_that_comes_back() -> None:
+    shared = RuntimeError("unable to write to file </torch_45_2_0>: No space left on device (28)")
+    nccl = RuntimeError("Error while creating shared memory segment /dev/shm/nccl-x: No space left on device (28)")
+    scratch = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/rows.arrow")
+    assert [failure.classify(error).kind for error in (shared, nccl, scratch)] == ["application"] * 3
+
+
+def test_a_peer_of_a_rank_that_found_the_volume_full_has_only_lost_it() -> None:
+    assert failure.classify(PeerLost("rank 1 could not write: No space left on device")).kind == "collective"
 
 
 def test_a_broken_collective_stays_one_when_it_is_wrapped() -> None:
@@ -84,6 +116,24 @@ def test_an_exception_that_replaced_another_is_itself() -> None:
 def test_a_signal_is_named() -> None:
     found = failure.ended(-signal.SIGSEGV, 1, "loading\n")
     assert (found.kind, found.exception, found.lines) == ("killed", "Signal 11 (SIGSEGV)", ["loading"])
+
+
+def test_a_process_that_was_killed_for_memory_is_called_so_with_the_limit() -> None:
+    killed = failure.ended(-signal.SIGKILL, 1, "step 3\n")
+    lost = ForkServerLost("rljob_trainer.rank", -9).as_failure()
+    for found in (failure.with_memory(f, kills=1, limit=32 * 2**30) for f in (killed, lost)):
+        assert (found.kind, found.exception) == ("killed", "OutOfMemory")
+        assert found.message.startswith("memory ran out (OOM, exit code 137): the container's limit is 32.0 GiB; ")
+    assert "the container has no limit" in failure.with_memory(killed, kills=1, limit=None).message
+    assert failure.with_memory(killed, kills=0, limit=1) == killed, "somebody else killed it"
+    segfault = failure.ended(-signal.SIGSEGV, 1, "")
+    assert failure.with_memory(segfault, kills=1, limit=1) == segfault
+
+
+def test_a_fork_server_that_ended_is_reported_without_a_traceback_of_the_launcher() -> None:
+    found = ForkServerLost("rljob_trainer.rank", 1).as_failure()
+    assert (found.kind, found.exception, found.lines) == ("application", "ForkServerLost", [])
+    assert found.message == "the imports of rljob_trainer.rank failed with exit code 1; the pod's log has the reason"
 
 
 @pytest.mark.parametrize(

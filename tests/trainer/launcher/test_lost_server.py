@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer import failure
 from rljob_trainer.launcher.attempt import await_cause
-from rljob_trainer.machine import free_port
+from rljob_trainer.machine import free_port, memory_limit, oom_kills
 from rljob_trainer.rollout import process
 from rljob_trainer.rollout.client import answers
 from rljob_trainer.rollout.process import ServerProcess
@@ -44,21 +45,32 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[ServerP
     await started.stop()
 
 
-async def test_a_process_that_left_the_servers_session_does_not_hold_up_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_process_that_left_the_servers_session_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SERVER", "trainer.rollout.with_orphan")
-    monkeypatch.setattr(process, "DRAIN_SECONDS", 0.5)
     started = await ServerProcess.start([], environment(), "http://127.0.0.1:1", "spec.rollout")
     async with asyncio.timeout(SECONDS):
         while "orphan" not in started._log:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-    orphan = int(started._log.split()[1])
-    try:
-        await asyncio.wait_for(started.stop(), SECONDS)
-        assert psutil.pid_exists(orphan), "the launcher sweeps it up afterwards"
-    finally:
-        os.kill(orphan, signal.SIGKILL)
+    orphan = psutil.Process(int(started._log.split()[1]))
+    await asyncio.wait_for(started.stop(), SECONDS)
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_server_that_was_killed_for_memory_is_called_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel counts its kills in the container's cgroup, here a directory."""
+    (tmp_path / "memory.events").write_text("oom_kill 4\n")
+    (tmp_path / "memory.max").write_text(f"{2**33}\n")
+    monkeypatch.setattr(process, "SERVER", "trainer.rollout.with_orphan")
+    monkeypatch.setattr(process, "oom_kills", partial(oom_kills, tmp_path))
+    monkeypatch.setattr(process, "memory_limit", partial(memory_limit, tmp_path))
+    started = await ServerProcess.start([], environment(), "http://127.0.0.1:1", "spec.rollout")
+    (tmp_path / "memory.events").write_text("oom_kill 5\n")
+    os.kill(started.pid, signal.SIGKILL)
+    found = await asyncio.wait_for(started.end(), SECONDS)
+    assert (found.kind, found.exception) == ("killed", "OutOfMemory")
+    assert "the container's limit is 8.0 GiB" in found.message
 
 
 def engine_of(server: ServerProcess) -> psutil.Process:

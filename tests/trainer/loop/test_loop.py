@@ -207,3 +207,4 @@ def test_a_save_that_fails_beside_training_ends_the_attempt_with_its_reason(mate
     assert (failures["error-0"].kind, failures["error-1"].kind) == ("collective", "application")
     assert "rank 1 could not write its part of the checkpoint of step 2" in failures["error-1"].message
     assert "File too large" in failures["error-1"].message
+    assert not [d for d in tmp_path.rglob("global_step_*") if ".tmp-" in d.name], "nothing half-written stays"

@@ -1,6 +1,6 @@
 """Several engines, one after the other, each in a gang of ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -52,6 +52,20 @@ def equal(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
+
+
+def of_all_rows(step: Any, values: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Values of response tokens, from the ranks that have them. Collective."""
+    found = torch.zeros(sum(step.counts))
+    of_rows = found.split(step.counts)
+    for row in step.rows if step.parallel.leads_copy else ():
+        of_rows[row].copy_(values[row])
+    return list(step.parallel.over_world(found).split(step.counts))
+
+
+def column(step: Any, name: str) -> list[torch.Tensor]:
+    """A measured column, of all rows. Collective."""
+    return of_all_rows(step, step.by_row(step.own(name)))
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:

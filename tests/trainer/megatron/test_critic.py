@@ -9,7 +9,7 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
-from trainer.megatron.gang import changed, equal, run_engines, weights
+from trainer.megatron.gang import changed, column, equal, run_engines, weights
 from trainer.megatron.models import changed_samples, job, make_batch, make_model, train_step
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_values_are_those_of_the_classifier_before_each_token(model: Path, class
     batch = make_batch(model)
 
     def values(engine: Any) -> list[torch.Tensor]:
-        return engine.measure(batch).gather("values")
+        return column(engine.measure(batch), "values")
 
     specs = {name: ppo(model, 4, LAYOUTS[name], path=str(classifier)) for name in ("TP2 PP2", "CP2 DP2")}
     for found in run_engines(4, {name: (spec, values) for name, spec in specs.items()}).values():

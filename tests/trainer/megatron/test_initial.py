@@ -11,7 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.gang import changed, equal
+from trainer.megatron.gang import changed, column, equal
 from trainer.megatron.models import job, make_batch, make_model, train_step
 from trainer.ranks import run_ranks
 
@@ -145,10 +145,10 @@ def test_critic_and_reference_begin_with_the_networks_of_another_job(megatron: N
         trained = _engine(first)
         trained.load(tmp_path / "global_step_1" / "megatron")
         measured = trained.measure(batches[1])
-        expected = {name: measured.gather(name) for name in ("values", "reference_log_probs", "old_log_probs")}
+        expected = {name: column(measured, name) for name in ("values", "reference_log_probs", "old_log_probs")}
         _close()
         measured = _engine(second).measure(batches[1])
-        found = {name: measured.gather(name) for name in ("values", "reference_log_probs")}
+        found = {name: column(measured, name) for name in ("values", "reference_log_probs")}
         assert equal(found["values"], expected["values"])
         assert equal(found["reference_log_probs"], expected["old_log_probs"])
         assert not equal(expected["reference_log_probs"], expected["old_log_probs"]), "the policy learnt"

@@ -18,7 +18,7 @@ from rljob_api.validation.adapters import CONFIG, WEIGHTS, modules_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
-from trainer.megatron.gang import changed, run_engines, weights
+from trainer.megatron.gang import changed, column, run_engines, weights
 from trainer.megatron.models import TIED, job, load_model, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_checkpoint import write
 from trainer.megatron.test_supervised import given
@@ -208,7 +208,7 @@ def test_the_reference_is_the_policy_without_its_adapters(model: Path, batches: 
         for batch in batches:
             train_step(engine, batch)
         step = engine.measure(batches[0])
-        reference = step.gather("reference_log_probs")
+        reference = column(step, "reference_log_probs")
         assert all(torch.equal(one, two) for one, two in zip(reference, start, strict=True))
         now = engine.log_probs(batches[0].samples)
         assert max(float((a - b).abs().max()) for a, b in zip(reference, now, strict=True)) > 1e-3
@@ -227,7 +227,7 @@ def test_another_reference_takes_the_place_of_the_base(
     def follow(engine: Any) -> Any:
         train_step(engine, batches[0])
         before = weights(engine)
-        reference = engine.measure(batches[0]).gather("reference_log_probs")
+        reference = column(engine.measure(batches[0]), "reference_log_probs")
         assert same(before, weights(engine))
         return reference
 

@@ -15,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.validation.adapters import MODULES, MODULES_OF_FUSED, modules_of, parts_of
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
-from trainer.megatron.gang import changed, run_engines, weights
+from trainer.megatron.gang import changed, column, run_engines, weights
 from trainer.megatron.models import TIED, job, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_lora import far_apart, same, texts
 
@@ -105,7 +105,7 @@ def test_the_reference_of_a_job_that_begins_from_adapters_is_the_model_without_t
     model: Path, exported: Any, batch: Batch
 ) -> None:
     spec = changed(spec_of(model, exported[0]), algorithm={"kl": {"coefficient": 0.1}})
-    reference = found(spec, lambda engine: list(engine.measure(batch).gather("reference_log_probs")))
+    reference = found(spec, lambda engine: column(engine.measure(batch), "reference_log_probs"))
     base = found(job(model, batches={"replay": "/r"}), lambda engine: list(engine.log_probs(batch.samples)))
     assert largest(reference, base) == 0
     assert largest(reference, exported[1]["log_probs"]) > 1e-3

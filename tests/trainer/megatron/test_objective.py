@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,13 @@ import torch
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.batch import Batch
-from rljob_trainer.objectives.advantages import Episodes, estimate, reinforce
+from rljob_trainer.objectives.advantages import estimate, reinforce
+from rljob_trainer.objectives.episodes import Episodes
 from rljob_trainer.objectives.metrics import MetricAccumulator
 from rljob_trainer.objectives.objective import MeasuredStep, Objective, Output, Targets, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
 from rljob_trainer.trajectory import Segment, Trajectory
-from trainer.megatron.gang import run_engines, weights
+from trainer.megatron.gang import column, of_all_rows, run_engines, weights
 from trainer.megatron.models import job, make_batch, train_step
 
 pytestmark = pytest.mark.slow
@@ -42,8 +42,8 @@ class WeightedCrossEntropy(Objective):
 
     def advantages(self, step: MeasuredStep) -> Targets:
         columns = step.batch.columns
-        pairs = zip(columns.response_length.tolist(), columns.reward.tolist(), strict=True)
-        return Targets({"weight": [torch.full((n,), reward) for n, reward in pairs]})
+        lengths, rewards = columns.response_length.tolist(), columns.reward.tolist()
+        return Targets({"weight": {row: torch.full((lengths[row],), rewards[row]) for row in step.rows}})
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
         log_probs = output.predictions(temperature=1.0).log_probs
@@ -127,7 +127,7 @@ def test_what_an_environment_wrote_has_no_advantage_and_does_not_count_where_adv
 
     def advantages(engine: Any) -> list[torch.Tensor]:
         step = engine.measure(batches[0].part(engine.parts(batches[0].columns)[engine.data_rank]))
-        return list(engine.objective.advantages(step).columns["advantages"])
+        return of_all_rows(step, engine.objective.advantages(step).columns["advantages"])
 
     found = run_engines(2, {"": (spec, advantages)})[""]
     masks = [torch.from_numpy(t.response_mask) for t in batches[0].samples]
@@ -161,19 +161,24 @@ def test_turns_earn_where_they_end_and_a_trajectory_of_branches_weighs_as_one(
     def measured(engine: Any) -> list[list[torch.Tensor]]:
         step = engine.measure(batch.part(engine.parts(batch.columns)[engine.data_rank]))
         step.put_loss_weights(engine.objective)
-        return [list(engine.objective.advantages(step).columns["advantages"]), step.gather("train/loss_weights")]
+        found = engine.objective.advantages(step).columns["advantages"]
+        return [of_all_rows(step, found), column(step, "train/loss_weights")]
 
     advantages, weights = run_engines(2, {"": (spec, measured)})[""]
     masks = [torch.from_numpy(t.response_mask).double() for t in batch.samples]
     turns = [torch.from_numpy(t.response_turn_rewards).double() for t in batch.samples]
     assert any(row.any() for row in turns)
-    padded = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
-    mask = padded(masks)
-    rewards, groups = (torch.from_numpy(c) for c in (batch.columns.reward, batch.columns.group))
-    episodes = Episodes(rewards, groups, mask, torch.zeros_like(mask), turn_rewards=padded(turns))
-    for found, row, expected in zip(
-        advantages, masks, estimate(episodes, spec.algorithm, reinforce).advantages, strict=True
-    ):
-        torch.testing.assert_close(found.double(), expected[: len(row)], rtol=1e-5, atol=1e-6)
+    mask, counts = torch.cat(masks), torch.tensor([len(row) for row in masks])
+    columns = batch.columns
+    episodes = Episodes(
+        *(torch.from_numpy(column) for column in (columns.reward, columns.group)),
+        counts,
+        mask,
+        torch.zeros_like(mask),
+        turn_rewards=torch.cat(turns),
+        trajectories=torch.from_numpy(columns.trajectory),
+    )
+    expected = estimate(episodes, spec.algorithm, reinforce).advantages
+    torch.testing.assert_close(torch.cat(advantages).double(), expected, rtol=1e-5, atol=1e-6)
     of_rows = [float((w * m).sum()) for w, m in zip(weights, masks, strict=True)]
     assert [a + b for a, b in zip(of_rows[::2], of_rows[1::2], strict=True)] == pytest.approx([1 / 8] * 8)

@@ -11,6 +11,7 @@ import torch
 from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.trajectory import Experts, Trajectory
+from trainer.megatron.gang import column
 from trainer.megatron.models import changed_samples, job, load_model, make_batch, make_model, train_step
 from trainer.ranks import run_ranks
 
@@ -102,7 +103,7 @@ def test_the_experts_of_the_rollouts_are_those_of_the_trainer_in_every_layout(
 
         engine = Engine(spec, lambda: None)
         step = engine.measure(batch.part(engine.parts(batch.columns)[engine.data_rank]))
-        measured = step.gather("old_log_probs")
+        measured = column(step, "old_log_probs")
         with pytest.raises(ConfigurationError, match="recorded without the experts"):
             engine.measure(changed_samples(batch, lambda s: replace(s, routed_experts=None)))
         return measured, engine.update(step, engine.objective.advantages(step))

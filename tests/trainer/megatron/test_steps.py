@@ -182,6 +182,21 @@ def test_what_is_not_finite_is_skipped_on_all_ranks_and_counted(model: Path) -> 
     assert unchanged == [True, True]
 
 
+def test_ten_skipped_steps_in_a_row_end_the_job_and_one_good_one_between_them_does_not(model: Path) -> None:
+    from rljob_trainer.failure import ConfigurationError
+
+    def steps(engine: Any) -> list[float]:
+        good = make_batch(model)
+        bad = changed_samples(good, lambda s: replace(s, reward=math.nan))
+        for batch in [*[bad] * 9, good, *[bad] * 9]:
+            train_step(engine, batch)
+        with pytest.raises(ConfigurationError, match="spec.train.onNonFinite = skip: 10 optimizer steps in a row"):
+            train_step(engine, bad)
+        return weights(engine)
+
+    run_engines(1, {"": (job(model, onNonFinite="skip", **REPLAY), steps)})
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_were(model: Path) -> None:
     from rljob_trainer.megatron.optimizer import NonFiniteError
 

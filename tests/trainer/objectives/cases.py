@@ -1,13 +1,15 @@
-"""Episodes and tokens that tests write down in a line."""
+"""Episodes and tokens that tests write down in a line. All responses of such episodes have equally many tokens, and one rank has them all."""
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.objectives import advantages
-from rljob_trainer.objectives.advantages import Advantages, Episodes
+from rljob_trainer.objectives.advantages import Advantages
+from rljob_trainer.objectives.episodes import Episodes
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 
 Rows = Sequence[Sequence[float]]
@@ -37,18 +39,33 @@ def episodes(
     return Episodes(
         tensor(rewards),
         torch.tensor(groups if groups is not None else [0] * len(rewards)),
-        chosen,
-        torch.zeros_like(chosen) if token_rewards is None else tensor(token_rewards),
-        None if values is None else tensor(values),
+        torch.full((len(rewards),), chosen.shape[1]),
+        chosen.flatten(),
+        torch.zeros_like(chosen.flatten()) if token_rewards is None else tensor(token_rewards).flatten(),
+        None if values is None else tensor(values).flatten(),
         None if baselines is None else tensor(baselines),
-        turn_rewards=None if turn_rewards is None else tensor(turn_rewards),
+        turn_rewards=None if turn_rewards is None else tensor(turn_rewards).flatten(),
         trajectories=None if trajectories is None else torch.tensor(trajectories),
     )
 
 
+def table(given: Episodes, values: torch.Tensor) -> torch.Tensor:
+    """Values of tokens, one row for each response."""
+    return values.view(len(given.rewards), -1)
+
+
+def taken(given: Episodes, order: Sequence[int]) -> Episodes:
+    """The episodes with the responses of these numbers, in this order."""
+    held = {f.name: getattr(given, f.name) for f in fields(given)}
+    tensors = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    return replace(given, **{name: table(given, value)[list(order)].flatten() for name, value in tensors.items()})
+
+
 def estimate(given: Episodes, **fields: Any) -> Advantages:
+    """The result has one row for each response."""
     spec = algorithm(**fields)
-    return advantages.estimate(given, spec, advantages.ADVANTAGES[spec.advantage])
+    found = advantages.estimate(given, spec, advantages.ADVANTAGES[spec.advantage])
+    return Advantages(*(None if x is None else table(given, x) for x in (found.advantages, found.returns)))
 
 
 def of_responses(given: Episodes, **fields: Any) -> list[float]:

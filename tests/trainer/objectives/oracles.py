@@ -35,9 +35,14 @@ def advantages(rewards: Numbers, groups: Sequence[int], mask: Rows, **fields: An
 
 
 def returns(
-    rewards: Numbers, mask: Rows, values: Rows, turn_rewards: Rows | None = None, **fields: Any
+    rewards: Numbers,
+    mask: Rows,
+    values: Rows,
+    turn_rewards: Rows | None = None,
+    trajectories: Sequence[int] | None = None,
+    **fields: Any,
 ) -> Callable[[], Numbers]:
-    step = episodes(rewards, None, mask, values=values, turn_rewards=turn_rewards)
+    step = episodes(rewards, None, mask, values=values, turn_rewards=turn_rewards, trajectories=trajectories)
     return lambda: flat(estimate(step, **fields).returns)
 
 
@@ -133,6 +138,12 @@ ADVANTAGE_ORACLES = (
         "the same, reward 1.5, of which 0.5 at the first token: A = 0.5 + 0.9 x 0.3 - 0.5 + 0.72 x 0.7, -, 0.7; A + V",
         [1.274, 0.0, 1.0],
         returns([1.5], [[1, 0, 1]], [[0.5, 9.0, 0.3]], [[0.5, 0.0, 0.0]], **GAE),
+    ),
+    Oracle(
+        "gae, a turn's own reward, two branches",
+        "reward 1, of which 0.6 at the first token, values 0: 0.6 + 0.72 x 0.4, 0.4 and 0.72 x 0.4, 0.4",
+        [0.888, 0.4, 0.288, 0.4],
+        returns([1, 1], [[1, 1]] * 2, [[0.0, 0.0]] * 2, [[0.6, 0.0], [0.0, 0.0]], [7, 7], **GAE),
     ),
     Oracle(
         "grpo, two branches of one trajectory, divideByStd: false",

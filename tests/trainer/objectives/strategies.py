@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from rljob_trainer.objectives.advantages import Episodes
+from rljob_trainer.objectives.episodes import Episodes
 from trainer.objectives.cases import episodes
 
 PROPERTY = settings(max_examples=25, deadline=None, derandomize=True)

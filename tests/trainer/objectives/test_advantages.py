@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.objectives.advantages import ADVANTAGES, READ_REWARD_TIMING, Episodes, whiten
+from rljob_trainer.objectives.advantages import ADVANTAGES, READ_REWARD_TIMING, whiten
+from rljob_trainer.objectives.episodes import Episodes
 from trainer.objectives import restatements
-from trainer.objectives.cases import episodes, estimate, of_responses, tensor
+from trainer.objectives.cases import episodes, estimate, of_responses, table, taken, tensor
 from trainer.objectives.strategies import PROPERTY, QUARTERS, steps
 
 GROUPED = ("grpo", "rloo", "reinforce++-baseline", "opo")
@@ -22,7 +23,8 @@ def spread(values: list[float], mask: list[list[float]]) -> list[list[float]]:
 
 
 def restated(step: Episodes, spec: AlgorithmSpec) -> list[list[float]]:
-    mask, given_rewards, groups = step.mask.tolist(), step.token_rewards.tolist(), step.groups.tolist()
+    mask, given_rewards = (table(step, x).tolist() for x in (step.mask, step.token_rewards))
+    groups = step.groups.tolist()
     rows = list(zip(step.rewards.tolist(), given_rewards, mask, strict=True))
     outcomes = [r + sum(x * m for x, m in zip(xs, ms, strict=True)) for r, xs, ms in rows]
     match spec.advantage:
@@ -40,7 +42,7 @@ def restated(step: Episodes, spec: AlgorithmSpec) -> list[list[float]]:
             returns = [restatements.discounted(*row, 1.0) for row in rows]
             baselines = spread(step.baselines.tolist(), mask)
             return [[g - b for g, b in zip(gs, bs, strict=True)] for gs, bs in zip(returns, baselines, strict=True)]
-    values = zip(rows, step.values.tolist(), strict=True)
+    values = zip(rows, table(step, step.values).tolist(), strict=True)
     return restatements.whitened([restatements.gae(*row, v, spec.gamma, spec.gae_lambda) for row, v in values], mask)
 
 
@@ -72,10 +74,8 @@ def test_every_estimator_of_the_spec_is_there() -> None:
 @given(step=steps(), order=st.randoms(use_true_random=False))
 def test_the_order_of_samples_does_not_matter(name: str, step: Episodes, order: Any) -> None:
     """A group need not lie together: samples come in any order and leave gaps where rewards failed."""
-    shuffled = torch.tensor(order.sample(range(len(step.rewards)), len(step.rewards)))
-    given = {f: getattr(step, f) for f in Episodes.__slots__}
-    fields = {f: None if values is None else values[shuffled] for f, values in given.items()}
-    there, here = (estimate(e, advantage=name).advantages for e in (replace(step, **fields), step))
+    shuffled = order.sample(range(len(step.rewards)), len(step.rewards))
+    there, here = (estimate(e, advantage=name).advantages for e in (taken(step, shuffled), step))
     torch.testing.assert_close(there, here[shuffled], rtol=1e-6, atol=1e-8)
 
 
@@ -87,7 +87,7 @@ def test_what_the_mask_leaves_out_is_never_read(name: str, step: Episodes) -> No
     absurd = {f: getattr(step, f) + 1e3 * (1 - step.mask) for f in ("values", "token_rewards")}
     found, expected = (estimate(e, advantage=name) for e in (replace(step, **absurd), step))
     torch.testing.assert_close(found.advantages, expected.advantages)
-    assert not (found.advantages * (1 - step.mask)).any()
+    assert not found.advantages[table(step, step.mask) == 0].any()
     if found.returns is not None:
         torch.testing.assert_close(found.returns, expected.returns)
 
@@ -146,13 +146,13 @@ def test_a_step_of_no_or_one_token_is_finite(name: str, mask: list[list[float]])
 
 def test_whitening_is_over_the_whole_step() -> None:
     """Halves that are whitened alone lose which of them was better; two data-parallel ranks would have done so."""
-    values, mask = tensor([[1.0, 2.0], [5.0, 6.0]]), tensor([[1.0, 1.0], [1.0, 1.0]])
-    whole = whiten(values, mask)
+    step, values = episodes([0.0, 0.0], mask=[[1.0, 1.0]] * 2), tensor([[1.0, 2.0], [5.0, 6.0]])
+    whole = table(step, whiten(step, values.flatten()))
     assert (whole[0] < 0).all()
     assert (whole[1] > 0).all()
     assert whole.mean().item() == pytest.approx(0)
     assert whole.var(correction=1).item() == pytest.approx(1)
-    halves = [whiten(values[i : i + 1], mask[i : i + 1]) for i in (0, 1)]
+    halves = [whiten(taken(step, [i]), values[i]) for i in (0, 1)]
     torch.testing.assert_close(halves[0], halves[1])
 
 
@@ -161,7 +161,8 @@ def test_whitening_is_over_the_whole_step() -> None:
 def test_what_the_critic_learns_is_not_whitened(step: Episodes) -> None:
     """With lambda 1 it is the discounted return itself, whatever the values were."""
     found = estimate(step, advantage="gae", gamma=0.9).returns
-    rows = zip(step.rewards.tolist(), step.token_rewards.tolist(), step.mask.tolist(), strict=True)
+    tokens = (table(step, x).tolist() for x in (step.token_rewards, step.mask))
+    rows = zip(step.rewards.tolist(), *tokens, strict=True)
     torch.testing.assert_close(found, tensor([restatements.discounted(*row, 0.9) for row in rows]))
 
 
@@ -179,11 +180,10 @@ def test_what_a_turn_earns_is_a_part_of_the_reward_that_comes_earlier(
     name: str, step: Episodes, earned: list[float]
 ) -> None:
     """For estimators that know of time; the others see the same outcome."""
-    count, longest = step.mask.shape
-    turns = tensor(earned)[: count * longest].view(count, longest)
+    turns = tensor(earned)[: len(step.mask)]
     moved = replace(
         step,
-        rewards=step.rewards - (turns * step.mask).sum(1),
+        rewards=step.rewards - step.total(turns * step.mask),
         token_rewards=step.token_rewards + turns,
     )
     found = estimate(replace(step, turn_rewards=turns), advantage=name).advantages
@@ -196,12 +196,12 @@ def test_what_a_turn_earns_is_a_part_of_the_reward_that_comes_earlier(
 @given(step=steps(), cut=st.integers(0, 5))
 def test_a_trajectory_in_two_branches_counts_as_the_whole_one(name: str, step: Episodes, cut: int) -> None:
     """The first branch has the tokens before `cut`, the second those behind it."""
-    count, longest = step.mask.shape
-    before = (torch.arange(longest) < cut).double()
-    twice = {f: torch.cat((v, v)) for f in Episodes.__slots__ if (v := getattr(step, f)) is not None}
+    count = len(step.rewards)
+    before = (torch.arange(len(step.mask) // count) < cut).double().repeat(count)
     mask = torch.cat((step.mask * before, step.mask * (1 - before)))
     numbers = torch.arange(count).flip(0).repeat(2)
-    found = estimate(replace(step, **twice | {"mask": mask, "trajectories": numbers}), advantage=name).advantages
+    twice = replace(taken(step, [*range(count)] * 2), mask=mask, trajectories=numbers)
+    found = estimate(twice, advantage=name).advantages
     expected = estimate(step, advantage=name).advantages
     torch.testing.assert_close(found[:count] + found[count:], expected, rtol=1e-6, atol=1e-8)
 

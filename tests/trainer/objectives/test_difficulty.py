@@ -18,16 +18,22 @@ REWARDS = [[0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 1.0]]
 
 
 class Step:
-    """What rewards alone need of a step."""
+    """What rewards alone need of a step, of which one rank has all rows."""
 
     def __init__(self, batch: Batch):
-        self.batch = batch
+        self.batch, self.rows = batch, range(len(batch.columns))
 
-    def gather(self, name: str) -> list[torch.Tensor]:
+    def own(self, name: str) -> torch.Tensor:
         raise AssertionError("nothing was measured")
 
-    def learnt(self) -> list[torch.Tensor]:
-        return [torch.ones(int(n)) for n in self.batch.columns.response_length]
+    def learnt(self) -> torch.Tensor:
+        return torch.ones(int(self.batch.columns.response_length.sum()))
+
+    def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
+        return dict(enumerate(values.split(self.batch.columns.response_length.tolist())))
+
+    def over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        return values
 
 
 def targets(
@@ -47,7 +53,7 @@ def targets(
 
 def learnt(found: Targets) -> list[list[float]]:
     """Of every prompt, what share of each response's tokens is learnt."""
-    means = [float(mask.mean()) for mask in found.columns["mask"]]
+    means = [float(mask.mean()) for mask in found.columns["mask"].values()]
     return [means[i : i + 4] for i in range(0, 12, 4)]
 
 
@@ -65,7 +71,7 @@ def test_only_prompts_that_fit_are_learnt_and_the_advantages_of_all_stay() -> No
     assert found.metrics == {"train/too_hard": 1 / 3, "train/too_easy": 1 / 3}
     plain = targets(REWARDS)
     assert "mask" not in plain.columns and not plain.metrics
-    assert all(torch.equal(a, b) for a, b in zip(found.columns["advantages"], plain.columns["advantages"], strict=True))
+    assert all(torch.equal(a, plain.columns["advantages"][row]) for row, a in found.columns["advantages"].items())
 
 
 def test_the_penalty_for_length_makes_no_prompt_harder_and_cut_off_responses_stay_out() -> None:

@@ -1,6 +1,7 @@
 """What a teacher teaches: by enumeration of what a policy may sample, the gradient of KL(policy || teacher)."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,11 @@ import torch
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import candidates
-from rljob_trainer.objectives.advantages import Episodes
 from rljob_trainer.objectives.kl import token_rewards
 from rljob_trainer.objectives.losses import LOSSES
 from rljob_trainer.objectives.policy import PolicyObjective
 from rljob_trainer.objectives.terms import policy_terms
-from trainer.objectives.cases import algorithm, columns, estimate, responses, tensor
+from trainer.objectives.cases import algorithm, columns, episodes, estimate, responses, tensor
 from trainer.objectives.supervised import Dense
 
 TEACHER = tensor([0.2, 0.5, 0.3]).log()
@@ -116,13 +116,8 @@ def test_the_divergence_is_measured_whatever_is_learnt_from_it() -> None:
 
 def test_the_teachers_word_counts_for_its_token_alone() -> None:
     """Two responses of one prompt: their advantages are compared, the teacher's words are not. The bound holds for the sum."""
-    given = Episodes(
-        rewards=tensor([1.0, 0.0]),
-        groups=torch.tensor([0, 0]),
-        mask=tensor([[1.0, 1.0], [1.0, 0.0]]),
-        token_rewards=tensor([[0.0, 0.0], [0.0, 0.0]]),
-        own_rewards=tensor([[-0.25, 2.0], [0.5, 9.0]]),
-    )
+    given = episodes([1.0, 0.0], mask=[[1.0, 1.0], [1.0, 0.0]])
+    given = replace(given, own_rewards=tensor([-0.25, 2.0, 0.5, 9.0]))
     fields = {"advantage": "grpo", "group": {"divideByStd": False}}
     assert estimate(given, **fields).advantages.tolist() == [[0.25, 2.5], [0.0, 0.0]]
     assert estimate(given, **fields, advantageClip=1.0).advantages.tolist() == [[0.25, 1.0], [0.0, 0.0]]

@@ -11,7 +11,8 @@ from hypothesis import given
 
 from rljob_api.spec.algorithm import AlgorithmSpec, Clip
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Episodes, estimate
+from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, estimate
+from rljob_trainer.objectives.episodes import Episodes
 from rljob_trainer.objectives.losses import LOSSES
 from rljob_trainer.objectives.user_functions import Formulas
 from trainer.objectives.cases import columns, episodes, responses, tensor
@@ -81,12 +82,12 @@ def test_the_loss_of_the_page_is_ppo_bit_by_bit(example: Path) -> None:
 def test_bounds_hold_for_a_function_too(tmp_path: Path) -> None:
     found = formulas(tmp_path, advantage="return episodes.spread(episodes.rewards)").advantages
     spec = AlgorithmSpec.model_validate({"rewardClip": 3, "advantageClip": 2})
-    assert estimate(episodes([5.0, 1.0]), spec, found).advantages.tolist() == [[2.0], [1.0]]
+    assert estimate(episodes([5.0, 1.0]), spec, found).advantages.tolist() == [2.0, 1.0]
 
 
 def test_what_is_returned_outside_the_mask_counts_for_nothing(tmp_path: Path) -> None:
     found = formulas(tmp_path, advantage="return episodes.mask.log() + 1", loss="return tokens.log_probs / tokens.mask")
-    assert estimated(found, episodes([1.0], mask=[[1.0, 0.0]])).advantages.tolist() == [[1.0, 0.0]]
+    assert estimated(found, episodes([1.0], mask=[[1.0, 0.0]])).advantages.tolist() == [1.0, 0.0]
     tokens = columns(log_probs=[-1.0, -2.0], mask=[1.0, 0.0])
     assert found.loss(tokens, responses(2), Clip()).loss.tolist() == [-1.0, 0.0]
 
@@ -94,7 +95,7 @@ def test_what_is_returned_outside_the_mask_counts_for_nothing(tmp_path: Path) ->
 def test_with_a_critic_a_function_says_what_the_critic_learns(tmp_path: Path) -> None:
     step = episodes([1.0], values=[[0.25]])
     found = estimated(formulas(tmp_path, advantage="return episodes.mask * 2, episodes.values + 1"), step)
-    assert (found.advantages.tolist(), found.returns.tolist()) == ([[2.0]], [[1.25]])
+    assert (found.advantages.tolist(), found.returns.tolist()) == ([2.0], [1.25])
     with pytest.raises(ConfigurationError, match="returned NoneType as returns, which the critic learns"):
         estimated(formulas(tmp_path), step)
 
@@ -111,14 +112,14 @@ def test_an_error_names_the_field_the_file_and_the_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("return episodes.rewards", r"a tensor \[2\] as advantages; it is a tensor \[2, 1\]"),
+        ("return episodes.rewards", r"a tensor \[2\] as advantages; it is a tensor \[4\]"),
         ("return 1.0", "returned float as advantages"),
         ("return episodes.mask / 0", "not a finite number"),
     ],
 )
 def test_advantages_that_cannot_be_learnt_from_are_refused(tmp_path: Path, body: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        estimated(formulas(tmp_path, advantage=body), episodes([1.0, 2.0]))
+        estimated(formulas(tmp_path, advantage=body), episodes([1.0, 2.0], mask=[[1.0, 1.0]] * 2))
 
 
 def test_a_loss_without_a_gradient_is_refused(tmp_path: Path) -> None:

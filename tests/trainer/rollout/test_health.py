@@ -3,13 +3,16 @@
 import asyncio
 import os
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rollout import health
@@ -104,6 +107,39 @@ async def test_a_stopped_process_is_noticed_within_the_limit(
         reason = (await asyncio.wait_for(lost, 600)).reason
         assert f"the {'engine' if whom == 'engine' else 'API server'} has not answered for" in reason
         assert time.monotonic() - began > 6.0, "a moment of silence is no end"
+
+
+@pytest.mark.slow
+async def test_an_update_that_waits_for_the_trainer_is_no_alarm_and_one_of_a_frozen_engine_is(
+    start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "STILL_SECONDS", 4.0)
+    server = start(checkpoints["old"])
+    tensors = list(models.tensors(checkpoints["new"]))
+    reached, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors[:-1]
+        reached.set()
+        go_on.wait(600)
+        yield tensors[-1]
+
+    def publish_slowly() -> dict[str, str]:
+        transport = replace(over_gloo("127.0.0.1"), bucket_bytes=1)
+        return Publisher(1, TOKEN, transport).publish(1, slowly(), [server.endpoint], lambda: None).failed
+
+    async with checked(server) as lost:
+        published = asyncio.create_task(asyncio.to_thread(publish_slowly))
+        await asyncio.to_thread(reached.wait, 600)
+        await asyncio.sleep(3 * health.STILL_SECONDS)
+        assert not lost.done(), "it is the trainer that takes its time"
+        engine(server).suspend()
+        began = time.monotonic()
+        assert "has not run for 4 s (stopped)" in (await asyncio.wait_for(lost, 600)).reason
+        assert time.monotonic() - began < health.FROZEN_SECONDS
+        os.killpg(server.pid, signal.SIGKILL)
+        go_on.set()
+        assert await published, "it is given up, and the trainer goes on"
 
 
 @pytest.mark.slow

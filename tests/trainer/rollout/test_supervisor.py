@@ -226,6 +226,39 @@ async def test_a_server_that_answers_nothing_any_more_is_killed_and_started_agai
     await pod.end()
 
 
+async def test_a_server_that_is_frozen_as_soon_as_it_is_ready_is_killed_and_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The supervisor has its first answer, the health check never gets one."""
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 3.0)
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 2.0)
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 11})
+    await pod.channel.wait(is_running)
+    failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
+    assert failure and "the API server has not answered for" in failure.message
+    await pod.end()
+
+
+async def test_an_engine_that_is_frozen_during_an_update_is_killed_long_before_an_update_would_take_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it only waits for the trainer, its processes run."""
+    monkeypatch.setattr(health, "STILL_SECONDS", 3.0)
+    monkeypatch.setattr(health, "ASK_SECONDS", 0.2)
+    pod = Pod()
+    pod.say(1, **{"max-num-seqs": 10})
+    await pod.channel.wait(is_running)
+    engine = await engine_of_the_server()
+    await Watched.has_seen(engine)
+    await asyncio.sleep(3 * health.STILL_SECONDS)
+    assert [r for r in pod.channel.reports if r.failure] == []
+    engine.suspend()
+    failure = (await pod.channel.wait(lambda r: r.failure is not None)).failure
+    assert failure and f"the engine's process {engine.pid} has not run for 3 s (stopped)" in failure.message
+    await pod.end()
+
+
 async def test_an_engine_that_fails_to_start_is_reported_with_its_own_error() -> None:
     """The API server stands, as one does whose engine died while others were connected."""
     pod = Pod()

@@ -1,6 +1,9 @@
 """Both ends of a group, in threads of one process."""
 
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -37,6 +40,30 @@ def test_a_payload_reaches_every_worker_of_a_replica(here: str) -> None:
 def test_waiting_ends_when_nobody_will_come() -> None:
     trainer = TrainerEnd(HERE)
     trainer.accept(lambda: True)
+    trainer.close()
+
+
+JOINED_AND_KILLED = """
+import os, signal, sys
+from rljob_trainer.weights.rendezvous import join
+join("127.0.0.1", int(sys.argv[1]), 0, 1)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_server_that_is_killed_while_the_group_is_made_is_given_up_at_once() -> None:
+    """Gloo would wait for it for TRANSFER_SECONDS, several times."""
+    trainer = TrainerEnd(HERE)
+    server = subprocess.Popen([sys.executable, "-c", JOINED_AND_KILLED, str(trainer.rendezvous.port)])
+    killed: list[float] = []
+
+    def is_gone() -> bool:
+        if server.poll() is not None:
+            killed.append(time.monotonic())
+        return bool(killed)
+
+    trainer.accept(is_gone)
+    assert time.monotonic() - killed[0] < 15
     trainer.close()
 
 

@@ -23,6 +23,28 @@ def work(port: int, worker: int, workers: int, connection: Connection) -> None:
         connection.send(int(payload.sum()))
 
 
+@pytest.mark.parametrize("readers", [0, 1])
+def test_a_payload_that_a_worker_refuses_does_not_stay_allocated(readers: int) -> None:
+    """Of two workers, `readers` copy the payload before the update is abandoned."""
+    context = multiprocessing.get_context("spawn")
+    near, far = context.Pipe()
+    trainer, before = TrainerEnd(HERE), torch.cuda.memory_allocated()
+    process = context.Process(target=work, args=(trainer.rendezvous.port, 0, 2, far))
+    process.start()
+    trainer.accept(lambda: False)
+    message = trainer.send(torch.full((SIZE,), 1, dtype=torch.uint8, device="cuda:0"))
+    if readers:
+        near.send(message)
+        assert near.recv() == SIZE
+    trainer.wait(lambda: True)
+    assert torch.cuda.memory_allocated() > before
+    trainer.close()
+    assert torch.cuda.memory_allocated() == before
+    near.send(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_every_worker_gets_the_payload_and_the_trainer_gets_its_memory_back(workers: int) -> None:
     context = multiprocessing.get_context("spawn")

@@ -17,6 +17,7 @@ from rljob_trainer import failure
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.machine import free_port
 from rljob_trainer.weights import gloo, protocol
+from rljob_trainer.weights import publisher as publisher_module
 from rljob_trainer.weights.bucket import Entry, payload_size
 from rljob_trainer.weights.messages import Inbox
 from rljob_trainer.weights.protocol import AttemptSuperseded
@@ -129,6 +130,16 @@ class Replica(ThreadingHTTPServer):
         self.answering.set()
         self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://127.0.0.1:{self.server_port}")
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+def test_a_replica_that_takes_long_is_named_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publisher_module, "NAMED_SECONDS", 0.2)
+    said: list[str] = []
+    slow, quick = Replica("slow", seconds=2.0), Replica("quick")
+    publisher = Publisher(3, "t", over_gloo("127.0.0.1"), said.append)
+    assert publisher.publish(7, iter(TENSORS), [slow.endpoint, quick.endpoint], lambda: None).failed == {}
+    assert "slow to verify weights" in said and said[-1] == ""
+    assert not any("quick" in what for what in said[said.index("slow to verify weights") :])
 
 
 def listens(port: int) -> bool:

@@ -38,7 +38,7 @@ class AgentProcess(WorkerProcess):
         try:
             self._send("begin", number, values)
             async with session.own_time.limited():
-                return await asyncio.shield(reply)
+                answer = await asyncio.shield(reply)
         except TimeoutError:
             return await self._cancelled(number, reply)
         except asyncio.CancelledError:
@@ -49,6 +49,8 @@ class AgentProcess(WorkerProcess):
             reply.cancel()
             for task in asking:
                 task.cancel()
+        await self._bound_processes()
+        return answer
 
     async def _cancelled(self, number: int, reply: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         """A function that waits ends when it is cancelled. One that does not holds its process, which raises WorkerLost."""

@@ -5,11 +5,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from rljob_trainer.arrays import Array, split
-from rljob_trainer.batch import SCORES, Batch
+from rljob_trainer.batch import ROWS, SCORES, Batch
 
 Measure = Callable[[Batch], Awaitable[Mapping[str, Array]]]
-"""Measures a whole batch. The result has SCORES, [n] float64, or per-token values by name, [response tokens of the step] float32."""
+"""Measures a whole batch. The result has SCORES, [n] float64, or per-token values by name, [response tokens of the step] float32. These are in the
+order of the rows, or of ROWS."""
 
 
 async def measured(batch: Batch, roles: Sequence[Measure]) -> Batch:
@@ -22,7 +25,13 @@ async def measured(batch: Batch, roles: Sequence[Measure]) -> Batch:
 
 def joined(batch: Batch, found: Mapping[str, Array]) -> Batch:
     """The batch with one measurement: scores are added to its rewards, per-token values to `Batch.measured`."""
-    columns, counts = batch.columns, batch.columns.response_length.tolist()
-    columns = columns.scored(found[SCORES]) if SCORES in found else columns
-    tokens = {name: dict(enumerate(split(values, counts))) for name, values in found.items() if name != SCORES}
+    columns = batch.columns.scored(found[SCORES]) if SCORES in found else batch.columns
+    rows = found.get(ROWS, np.arange(len(columns))).tolist()
+    counts = columns.response_length[rows].tolist()
+    nothing = dict.fromkeys(range(len(columns)), np.zeros(0, np.float32))
+    tokens = {
+        name: nothing | dict(zip(rows, split(values, counts), strict=True))
+        for name, values in found.items()
+        if name not in (SCORES, ROWS)
+    }
     return replace(batch, columns=columns, measured={**batch.measured, **tokens})

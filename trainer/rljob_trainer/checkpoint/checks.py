@@ -1,19 +1,15 @@
 """Checks that all ranks make together: that they share a file system, and that a checkpoint is still what was saved."""
 
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from rljob_trainer.checkpoint.fence import newest
-from rljob_trainer.checkpoint.files import Tally
+from rljob_trainer.checkpoint.files import Tally, appears
 from rljob_trainer.checkpoint.manifest import Manifest
 from rljob_trainer.collective import Ranks
 from rljob_trainer.failure import ConfigurationError
-
-WAIT_SECONDS = 30.0
-"""Network file systems show a new name to other nodes after their attribute cache expires."""
 
 
 def prove_shared(root: Path, ranks: Ranks) -> None:
@@ -38,7 +34,7 @@ def sees_fence(root: Path, job_uid: str, attempt: int) -> bool:
         fence = newest(root)
         return fence is not None and (fence.job_uid, fence.attempt) == (job_uid, attempt)
 
-    return _sees(root, is_ours)
+    return appears(root, is_ours)
 
 
 def write_nonce(root: Path) -> str:
@@ -50,18 +46,7 @@ def write_nonce(root: Path) -> str:
 
 def sees_nonce(root: Path, nonce: str) -> bool:
     """Whether this rank sees the nonce. For every rank."""
-    return _sees(root, (root / f".nonce-{nonce}").is_file)
-
-
-def _sees(root: Path, there: Callable[[], bool]) -> bool:
-    """Whether `there` becomes true within WAIT_SECONDS."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not there():
-        if time.monotonic() > deadline:
-            return False
-        list(root.iterdir())  # a listing refreshes what a lookup may have cached as missing
-        time.sleep(0.1)
-    return True
+    return appears(root, (root / f".nonce-{nonce}").is_file)
 
 
 def remove_nonce(root: Path, nonce: str) -> None:

@@ -1,15 +1,15 @@
 """Who may write to the checkpoint directory: the attempt with the newest fence, and nobody else.
 
-A fence is made once, at the start of an attempt, and lists the checkpoints that the attempt inherits. An attempt that was cut off from the cluster
-finds a newer fence before it commits or prunes. If it commits just after that check, its checkpoint is under an old fence and no newer fence lists
-it, so it is ignored.
+A fence is made at the start of an attempt. It lists the checkpoints that the attempt inherits, and later also those that it makes, so that the next
+attempt knows what should be there. An attempt that was cut off from the cluster finds a newer fence before it commits or prunes. If it commits just
+after that check, its checkpoint is under an old fence and no newer fence lists it, so it is ignored.
 """
 
 import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rljob_api import names
@@ -29,7 +29,7 @@ class Fence:
     attempt: int
     job_uid: str
     lineage: tuple[tuple[int, int], ...]
-    """(step, seq) of the complete checkpoints that the attempt inherits, by step."""
+    """(step, seq) of the complete checkpoints that the attempt inherits or has made, by step."""
     time: float
 
 
@@ -51,6 +51,13 @@ def claim(root: Path, job_uid: str, attempt: int, lineage: Sequence[tuple[int, i
     fence = Fence(_take_number(directory), attempt, job_uid, tuple(lineage), time.time())
     write_json(directory / f"{fence.seq}.json", asdict(fence))
     _prune(root, fence.seq)
+    return fence
+
+
+def extend(root: Path, fence: Fence, lineage: Sequence[tuple[int, int]]) -> Fence:
+    """List in the attempt's own fence what it has made."""
+    fence = replace(fence, lineage=tuple(lineage))
+    write_json(names.fence_dir(root) / f"{fence.seq}.json", asdict(fence))
     return fence
 
 

@@ -6,12 +6,16 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 BLOCK_BYTES = 2**20
 """Bytes that `fingerprint` reads at a time."""
+
+VISIBLE_SECONDS = 30.0
+"""Network file systems show a new name to other nodes after their attribute cache expires."""
 
 DELETING = ".deleting-"
 """In the hidden name of a directory that is being deleted."""
@@ -31,10 +35,14 @@ class Tally:
 def write_json(file: Path, content: Any) -> None:
     """Write atomically; durable when this returns."""
     scratch = file.with_name(file.name + ".tmp")
-    with scratch.open("w") as stream:
-        json.dump(content, stream, indent=1)
-        stream.flush()
-        os.fsync(stream.fileno())
+    try:
+        with scratch.open("w") as stream:
+            json.dump(content, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:  # for example, the volume is full
+        scratch.unlink(missing_ok=True)
+        raise
     scratch.replace(file)
     sync_directory(file.parent)
 
@@ -52,6 +60,17 @@ def sync_names(directory: Path) -> None:
     """Make the names in a directory and below it durable."""
     for path, _, _ in directory.walk(top_down=False):
         sync_directory(path)
+
+
+def appears(root: Path, there: Callable[[], bool]) -> bool:
+    """Whether `there`, a question about files below `root`, becomes true within VISIBLE_SECONDS."""
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not there():
+        if time.monotonic() > deadline:
+            return False
+        list(root.iterdir())  # a listing refreshes what a lookup may have cached as missing
+        time.sleep(0.1)
+    return True
 
 
 def make_directory(directory: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import RESUME_STEP, Resume
 from rljob_trainer.checkpoint.fence import fences, newest
+from rljob_trainer.checkpoint.files import appears
 from rljob_trainer.checkpoint.manifest import (
     PATH,
     SCRATCH,
@@ -76,12 +77,17 @@ def refuse_foreign_job(root: Path, job_uid: str) -> None:
         raise ConfigurationError(PATH, str(root), rule, "give each job a directory of its own")
 
 
-def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest], Start | None]:
+def choose(root: Path, run: Run) -> tuple[list[Manifest], Start | None]:
     """The checkpoints of `root` that the attempt inherits, and the checkpoint to start from (None: from the model).
 
-    Raises ConfigurationError when the resume policy forbids it, or the checkpoint to start from cannot be used.
+    Raises ConfigurationError when the resume policy forbids it, all that the job has saved is gone, or the checkpoint to start from cannot be used.
     """
     first = all(f.job_uid != run.job_uid for f in fences(root))
+    valid = inherited(root)
+    if run.resume.step is None and not valid and (steps := _saved(root, run)):
+        if not appears(root, lambda: bool(inherited(root))):
+            raise _all_gone(root, steps)
+        valid = inherited(root)
     if run.resume.policy == "never" and first and valid:
         rule = f"`never`, but {root} holds a complete checkpoint of step {valid[-1].step}"
         fix = "use another spec.checkpoint.path, or set auto to resume from it"
@@ -97,6 +103,26 @@ def choose(root: Path, valid: list[Manifest], run: Run) -> tuple[list[Manifest],
     start = Start(names.step_dir(root, lineage[-1].step), lineage[-1])
     _require_usable(PATH, start, valid, run)
     return _undamaged(root, lineage), start
+
+
+def _saved(root: Path, run: Run) -> list[int]:
+    """Steps of checkpoints that this job should have in `root`: its newest fence lists them, and the operator knows the newest one."""
+    fence = newest(root)
+    listed = {step for step, _ in fence.lineage} if fence and fence.job_uid == run.job_uid else set[int]()
+    return sorted(listed | ({run.resume.saved} if run.resume.saved is not None else set()))
+
+
+def _all_gone(root: Path, steps: list[int]) -> ConfigurationError:
+    """The job must not lose its training silently: the user decides whether it starts over."""
+    held = ", ".join(f"global_step_{step}" for step in steps)
+    rule = f"this job has saved {held} there, and no complete checkpoint of its lineage is left"
+    fix = (
+        "restore one and continue with `resume --from-step N`, or start over from the model with `resume --from-step 0`"
+    )
+    if others := read_manifests(root):
+        left = names.step_dir(root, others[-1].step)
+        fix += f"; a new job can start from {left}, which is complete but not of this lineage, through {FIELD}"
+    return ConfigurationError(PATH, str(root), rule, fix)
 
 
 def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) -> tuple[list[Manifest], Start]:

@@ -167,20 +167,32 @@ class Saver:
     def complete(self, wait: bool) -> Saved | None:
         """Commit the save under way, if all ranks of all gangs have written their parts; `wait`: once they have. None: nothing was committed.
 
-        Raises SaveFailed on a rank that could not write, PeerLost on the others; StandstillError.
+        Raises SaveFailed on a rank that could not write, PeerLost on the others; OSError, FencedOut on rank 0; StandstillError.
         """
         pending, began = self._pending, time.monotonic()
         if pending is None:
             return None
-        self._written = self._written or self._part.complete(wait)
+        try:
+            self._written = self._written or self._part.complete(wait)
+        except (SaveFailed, PeerLost, OSError):  # all ranks have stopped writing
+            if self._store:
+                self._store.abandon(pending.step)
+            raise
         others = self._others(pending.step, wait) if self._written else None
         if self._written is None or others is None:
             return None
         written, self._written, self._pending = self._written, None, None
         if self._store:
-            self._store.commit(self._contents(pending, written, others))
+            self._commit(self._store, pending, written, others)
         stall = pending.stall_seconds + time.monotonic() - began
         return Saved(pending.step, stall, written.seconds)
+
+    def _commit(self, store: Store, pending: _Pending, written: Written, others: Mapping[str, Any]) -> None:
+        try:
+            store.commit(self._contents(pending, written, others))
+        except OSError:
+            store.abandon(pending.step)
+            raise
 
     def _others(self, step: int, wait: bool) -> dict[str, Any] | None:
         """{role: layout and files} of all other gangs; None: not all have written yet."""

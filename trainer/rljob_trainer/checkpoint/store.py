@@ -1,6 +1,7 @@
 """The store of a job's checkpoints, for rank 0 of one attempt. Files and rules only: no torch, no communication."""
 
 import logging
+import math
 import shutil
 import time
 from dataclasses import fields
@@ -9,9 +10,9 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Checkpoint
 from rljob_api.spec.job import MOST_CHECKPOINTS
-from rljob_trainer.checkpoint.fence import FencedOut, claim, newest
+from rljob_trainer.checkpoint.fence import Fence, FencedOut, claim, extend, newest
 from rljob_trainer.checkpoint.files import make_directory, sync_directory, sync_names
-from rljob_trainer.checkpoint.lineage import Run, Start, choose, inherited, refuse_foreign_job
+from rljob_trainer.checkpoint.lineage import Run, Start, choose, refuse_foreign_job
 from rljob_trainer.checkpoint.manifest import (
     SCRATCH,
     STEP_DIRECTORY,
@@ -20,7 +21,7 @@ from rljob_trainer.checkpoint.manifest import (
     read_manifest,
     read_manifests,
 )
-from rljob_trainer.failure import ConfigurationError, is_outage
+from rljob_trainer.failure import ConfigurationError, is_full, is_outage
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class Store:
     """Opened once per attempt, on rank 0, before anything is trained."""
 
     def __init__(self, root: Path, run: Run):
-        """Claim the fence and choose the checkpoint to start from.
+        """Claim the fence and choose the checkpoint to start from. Then delete unfinished saves of former attempts: one that still writes finds the
+        newer fence.
 
         Raises FencedOut when a newer attempt of this job was here, ConfigurationError for what only the user can fix.
         """
@@ -37,8 +39,9 @@ class Store:
         _make(root)
         self._refuse_older_attempt()
         refuse_foreign_job(root, run.job_uid)
-        self._lineage, self.start = choose(root, inherited(root), run)
-        self._fence = claim(root, run.job_uid, run.attempt, [m.entry() for m in self._lineage])
+        self._lineage, self.start = choose(root, run)
+        self._fence = self._claim()
+        _delete_unfinished(root)
 
     start: Start | None
     """The checkpoint that the attempt starts from; None: from the model."""
@@ -59,16 +62,22 @@ class Store:
     def begin(self, step: int) -> Path:
         """Make an empty directory into which all ranks write the checkpoint of `step`. Raises FencedOut.
 
-        Unfinished saves of killed attempts are deleted first, because the volume may not have room for both.
+        Unfinished saves of former attempts, which may have been cut off and have gone on, are deleted first: the volume may not have room for both.
         """
         self.check()
-        for directory in self._root.glob(f"global_step_*{SCRATCH}*"):
-            if _scratch_seq(directory) < self._fence.seq:
-                shutil.rmtree(directory, ignore_errors=True)
+        _delete_unfinished(self._root, before=self._fence.seq)
         scratch = self._scratch(step)
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         return scratch
+
+    def abandon(self, step: int) -> None:
+        """Delete what has been written of the checkpoint of `step`, as far as that is possible.
+
+        Raises FencedOut: a newer attempt, which deletes what this one writes, is why the save has failed.
+        """
+        self.check()
+        shutil.rmtree(self._scratch(step), ignore_errors=True)
 
     def commit(self, contents: Contents) -> None:
         """Turn the directory of `begin` into a checkpoint, then delete checkpoints beyond keepLast. All ranks must have written, and every file must
@@ -91,7 +100,19 @@ class Store:
         else:
             self._put(manifest)
         self._lineage.append(manifest)
+        self._fence = extend(self._root, self._fence, [m.entry() for m in self._lineage])
         self._prune()
+
+    def _claim(self) -> Fence:
+        """Unfinished saves may have filled the volume, so that not even the fence can be written. Then they are deleted first."""
+        entries = [m.entry() for m in self._lineage]
+        try:
+            return claim(self._root, self._run.job_uid, self._run.attempt, entries)
+        except OSError as error:
+            if not is_full(error):
+                raise
+        _delete_unfinished(self._root)
+        return claim(self._root, self._run.job_uid, self._run.attempt, entries)
 
     def _scratch(self, step: int) -> Path:
         return self._root / f"global_step_{step}{SCRATCH}{self._fence.seq}"
@@ -155,6 +176,13 @@ class Store:
                 shutil.rmtree(self._put_aside(directory), ignore_errors=True)
 
 
+def _delete_unfinished(root: Path, before: float = math.inf) -> None:
+    """Delete what attempts with fences below `before` have written of checkpoints that are not complete."""
+    for directory in root.glob(f"global_step_*{SCRATCH}*"):
+        if _scratch_seq(directory) < before:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
 def _scratch_seq(directory: Path) -> int:
     step, _, rest = directory.name.partition(SCRATCH)
     assert STEP_DIRECTORY.fullmatch(step), directory
@@ -168,7 +196,7 @@ def _make(root: Path) -> None:
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
-        if is_outage(error):
+        if is_outage(error) or is_full(error):
             raise
         fix = "mount a volume that all trainer pods may write to in spec.volumes"
         raise ConfigurationError("spec.checkpoint.path", str(root), f"cannot be written: {error}", fix) from error

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rljob_trainer.data.rows import Message
+from rljob_trainer.data.conversations import Message
 
 
 class Problem(NamedTuple):

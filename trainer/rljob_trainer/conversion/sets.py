@@ -8,14 +8,12 @@ from typing import Literal
 from rljob_trainer.conversion.problems import Problem
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
 from rljob_trainer.data.rows import prompt_in
-from rljob_trainer.rewards.rules import number
+from rljob_trainer.rewards.boxes import boxed
+from rljob_trainer.rewards.final_number import number
 
 FINAL = "Reason step by step and write the final answer after ####."
 BOXED = "Reason step by step and put the final answer within \\boxed{}."
 """What is asked of the model in addition to the question, where the set itself does not say where the answer has to stand."""
-BOX = re.compile(r"\\(?:boxed|fbox)\s*")
-BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""Braces; an escaped one is taken with its backslash and counts for nothing."""
 AIME_ANSWER = re.compile(r"0*(\d{1,3})(?:\^\\circ)?")
 
 
@@ -74,22 +72,6 @@ SETS: Mapping[str, WellKnownSet] = {
     "aime": WellKnownSet(aime, ("problem", "Problem", "question", "Question", "answer", "Answer", *VERL), "heldout"),
 }
 _AS_PUBLISHED = "take the file as the set's repository holds it, or leave the row out"
-
-
-def boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` (or `\\fbox{...}`, or `\\boxed 7`); None without one, or when it is empty or does not end."""
-    starts = [found.end() for found in BOX.finditer(text)]
-    if not starts:
-        return None
-    rest = text[starts[-1] :]
-    if not rest.startswith("{"):
-        return rest.split("$")[0].strip() or None
-    depth = 0
-    for brace in BRACE.finditer(rest):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return rest[1 : brace.start()].strip() or None
-    return None
 
 
 def _asked(question: str, instruction: str) -> tuple[Mapping[str, str], ...]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import batched
 
 import numpy as np
 
@@ -39,20 +40,23 @@ def render(tokenizer: OffsetTokenizer, chat: Chat, count: int | None = None, pro
 
 
 def assistant_spans(tokenizer: OffsetTokenizer, chat: Chat, text: str) -> list[Span]:
-    """[from, to) in `text`, which is the whole chat rendered, of the assistant's turns from chat.learn_from on. Raises Unsound."""
+    """[from, to) in `text`, which is the whole chat rendered, of chat.learnt, the assistant's turns that are learnt. Raises Unsound."""
     template = tokenizer.get_chat_template(tools=chat.tools)
     if MARKED.search(template):
         _prove_marks(tokenizer, template, json.dumps(chat.arguments))
-        before = (
-            _marks(tokenizer, template, replace(chat, messages=chat.messages[: chat.learn_from]))[1]
-            if chat.learn_from
-            else []
-        )
         marked, spans = _marks(tokenizer, template, chat)
         assert marked == text, "marks change no text"
-        return spans[len(before) :]
-    turns = [i for i in range(chat.learn_from, len(chat.messages)) if chat.messages[i]["role"] == "assistant"]
-    return [_turn(tokenizer, chat, text, i) for i in turns]
+        ends = [_marked_until(tokenizer, template, chat, i + more, len(spans)) for i in chat.learnt for more in (0, 1)]
+        return [span for a, b in batched(ends, 2) for span in spans[a:b]]
+    return [_turn(tokenizer, chat, text, i) for i in chat.learnt]
+
+
+def _marked_until(tokenizer: OffsetTokenizer, template: str, chat: Chat, count: int, spans: int) -> int:
+    """Spans that the template marks in the first `count` messages, out of `spans` in all of them."""
+    if all(message["role"] != "assistant" for message in chat.messages[:count]):
+        return 0
+    whole = count == len(chat.messages)
+    return spans if whole else len(_marks(tokenizer, template, replace(chat, messages=chat.messages[:count]))[1])
 
 
 def learnt_tokens(text: str, offsets: Sequence[Span], spans: Sequence[Span]) -> Bools:

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.data.files import Place, short
-from rljob_trainer.data.rows import Message, chat_in
+from rljob_trainer.data.files import Place, Record, short
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM_ROLES = ("system", "developer")
 SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"} | {
     role: role for role in ROLES
 }
+SYSTEM_COLUMNS = ("system", "system_prompt")
+"""The second is OpenOrca's name."""
+Message = Mapping[str, Any]
 Messages = tuple[Message, ...]
 
 
@@ -35,6 +37,38 @@ def spoken(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
 
+def system_in(record: Record, place: Place) -> str:
+    """The text of the row's column `system` or `system_prompt`; empty where there is none. Raises ConfigurationError for two, and for no text."""
+    found = {key: value for key in SYSTEM_COLUMNS if (value := record.get(key)) not in (None, "")}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            rule = f"column {key!r} holds {short(value)}, which is not a text, and a row's system prompt is one"
+            raise place.error(rule, "write it as a text, or give the column another name")
+    if len({*found.values()}) > 1:
+        raise place.error(f"has two texts, in {' and '.join(map(repr, found))}", "keep one of the columns")
+    text: str = next(iter(found.values()), "")
+    return text if text.strip() else ""
+
+
+def with_system(messages: Messages, system: str, place: Place) -> Messages:
+    """With the text of the row's column `system` in front. Raises ConfigurationError where the messages begin with another one."""
+    if not system or not messages or (messages[0]["role"] in SYSTEM_ROLES and messages[0]["content"] == system):
+        return messages
+    if messages[0]["role"] in SYSTEM_ROLES:
+        rule = f"has the system prompt {short(system)} in a column of its own, and its messages begin with another one"
+        raise place.error(rule, "keep one of them")
+    return (spoken("system", system), *messages)
+
+
+def require_no_system_column(system: str, place: Place) -> None:
+    """Raises ConfigurationError: a text that goes through no template has no place for one."""
+    if system:
+        rule = f"has the system prompt {short(system)} in a column, and a text, which is taken as it stands and has no place for it"
+        raise place.error(
+            rule, "set spec.data.chatTemplate.texts: true, write the row as messages, or remove the column"
+        )
+
+
 def with_system_prompt(messages: Messages, template: ChatTemplate) -> Messages:
     """With that of the spec in front, where there is one and the messages begin with none of their own."""
     if template.system_prompt is None or messages[0]["role"] in SYSTEM_ROLES:
@@ -49,6 +83,18 @@ def require_no_system_prompt(template: ChatTemplate, place: Place) -> None:
         raise place.error(
             rule, "set spec.data.chatTemplate.texts: true, write the row as messages, or remove the prompt"
         )
+
+
+def chat_in(text: str) -> list[Any] | None:
+    """The messages of a chat that stands in its column as JSON text; None for any other text."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    like_messages = all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
+    return value if value and like_messages else None
 
 
 def tools_of(value: Any, place: Place) -> list[Any] | None:

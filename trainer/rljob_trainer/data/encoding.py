@@ -12,8 +12,8 @@ from rljob_trainer.data.examples import Example
 from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.formats import Chat, LeftOut, Texts, Variant, conversation, pair
 from rljob_trainer.data.image_reader import image_reader
-from rljob_trainer.data.pictures import images_in, lifted, require_no_images, with_parts
-from rljob_trainer.data.tokenizer import OffsetTokenizer
+from rljob_trainer.data.pictures import images_in, lifted, require_no_images, require_none_unread, with_parts
+from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, text_tokens
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.images import Image, Placed
 from rljob_trainer.trajectory import Bools, Ints, Segment
@@ -38,6 +38,7 @@ class Encoder:
     def __init__(self, spec: RLJobSpec, tokenizer: OffsetTokenizer):
         self._images = image_reader(spec)
         self._data, self._paired, self._tokenizer = spec.data, spec.paired, tokenizer
+        self._vocabulary = Vocabulary.of(spec)
         self._everything = spec.task == "sft" and spec.data.loss_on == "all"
 
     def __call__(self, row: RawRow) -> Example:
@@ -58,7 +59,9 @@ class Encoder:
     def _read(self, row: RawRow) -> tuple[Variant, list[Image]]:
         """The conversation, with its images as parts of its messages."""
         if self._images is None:
-            return conversation(row.record, row.place, self._data, row.format), []
+            found = conversation(row.record, row.place, self._data, row.format)
+            require_none_unread(_said(found), None, lambda: row.record, row.place)
+            return found, []
         record, sources = lifted(row.record, self._images.key, row.place)
         whole = conversation(record, row.place, self._data, row.format)
         if isinstance(whole, Texts):
@@ -69,7 +72,9 @@ class Encoder:
 
     def _pair(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
         """Pairs are left out instead of cut: an answer that is cut is not the one that was compared."""
-        found = [self._fitting(v, row.place) for v in pair(row.record, row.place, self._data, row.format)]
+        variants = pair(row.record, row.place, self._data, row.format)
+        require_none_unread((text for v in variants for text in _said(v)), None, lambda: row.record, row.place)
+        found = [self._fitting(v, row.place) for v in variants]
         if all(found):
             return tuple(found), False
         raise LeftOut("too_long")
@@ -77,6 +82,8 @@ class Encoder:
     def _fitting(self, variant: Variant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
         """Empty when it is longer than maxTokens. `images`: of the whole conversation."""
         tokens, learnt = encode(variant, place, self._tokenizer)
+        if self._vocabulary:
+            self._vocabulary.require(tokens, place, self._tokenizer)
         if self._everything:
             learnt[:] = True
         placed: tuple[Placed, ...] = ()
@@ -89,6 +96,13 @@ class Encoder:
             raise LeftOut("empty")
         found = segments(tokens, learnt, placed)
         return found if sum(len(s.tokens) for s in found) <= self._data.max_tokens else ()
+
+
+def _said(variant: Variant) -> list[str]:
+    """What the others said: the assistant may speak of images as it likes."""
+    if isinstance(variant, Texts):
+        return [variant.prompt]
+    return [message["content"] for message in variant.messages if message["role"] != "assistant"]
 
 
 def encode(variant: Variant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
@@ -108,7 +122,7 @@ def shorter(variant: Variant) -> Iterator[Variant]:
         return
     turns = [i for i, message in enumerate(variant.messages) if message["role"] == "assistant"]
     only_last = variant.learn_from == turns[-1]
-    for turn in reversed(turns[:-1]):
+    for turn in reversed([i for i in turns[:-1] if i not in variant.silent]):
         yield replace(
             variant, messages=variant.messages[: turn + 1], learn_from=turn if only_last else variant.learn_from
         )
@@ -130,7 +144,7 @@ def _segment(tokens: Ints, a: int, b: int, learnt: bool, images: Sequence[Placed
 
 def _texts(texts: Texts, tokenizer: OffsetTokenizer) -> Encoded:
     """The prompt as rollouts get it, the response, and the end-of-sequence token."""
-    prompt = tokenizer.encode(texts.prompt, add_special_tokens=True)
+    prompt = text_tokens(tokenizer, texts.prompt)
     response = tokenizer.encode(texts.response, add_special_tokens=False)
     tokens = np.array([*prompt, *response, tokenizer.eos_token_id], np.int32)
     return tokens, np.arange(len(tokens)) >= len(prompt)
@@ -147,8 +161,7 @@ def document(text: str, tokenizer: OffsetTokenizer) -> list[int]:
     """A text of `pretrain`: with the tokenizer's own special tokens, and the end of sequence behind it. Empty when there is no text."""
     if not text.strip():
         return []
-    tokens = tokenizer.encode(text, add_special_tokens=True)
-    end = [tokenizer.eos_token_id]
+    tokens, end = text_tokens(tokenizer, text), [tokenizer.eos_token_id]
     return tokens if tokens[-1:] == end else tokens + end
 
 

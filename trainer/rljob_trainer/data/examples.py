@@ -48,6 +48,7 @@ class Counts:
     too_long: int = 0
     cut: int = 0
     no_assistant: int = 0
+    masked: int = 0
     empty: int = 0
     equal_pair: int = 0
 
@@ -73,8 +74,13 @@ class ExampleSet(Sequence[Example], ABC):
         self.counts = Counts()
         self._order = Mixture(tuple(sizes), tuple(data.weights) if mixed else (), data.seed, data.shuffle and mixed)
 
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Rows of each file."""
+        return self._order.sizes
+
     def __len__(self) -> int:
-        return sum(self._order.sizes)
+        return sum(self.sizes)
 
     @overload
     def __getitem__(self, index: int) -> Example: ...

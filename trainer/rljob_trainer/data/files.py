@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_trainer.failure import ConfigurationError, is_outage
+from rljob_trainer.model_files import is_pointer
 
 Record = Mapping[str, Any]
 ROWS_AT_ONCE = 1024
@@ -54,11 +55,15 @@ def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Reco
 def checked(file: Place, known: Collection[str]) -> Path:
     """The file's path. Raises ConfigurationError when there is none, or its name ends in none of the `known` suffixes."""
     path = Path(file.path)
+    if path.is_dir():
+        raise file.error("is a directory", "name the files in it, which end in " + ", ".join(known))
     if not path.is_file():
         fix = "correct the path, or mount the volume that holds it in spec.volumes"
         raise file.error("there is no such file in the trainer pod", fix)
     if path.suffix not in known:
         raise file.error(f"its name ends in none of {', '.join(known)}", "convert the file, or rename it")
+    if is_pointer(path):
+        raise file.error("is a Git LFS pointer, not the file itself", "fetch it with git lfs pull")
     return path
 
 
@@ -76,15 +81,14 @@ def readable(file: Place, format_name: str) -> Iterator[None]:
         raise file.error(f"cannot be read as {format_name}: {error}", fix) from error
 
 
-def columns(file: Place, record: Record) -> str:
-    """Names of all columns, for complaints: a record of a columnar file has only those that were asked for."""
-    names: Collection[str] = record
+def columns(file: Place, record: Record) -> Collection[str]:
+    """Names of all columns: a record of a columnar file has only those that were asked for."""
     if file.path.endswith(".parquet"):
-        names = pq.read_schema(file.path).names
-    elif file.path.endswith(".arrow"):
+        return pq.read_schema(file.path).names
+    if file.path.endswith(".arrow"):
         with pa.memory_map(file.path) as source:
-            names = open_arrow(source).schema.names
-    return ", ".join(names) or "none"
+            return open_arrow(source).schema.names
+    return record
 
 
 def _parquet(path: Path, keys: Sequence[str]) -> Iterator[tuple[int, Record]]:

@@ -1,23 +1,28 @@
 """A row of supervised data to what is learnt from it: one conversation, or the better and the worse answer to the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rljob_api.spec.model import ChatTemplate, DataSpec
 from rljob_trainer.data.conversations import (
+    Message,
     Messages,
+    chat_in,
     messages_of,
+    require_no_system_column,
     require_no_system_prompt,
     says_nothing,
     spoken,
+    system_in,
     tools_of,
+    with_system,
     with_system_prompt,
 )
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
-from rljob_trainer.data.rows import chat_in
+from rljob_trainer.data.marks import require_learnt, silent_turns, unmarked
 
-Reason = Literal["too_long", "no_assistant", "empty", "equal_pair"]
+Reason = Literal["too_long", "no_assistant", "masked", "empty", "equal_pair"]
 
 
 class LeftOut(Exception):
@@ -38,6 +43,14 @@ class Chat:
     """The assistant's turns from this message on are learnt."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """What the template reads besides."""
+    silent: tuple[int, ...] = ()
+    """Turns among those that are marked as not to be learnt."""
+
+    @property
+    def learnt(self) -> list[int]:
+        """The turns that are learnt."""
+        turns = range(self.learn_from, len(self.messages))
+        return [i for i in turns if self.messages[i]["role"] == "assistant" and i not in self.silent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +70,26 @@ def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Var
     """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
     prompt, key = PROMPTS[form](record, place, data), RESPONSES[form](data)
     said = prompt if key is None else _answered(prompt, record, key, place, data)
+    said = _with_system_column(said, record, place)
     if isinstance(said, Texts):
         return said
     assert isinstance(said, tuple), "formats without an answer of their own hold messages"
     turns = [i for i, message in enumerate(said) if message["role"] == "assistant"]
     if not turns:
         raise LeftOut("no_assistant")
+    silent = silent_turns(said, place, data.loss_on)
     start = turns[-1] if data.loss_on == "lastAssistant" else 0
-    return _chat(said[: turns[-1] + 1], tools_of(record.get("tools"), place), start, data.chat_template)
+    if not (learnt := [i for i in turns if i >= start and i not in silent]):
+        raise LeftOut("masked")
+    shown = unmarked(said[: learnt[-1] + 1])
+    return _chat(shown, tools_of(record.get("tools"), place), start, data.chat_template, silent)
 
 
 def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Variant, Variant]:
     """The chosen and the rejected answer to the same prompt. Raises as `conversation` does."""
     prompt, keys = PROMPTS[form](record, place, data), (data.chosen_key, data.rejected_key)
-    chosen, rejected = (_answered(prompt, record, key, place, data) for key in keys)
+    first, second = (_with_system_column(_answered(prompt, record, key, place, data), record, place) for key in keys)
+    chosen, rejected = (said if isinstance(said, Texts) else unmarked(said) for said in (first, second))
     if chosen == rejected:
         raise LeftOut("equal_pair")
     if isinstance(chosen, Texts) and isinstance(rejected, Texts):
@@ -82,6 +101,8 @@ def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Varia
     if not shared:
         rule = f"{keys[0]!r} and {keys[1]!r} are not two answers to one prompt"
         raise place.error(rule, "begin both with the same messages and let neither be the beginning of the other")
+    for marked in (first, second):
+        require_learnt(marked, shared, place)
     tools = tools_of(record.get("tools"), place)
     return _chat(chosen, tools, shared, data.chat_template), _chat(rejected, tools, shared, data.chat_template)
 
@@ -113,17 +134,14 @@ def _turns_key(record: Record, data: DataSpec) -> str:
 
 
 def _turns(record: Record, place: Place, data: DataSpec) -> Messages:
-    """With the column `system` in front, where there is one."""
     key = _turns_key(record, data)
-    system = record.get("system")
-    said = messages_of(column(key, record, place), key, place)
-    return (spoken("system", system), *said) if system else said
+    return messages_of(column(key, record, place), key, place)
 
 
 def _alpaca(record: Record, place: Place, data: DataSpec) -> Messages:
-    """Columns system, history (pairs of instruction and response), instruction and input."""
-    texts = {key: _text(key, record, place) for key in ("system", "instruction", "input")}
-    said = [spoken("system", texts["system"])] if texts["system"] else []
+    """Columns history (pairs of instruction and response), instruction and input."""
+    texts = {key: _text(key, record, place) for key in ("instruction", "input")}
+    said: list[Message] = []
     for turn in record.get("history") or ():
         if not isinstance(turn, (list, tuple)) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
             rule = f"column 'history' holds {short(turn)}, which is not a pair of texts"
@@ -175,14 +193,28 @@ def _answered(prompt: Prompt, record: Record, key: str, place: Place, data: Data
     return (*((spoken("user", prompt),) if isinstance(prompt, str) else prompt), *said)
 
 
-def _chat(messages: Messages, tools: list[Any] | None, start: int, template: ChatTemplate) -> Chat:
-    """Raises LeftOut when the assistant has no turn from `start` on, does not have the last one, or says nothing."""
+def _with_system_column(said: Any, record: Record, place: Place) -> Any:
+    """With the text of the column `system` in front of messages. Raises ConfigurationError where it has no place."""
+    system = system_in(record, place)
+    if not isinstance(said, Texts):
+        return with_system(said, system, place)
+    require_no_system_column(system, place)
+    return said
+
+
+def _chat(
+    messages: Messages, tools: list[Any] | None, start: int, template: ChatTemplate, silent: Sequence[int] = ()
+) -> Chat:
+    """Raises LeftOut when the assistant does not have the last turn, or says nothing where it is learnt."""
     if messages[-1]["role"] != "assistant":
         raise LeftOut("no_assistant")
-    if any(m["role"] == "assistant" and says_nothing(m) for m in messages[start:]):
-        raise LeftOut("empty")
     said = with_system_prompt(messages, template)
-    return Chat(said, tools, start + len(said) - len(messages) if start else 0, template.arguments)
+    more = len(said) - len(messages)
+    shifted = tuple(i + more for i in silent if i < len(messages))
+    found = Chat(said, tools, start + more if start else 0, template.arguments, shifted)
+    if any(says_nothing(said[i]) for i in found.learnt):
+        raise LeftOut("empty")
+    return found
 
 
 def column(key: str, record: Record, place: Place) -> Any:

@@ -9,7 +9,7 @@ from rljob_api.spec.evaluation import VALIDATION
 from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.prompts import PromptSet, RowValidator, load_prompts
-from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ def load_held_out(
     images: ImageReader | None = None,
 ) -> list[HeldOutSet]:
     """Of spec.data.validation and spec.evaluation.sets. The arguments, and what is raised, are those of load_prompts."""
-    found = []
+    found, vocabulary = [], Vocabulary.of(spec)
     for i, (s, files) in enumerate(zip(spec.evaluation_sets, _files(spec), strict=True)):
-        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / str(i), images)
+        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / str(i), images, vocabulary)
         found.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
     return found
 

@@ -1,10 +1,11 @@
 """Which row comes when. A function of seed, epoch and position only: not of the world size, nor of how often the run was interrupted."""
 
 import hashlib
+import json
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -21,6 +22,11 @@ class Dataset(Protocol):
     """What is drawn from: prompts or examples."""
 
     digest: int
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Rows of each file."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -43,27 +49,28 @@ class Cursor:
     pending: tuple[int, ...] = ()
     """Positions that were drawn and not used; they come first in the next draw."""
 
-    def state(self, data: Dataset) -> dict[str, Any]:
+    def state(self, data: Dataset, spec: DataSpec) -> dict[str, Any]:
         """What a checkpoint keeps."""
         return {
             "consumed": self.consumed,
             "pending": list(self.pending),
             "rows": len(data),
             "digest": data.digest,
+            "order": _ordering(data, spec),
         }
 
     @staticmethod
-    def restore(state: dict[str, Any], data: Dataset) -> "Cursor":
-        """Raises ConfigurationError when the data are not those the count was made on: the order would be another one."""
+    def restore(state: dict[str, Any], data: Dataset, spec: DataSpec) -> "Cursor":
+        """Raises ConfigurationError when the count was made on other data, or on the same in another order: some would be trained twice."""
         size = len(data)
         if (state["rows"], state["digest"]) != (size, data.digest):
             other = f"now there are {size}" if state["rows"] != size else "and now their texts or order differ"
-            raise ConfigurationError(
-                "spec.data.train",
-                f"{size} rows",
-                f"the checkpoint was made with {state['rows']} rows, {other}: the order would be another one",
-                "restore the files, or start anew: with another spec.checkpoint.path and no resumeFrom",
-            )
+            made = f"the checkpoint was made with {state['rows']} rows, {other}: the order would be another one"
+            raise ConfigurationError("spec.data.train", f"{size} rows", made, f"restore the files, or {_ANEW}")
+        for field, now in _ordering(data, spec).items():
+            if (before := state["order"][field]) != now:
+                rule = f"the checkpoint was made with {json.dumps(before)}: in another order, some rows would come twice and some never"
+                raise ConfigurationError(f"spec.data.{field}", json.dumps(now), rule, f"set it back, or {_ANEW}")
         return Cursor(state["consumed"], tuple(state["pending"]))
 
     def draw(self, count: int) -> tuple[tuple[int, ...], "Cursor"]:
@@ -84,6 +91,19 @@ class Cursor:
     def epoch(self, data: Dataset) -> float:
         """Passes over the data so far."""
         return self.consumed / len(data)
+
+
+_ANEW = "start anew: with another spec.checkpoint.path and no resumeFrom"
+
+
+def _ordering(data: Dataset, spec: DataSpec) -> dict[str, Any]:
+    """All that the order depends on besides the rows, by the field of spec.data that says it. JSON gives back equal values."""
+    return {
+        "shuffle": spec.shuffle,
+        "seed": spec.seed if spec.shuffle else None,
+        "weights": list(spec.weights),
+        "train": list(data.sizes) if spec.weights else [],
+    }
 
 
 def prompt_at(position: int, spec: DataSpec, prompts: PromptSet) -> Prompt:

@@ -24,7 +24,7 @@ from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.files import Place, short
 from rljob_trainer.data.formats import column
 from rljob_trainer.data.tables import Table, open_table
-from rljob_trainer.data.tokenizer import OffsetTokenizer
+from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.processes import tied
 from rljob_trainer.trajectory import Ints, Segment
@@ -84,6 +84,8 @@ def load_documents(
     if largest >= known:
         rule = f"holds the token id {largest}, and the tokenizer in spec.model.path has {known} tokens"
         raise place.error(rule, "make the data set again with the model's own tokenizer")
+    if vocabulary := Vocabulary.of(spec):
+        vocabulary.require([largest], place, tokenizer)
     log.info("%s: %d documents, %d tokens", place.path, len(found.starts) - 1, len(found.tokens))
     return found
 

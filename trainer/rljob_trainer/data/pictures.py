@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,8 @@ MARK = "<image>"
 """In a text: an image stands here."""
 MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
 """Of one file, and of what it decodes to: more is a mistake, or a file made to exhaust memory."""
+UNREAD = {MARK: ("images", "image"), "<video>": ("videos", "video"), "<audio>": ("audios", "audio")}
+"""What a text says where something stands that is in one of these columns."""
 PARTS = ("image", "image_url")
 """Kinds of parts of a message's content that are images."""
 _FIX = "write images as bytes, {bytes, path}, the path of a file or a data: URL with base64, or leave the row out"
@@ -63,6 +65,18 @@ def require_no_images(sources: Sequence[Any], place: Place) -> None:
     if sources:
         rule = "has images, and a text that is taken as it stands and has no place for them"
         raise place.error(rule, "set spec.data.chatTemplate.texts: true, or write the row as messages")
+
+
+def require_none_unread(
+    texts: Iterable[str], key: str | None, names: Callable[[], Collection[str]], place: Place
+) -> None:
+    """Raises ConfigurationError for texts that show a place of what nobody reads. `key`: spec.data.imageKey; `names`: the row's columns."""
+    said = {mark for text in texts for mark in UNREAD if mark in text and not (key and mark == MARK)}
+    for mark in sorted(said):
+        if held := [name for name in UNREAD[mark] if name in names()]:
+            rule = f"says {mark} and has a column {held[0]!r}, which is not read: the model would see the word {mark}"
+            fix = f"set spec.data.imageKey: {held[0]}" if mark == MARK else "images alone can be shown to a model"
+            raise place.error(rule, f"{fix}; or remove the column, where {mark} is a mere word")
 
 
 def images_in(messages: Messages) -> int:

@@ -12,13 +12,13 @@ from typing import overload
 import numpy as np
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.chat import encode_prompt
+from rljob_trainer.data.chat import encode_prompt, identity_of
 from rljob_trainer.data.files import Place, Record
 from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.pictures import lifted
 from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tables import FileRows
-from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.images import Placed
 
@@ -39,6 +39,8 @@ class Prompt:
     data_source: str
     row: Callable[[], Record] = field(default=dict, compare=False, repr=False)
     """Reads all columns of its row from the file; empty of a prompt that comes from none."""
+    identity: str = field(default="", compare=False, repr=False)
+    """For the fingerprint of the data: the same on every day, even where the template writes the date. Empty: its text."""
     images: Callable[[], tuple[Placed, ...]] | None = field(default=None, compare=False, repr=False)
     """Reads its images, with their places among the tokens. Raises ConfigurationError for a file that is not what it was. None: it is a text."""
 
@@ -76,9 +78,14 @@ class PromptSet(Sequence[Prompt]):
             self._ends.append(len(self._tokens))
             self._indices.append(p.index)
             self._texts.append((p.text, intern(p.answer), intern(p.data_source)))
-            digest.update(f"{p.index}:{p.text}\0".encode())
+            digest.update(f"{p.index}:{p.identity or p.text}\0".encode(errors="surrogatepass"))
         self.digest = int.from_bytes(digest.digest()[:6])
-        """Of all indices and texts: equal for equal data."""
+        """Of all indices and identities: equal for equal data."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Prompts of each file."""
+        return tuple(self.counts.kept.values())
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -95,7 +102,7 @@ class PromptSet(Sequence[Prompt]):
         index = self._indices[place]
         row = partial(self._rows.__getitem__, index) if self._rows else dict
         images = partial(_images, self._reader, self._rows, index, tokens) if self._reader and self._rows else None
-        return Prompt(index, tokens, *self._texts[place], row, images)
+        return Prompt(index, tokens, *self._texts[place], row, images=images)
 
 
 def _images(reader: ImageReader, rows: FileRows, index: int, tokens: tuple[int, ...]) -> tuple[Placed, ...]:
@@ -111,14 +118,16 @@ def load_prompts(
     validate_row: RowValidator,
     scratch: Path,
     images: ImageReader | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> PromptSet:
     """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts. `images`: None where spec.imageKey is unset.
+    `vocabulary`: None where nobody knows.
 
     Raises ConfigurationError for rows that cannot be used or scored, and when none is short enough.
     """
     counts = PromptCounts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)
-    fitting = _fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts, images)
+    fitting = _fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts, images, vocabulary)
     prompts = PromptSet(fitting, counts, rows, images)
     if counts.rows and not prompts:
         rule = f"all {counts.rows} prompts of {files[0].field.rpartition('[')[0]} are longer"
@@ -144,12 +153,15 @@ def _fitting(
     validate_row: RowValidator,
     counts: PromptCounts,
     images: ImageReader | None,
+    vocabulary: Vocabulary | None,
 ) -> Iterator[Prompt]:
     seen: set[int] = set()
     for index, row in enumerate(rows):
         if problem := validate_row(row.data_source, row.answer):
             raise row.place.error(*problem)
         text, tokens = encode_prompt(row, spec, tokenizer)
+        if vocabulary:
+            vocabulary.require(tokens, row.place, tokenizer)
         if images:
             tokens = images.prompt(tokens, row.images, row.place)
         counts.rows += 1
@@ -160,4 +172,6 @@ def _fitting(
         mark = hash((text, row.answer, row.data_source, index if row.images else None))
         counts.duplicates += mark in seen
         seen.add(mark)
-        yield Prompt(index, tuple(tokens), text, row.answer, row.data_source)
+        yield Prompt(
+            index, tuple(tokens), text, row.answer, row.data_source, identity=identity_of(row, spec, tokenizer)
+        )

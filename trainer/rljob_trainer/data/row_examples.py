@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 REASONS: dict[Reason, str] = {
     "too_long": "it is longer than spec.data.maxTokens",
     "no_assistant": "the assistant has no turn to learn from",
+    "masked": "its messages are marked as not to be learnt",
     "empty": "its prompt or its answer is empty",
     "equal_pair": "the chosen and the rejected answer are the same",
 }

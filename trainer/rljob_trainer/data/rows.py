@@ -1,15 +1,22 @@
 """Records to rows: which columns hold prompt, answer and data source. Everything a user can get wrong here names file and row."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.data.conversations import (
+    SYSTEM_COLUMNS,
+    Messages,
+    chat_in,
+    system_in,
+    tools_of,
+    with_system,
+)
 from rljob_trainer.data.files import ABSENT, Place, Record, columns, find, read_records, short
-from rljob_trainer.data.pictures import lifted
+from rljob_trainer.data.pictures import lifted, require_none_unread
 
-Message = Mapping[str, Any]
 _NO_TEXTS = (list, tuple, dict, bytes)
 
 
@@ -17,7 +24,7 @@ _NO_TEXTS = (list, tuple, dict, bytes)
 class Row:
     """One prompt as it stands in a file."""
 
-    prompt: str | tuple[Message, ...]
+    prompt: str | Messages
     """A text, or chat messages of which the last is not the assistant's."""
     answer: str
     """Empty when the file has none."""
@@ -26,6 +33,10 @@ class Row:
     place: Place
     images: tuple[Any, ...] = ()
     """As the file gives them. Messages say `<image>` where one stands."""
+    system: str = ""
+    """Of a text: what its column `system` says. In messages it is the first."""
+    tools: list[Any] | None = None
+    """What the policy may call, as JSON schemas: of its column `tools`."""
 
 
 def read_rows(spec: DataSpec, files: Iterable[Place]) -> Iterator[Row]:
@@ -34,15 +45,21 @@ def read_rows(spec: DataSpec, files: Iterable[Place]) -> Iterator[Row]:
     Raises ConfigurationError, naming file and row, for whatever cannot be used.
     """
     keys = (spec.prompt_key, spec.answer_key, spec.data_source_key, *filter(None, (spec.image_key,)))
+    keys = (*keys, *SYSTEM_COLUMNS, "tools")
     for file in files:
         for place, record in read_records(file, keys):
             texts, images = lifted(record, spec.image_key, place) if spec.image_key else (record, ())
+            prompt, system = prompt_in(spec.prompt_key, texts, place), system_in(record, place)
+            said = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+            require_none_unread(said, spec.image_key, partial(columns, place, record), place)
             yield Row(
-                prompt_in(spec.prompt_key, texts, place),
+                prompt if isinstance(prompt, str) else with_system(prompt, system, place),
                 _scalar("answer", spec.answer_key, record, place),
                 _scalar("data_source", spec.data_source_key, record, place),
                 place,
                 images,
+                system if isinstance(prompt, str) else "",
+                tools_of(record.get("tools"), place),
             )
 
 
@@ -65,7 +82,7 @@ def _scalar(field: str, key: str, record: Record, place: Place) -> str:
     return str(value)
 
 
-def prompt_in(key: str, record: Record, place: Place) -> str | tuple[Message, ...]:
+def prompt_in(key: str, record: Record, place: Place) -> str | Messages:
     """The text or the messages of a column. Raises ConfigurationError for anything else."""
     value = find(key, record)
     if value is ABSENT:
@@ -78,19 +95,7 @@ def prompt_in(key: str, record: Record, place: Place) -> str | tuple[Message, ..
     raise place.error(rule, "write prompts as non-empty texts or lists of {role, content}, or leave the row out")
 
 
-def chat_in(text: str) -> list[Any] | None:
-    """The messages of a chat that stands in its column as JSON text; None for any other text."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    like_messages = all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in value)
-    return value if value and like_messages else None
-
-
-def _messages(key: str, value: list, place: Place) -> tuple[Message, ...]:
+def _messages(key: str, value: list, place: Place) -> Messages:
     for message in value:
         texts = [message.get(k) if isinstance(message, Mapping) else None for k in ("role", "content")]
         if not all(isinstance(text, str) for text in texts) or not texts[0]:
@@ -105,5 +110,5 @@ def _messages(key: str, value: list, place: Place) -> tuple[Message, ...]:
 
 def _missing(field: str, key: str, record: Record, place: Place) -> Exception:
     spec_field = {"prompt_key": "promptKey", "answer_key": "answerKey", "data_source_key": "dataSourceKey"}[field]
-    rule = f"has no column {key!r}; its columns are {columns(place, record)}"
+    rule = f"has no column {key!r}; its columns are {', '.join(columns(place, record)) or 'none'}"
     return place.error(rule, f"set spec.data.{spec_field} to one of them, or to a path (a.b) into one")

@@ -1,11 +1,19 @@
 """The model's own tokenizer, used on the driver's side only: ranks and rollouts see token ids."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from rljob_api.families import language_of
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.files import Place
 from rljob_trainer.failure import ConfigurationError, is_outage
+from rljob_trainer.preflight import model_config
 
 
 class Tokenizer(Protocol):
@@ -15,6 +23,8 @@ class Tokenizer(Protocol):
     """None or empty: it has none."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def __hash__(self) -> int: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -49,6 +59,47 @@ class ToolTokenizer:
         return self._tokenizer.apply_chat_template(conversation, self._tools, **how, **arguments)
 
 
+def text_tokens(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The text with the special tokens that the tokenizer puts in front, and without those that it puts behind (add_eos_token, [SEP]): whoever goes
+    on writing would begin behind the end."""
+    tokens, added = tokenizer.encode(text, add_special_tokens=True), _added(tokenizer)
+    if not added or tokens[-1:] != added[-1:]:
+        return tokens
+    bare = tokenizer.encode(text, add_special_tokens=False)
+    ends = (i + len(bare) for i in range(len(tokens) - len(bare) + 1) if tokens[i : i + len(bare)] == bare)
+    return tokens[: next(ends, len(tokens))]
+
+
+@lru_cache(maxsize=8)
+def _added(tokenizer: Tokenizer) -> list[int]:
+    """To a text of nothing."""
+    return tokenizer.encode("", add_special_tokens=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens that a model has rows for."""
+
+    size: int
+    path: str
+
+    @staticmethod
+    def of(spec: RLJobSpec) -> "Vocabulary | None":
+        """That of spec.model.path; None where its config.json does not say."""
+        size = language_of(model_config(spec.model.path)[0]).get("vocab_size")
+        return Vocabulary(size, spec.model.path) if size else None
+
+    def require(self, tokens: Sequence[int] | npt.NDArray[np.integer], place: Place, tokenizer: Tokenizer) -> None:
+        """Raises ConfigurationError for a token that the model has no row for: an added one, without new rows for it."""
+        largest = int(np.max(tokens, initial=0))
+        if largest >= self.size:
+            word = tokenizer.decode([largest], skip_special_tokens=False)
+            rule = f"holds the token {word!r} with the id {largest}, and the model in {self.path} has vocab_size = {self.size}"
+            last = max(tokenizer.get_vocab().values())
+            fix = f"resize the model's embeddings (the tokenizer's largest id is {last}), or remove the token from the tokenizer"
+            raise place.error(rule, fix)
+
+
 class OffsetTokenizer(Tokenizer, Protocol):
     """What supervised data need besides: where in a text each token lies. Only tokenizers of the library tokenizers ("fast") know."""
 
@@ -61,8 +112,6 @@ class OffsetTokenizer(Tokenizer, Protocol):
     def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Mapping[str, Any]: ...
 
     def __len__(self) -> int: ...
-
-    def __hash__(self) -> int: ...
 
     def get_added_vocab(self) -> Mapping[str, int]: ...
 

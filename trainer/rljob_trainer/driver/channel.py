@@ -82,16 +82,18 @@ def announced(batch: Batch, **further: Any) -> Arrays:
     """The announcement of a batch, followed by its columns. `further`: more fields of the message."""
     columns = batch.columns.arrays()
     described = {"step": batch.step, "metrics": dict(batch.metrics), "columns": arrays.described(columns)}
-    return Arrays({"batch": described | {"measured": list(batch.measured)} | further}, columns.values())
+    held = {"measured": list(batch.measured), "trajectories": bool(batch.trajectories)}
+    return Arrays({"batch": described | held | further}, columns.values())
 
 
 def part_of(batch: Batch, rows: Sequence[int], routed: bool = True) -> Arrays:
-    """Measurements and trajectories of these rows. `routed`: with the routed experts, which only the policy's own model can use."""
-    trajectories = [batch.trajectories[row] for row in rows]
+    """Measurements of these rows, and their trajectories if the batch has any. `routed`: with the routed experts, which only the policy's own model
+    can use."""
+    trajectories = [batch.trajectories[row] for row in rows] if batch.trajectories else []
     if not routed:
         trajectories = [replace(t, routed_experts=None) for t in trajectories]
     measured = {name: [of_row[row] for row in rows] for name, of_row in batch.measured.items()}
     counts = {name: sum(map(len, values)) for name, values in measured.items()}
     pieces = measured | arrays.rows(trajectories)
-    sizes = counts | arrays.sizes(trajectories)
+    sizes = counts | (arrays.sizes(trajectories) if batch.trajectories else {})
     return Arrays(sizes, (piece for name in sizes for piece in pieces[name]))

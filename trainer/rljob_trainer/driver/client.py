@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint
-from rljob_trainer.arrays import Array, allocated, chunks, described, raw
+from rljob_trainer.arrays import Array, Stream, allocated, chunks, raw
 from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.driver.channel import LENGTH, connect, encode
 from rljob_trainer.failure import PeerLost
@@ -62,17 +62,21 @@ class Client:
             self._send({"call": "heartbeat", "count": self._heartbeats})
             self._heartbeats, self._sent = 0, now
 
-    def _call(self, name: str, arrays: Mapping[str, Array] | None = None, **arguments: Any) -> Any:
+    def awaiting(self, what: str) -> None:
+        """Report what rank 0 waits for; empty: nothing any more."""
+        self._send({"call": "awaiting", "what": what})
+
+    def _call(self, name: str, arrays: Stream | None = None, **arguments: Any) -> Any:
         """The answer. `arrays`: one-dimensional, sent along."""
-        given = {"arrays": described(arrays)} if arrays is not None else {}
+        given = {"arrays": arrays.described} if arrays else {}
         self._send({"call": name, **arguments, **given}, arrays)
         (length,) = LENGTH.unpack(self._read(LENGTH.size))
         return json.loads(self._read(length))
 
-    def _send(self, message: dict[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+    def _send(self, message: dict[str, Any], arrays: Stream | None = None) -> None:
         try:
             self._socket.sendall(encode(message))
-            for chunk in chunks(arrays.values()) if arrays else ():
+            for chunk in chunks(arrays.pieces) if arrays else ():
                 self._socket.sendall(chunk)
         except OSError:
             raise DriverLost(GONE) from None
@@ -146,8 +150,8 @@ class DriverClient(Client):
         """Step `step` is done."""
         self._call("trained", step=step, metrics=dict(metrics))
 
-    def learn(self, step: int, columns: Mapping[str, Array]) -> None:
-        """Have the critic on a gang of its own learn from the batch of `step`, without waiting. `columns`: [response tokens of the step] each."""
+    def learn(self, step: int, columns: Stream) -> None:
+        """Have the critic on a gang of its own learn from the batch of `step`, without waiting. `columns`: what Scatter.collect returns."""
         self._call("learn", columns, step=step)
 
     def learnt(self) -> dict[str, float]:
@@ -232,14 +236,14 @@ class RoleClient(Client):
         {"ask": "open", "steps"}               load the model, for a job of this many steps; the first request to every role
         {"ask": "measure", "batch": {...}}     as DriverClient.next describes a batch, and its columns and parts are read alike
         {"ask": "restore", "directory"}        of the critic: continue from the engine's part of a checkpoint
-        {"ask": "learn", "step", "arrays"}     of the critic: from the batch that it measured last, with these columns, whose arrays follow
+        {"ask": "learn", "batch": {...}}       of the critic: from the batch that it measured last, of which this one has what was measured since
         {"ask": "save", "step", "directory", "reshardable"}    of the critic: begin to write its state into the engine's part of a checkpoint
         {"over": "drained" | "succeeded"}      nothing will be asked any more
         {}                                     nothing yet: ask again
         """
         return self._call("next")
 
-    def done(self, arrays: Mapping[str, Array] | None = None, **found: Any) -> None:
+    def done(self, arrays: Stream | None = None, **found: Any) -> None:
         """Answer the last request."""
         self._call("done", arrays, **found)
 

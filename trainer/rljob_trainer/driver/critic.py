@@ -1,11 +1,11 @@
 """A critic on a gang of its own: it computes the values of a batch before rank 0 gets it, and learns from it while the policy does."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rljob_api import names
-from rljob_trainer.arrays import Array
+from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.measured import joined
 from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.driver.gangs import Gang
@@ -53,9 +53,9 @@ class Critic:
         """Continue from the engine's part of a checkpoint."""
         self._gang.tell("restore", directory=directory)
 
-    def learn(self, step: int, columns: Mapping[str, Array]) -> None:
-        """Begin to learn from the batch that was returned last."""
-        self._learning = self._gang.tell("learn", arrays=columns, step=step)
+    def learn(self, measured: Batch) -> None:
+        """Begin to learn from the batch that was returned last. `measured`: its columns, and what the critic is to learn."""
+        self._learning = self._gang.tell("learn", measured)
         self._learning.add_done_callback(lambda _: self._changed())
 
     def learnt(self) -> dict[str, float] | None:

@@ -15,7 +15,7 @@ from rljob_trainer.batch import Batch
 from rljob_trainer.buffer import saved
 from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.buffer.examples import ExampleBuffer, Examples
-from rljob_trainer.buffer.measured import Measure
+from rljob_trainer.buffer.measured import Measure, joined
 from rljob_trainer.buffer.sources import BatchSource
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.channel import Arrays, announced, part_of
@@ -26,6 +26,7 @@ from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting import trackers
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.tracker import End
 from rljob_trainer.rewards.pool import Pools
@@ -57,7 +58,13 @@ class Driver:
         """
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._reporter = Reporter(progress, lambda: rollouts.is_enough and pools.ready, self._loading)
+        self._reporter = Reporter(
+            progress,
+            lambda: rollouts.is_enough and pools.ready,
+            self._loading,
+            lambda: rollouts.awaited,
+            Alarms(control.spec),
+        )
         self._trackers = trackers.connect(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
@@ -100,6 +107,10 @@ class Driver:
         """Rank 0 made progress."""
         self._reporter.rank_moved(count)
 
+    def awaiting(self, what: str) -> None:
+        """Rank 0 waits for `what`; empty: not any more."""
+        self._reporter.rank_awaits(what)
+
     def phase(self, name: str) -> None:
         """Report what the buffer does."""
         self._reporter.work(name)
@@ -116,7 +127,7 @@ class Driver:
         if self._critic and engine:
             self._critic.restore(engine)
         self._step = step
-        self._cursor = Cursor.restore(data, self._data) if data else Cursor()
+        self._cursor = Cursor.restore(data, self._data, self._spec.data) if data else Cursor()
         sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
         self._step_began = time.monotonic()
         found = [Checkpoint.model_validate(c) for c in checkpoints]
@@ -176,7 +187,8 @@ class Driver:
         self._reporter.enter("")
 
     async def learn(self, step: int, arrays: dict[str, Array]) -> None:
-        self._own_critic.learn(step, arrays)
+        assert self._handed is not None and step == self._handed.batch.step, f"step {step} was not handed out"
+        self._own_critic.learn(joined(Batch(step, self._handed.batch.columns, {}, {}), arrays))
 
     async def learnt(self) -> Any:
         return await self._once(self._own_critic.learnt)
@@ -210,7 +222,7 @@ class Driver:
 
     async def saving(self) -> dict[str, Any]:
         self._reporter.enter("saving")
-        return self._cursor.state(self._data)
+        return self._cursor.state(self._data, self._spec.data)
 
     async def save_buffer(self, directory: str) -> None:
         assert self._handed is None, "the buffer has what was not trained"

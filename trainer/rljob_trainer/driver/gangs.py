@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
-from rljob_trainer.arrays import Array, described
+from rljob_trainer.arrays import Array
 from rljob_trainer.batch import Batch
 from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.driver.channel import Arrays, announced, part_of, write
@@ -41,17 +41,13 @@ class _Request:
 
     kind: str
     batch: Batch | None
-    arrays: Mapping[str, Array]
     message: Mapping[str, Any]
     result: asyncio.Future[dict[str, Any]]
 
     def encoded(self) -> Arrays:
-        """The message to rank 0 of the role, followed by the columns of the batch, or else by the arrays."""
-        if self.batch is not None:
-            batch = announced(self.batch)
-            return Arrays({"ask": self.kind, **self.message, **batch.message}, batch.pieces)
-        message = {"ask": self.kind, "arrays": described(self.arrays), **self.message}
-        return Arrays(message, self.arrays.values())
+        """The message to rank 0 of the role, followed by the columns of the batch, if there is one."""
+        batch = announced(self.batch) if self.batch is not None else Arrays({}, ())
+        return Arrays({"ask": self.kind, **self.message, **batch.message}, batch.pieces)
 
 
 @dataclass
@@ -75,18 +71,14 @@ class Gang:
     _written: dict[str, Any] | None = None
     """The last completed save: `step`, `layout` and `files`."""
 
-    async def ask(
-        self, kind: str, batch: Batch | None = None, arrays: Mapping[str, Array] | None = None, **message: Any
-    ) -> dict[str, Any]:
+    async def ask(self, kind: str, batch: Batch | None = None, **message: Any) -> dict[str, Any]:
         """Send a request and wait for the answer. If the caller is cancelled, the role still completes it, and the answer is dropped."""
-        return await self.tell(kind, batch, arrays, **message)
+        return await self.tell(kind, batch, **message)
 
-    def tell(
-        self, kind: str, batch: Batch | None = None, arrays: Mapping[str, Array] | None = None, **message: Any
-    ) -> asyncio.Future[dict[str, Any]]:
+    def tell(self, kind: str, batch: Batch | None = None, **message: Any) -> asyncio.Future[dict[str, Any]]:
         """Send a request; returns the future of its answer."""
         result: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Request(kind, batch, arrays or {}, message, result))
+        self._queue.append(_Request(kind, batch, message, result))
         self._changed.set()
         return result
 
@@ -109,7 +101,7 @@ class Gang:
             "end": self.end,
         }
         try:
-            await answer(reader, writer, calls, heartbeat, seconds)
+            await answer(reader, writer, calls, {"heartbeat": heartbeat}, seconds)
         except RankLost as error:
             raise RoleLost(f"lost the role {self.role}: its {error}") from None
         finally:

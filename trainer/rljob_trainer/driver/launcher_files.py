@@ -3,7 +3,8 @@ which the driver writes and the launcher reports.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ async def follow_control(directory: Path) -> AsyncIterator[Control]:
 
 
 WRITE_SECONDS = 0.5
+QUIET_SECONDS = 10.0
+EXPLAINED = ("fetching", "loading", "waiting")
+"""Phases of which other fields say what is waited for."""
 
 
 class ProgressFile:
@@ -38,7 +42,10 @@ class ProgressFile:
     def __init__(self, file: Path):
         self._file = file
         self.progress = Progress()
+        self.awaited: Callable[[], str] = str
+        """What is waited for, called when there was no heartbeat for QUIET_SECONDS."""
         self._written: Progress | None = None
+        self._moved = time.monotonic()
 
     def update(self, **fields: Any) -> None:
         """Replace fields. This is not a heartbeat: a rollout that comes or goes, or a change of phase, is not progress."""
@@ -46,13 +53,21 @@ class ProgressFile:
 
     def heartbeat(self, count: int = 1) -> None:
         """Progress was made: a sample, a micro-batch, a bucket, a step."""
-        self.progress = self.progress.model_copy(update={"heartbeat": self.progress.heartbeat + count})
+        self._moved = time.monotonic()
+        self.update(heartbeat=self.progress.heartbeat + count)
 
     async def run(self) -> None:
         """Write every change, until cancelled."""
         while True:
+            self._say_what_is_awaited()
             self.flush()
             await asyncio.sleep(WRITE_SECONDS)
+
+    def _say_what_is_awaited(self) -> None:
+        named = self.progress.phase not in EXPLAINED and time.monotonic() > self._moved + QUIET_SECONDS
+        awaiting = self.awaited() if named else ""
+        if awaiting != self.progress.awaiting:
+            self.update(awaiting=awaiting)
 
     def flush(self) -> None:
         """Write the progress now, atomically."""

@@ -21,13 +21,14 @@ from rljob_trainer.buffer.generation import Generator
 from rljob_trainer.buffer.measured import Measure
 from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.buffer.teacher import Teacher, require_same_vocabulary
+from rljob_trainer.data.endings import unheard_end
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
 from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.channel import listen
 from rljob_trainer.driver.driver import Driver
@@ -59,6 +60,9 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
     tokenizer = load_tokenizer(control.spec)
+    if text := unheard_end(control.spec, tokenizer):
+        log.warning("%s", text)
+        progress.update(warnings=[text])
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with (
@@ -199,7 +203,7 @@ class _Runtime:
             "uploaded": d.uploaded,
             "end": d.end,
         }
-        served = serve(listener, calls, d.heartbeat)
+        served = serve(listener, calls, {"heartbeat": d.heartbeat, "awaiting": d.awaiting})
         try:
             gangs = self._gangs.run(self._progress.heartbeat)
             await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run(), gangs)
@@ -235,6 +239,7 @@ def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[Pr
         partial(validate_row, spec.rewards, by_driver=False),
         directory / "rows" / "train",
         images,
+        Vocabulary.of(spec),
     )
     require_prompts_of_every_file(spec.data, train)
     validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.takes_place)

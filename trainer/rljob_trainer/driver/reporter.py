@@ -4,15 +4,27 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import EVALUATIONS, Sinks
 
 
 class Reporter:
     """Call `begin` before the first metric."""
 
-    def __init__(self, progress: ProgressFile, is_served: Callable[[], bool], loading: Callable[[], list[str]]):
-        """`is_served`: whether enough rollouts have the policy, and the pools are ready. `loading`: roles whose models are still being loaded."""
-        self._progress, self._is_served, self._loading = progress, is_served, loading
+    def __init__(
+        self,
+        progress: ProgressFile,
+        is_served: Callable[[], bool],
+        loading: Callable[[], list[str]],
+        answers: Callable[[], str],
+        alarms: Alarms,
+    ):
+        """`is_served`: whether enough rollouts have the policy, and the pools are ready. `loading`: roles whose models are still being loaded.
+        `answers`: whose answers to requests are awaited. `alarms` watches the metrics."""
+        self._progress, self._is_served, self._loading, self._answers = progress, is_served, loading, answers
+        self._alarms, self._standing = alarms, progress.progress.warnings
+        self._rank_awaits = ""
+        progress.awaited = self._awaited
         self._sinks: Sinks
         self._rank_phase, self._work_phase = "loading", "training"
 
@@ -38,7 +50,9 @@ class Reporter:
         """A step is done."""
         self.record(step, metrics)
         self._progress.heartbeat()
-        self._progress.update(step=step, history=self._sinks.history())
+        self._alarms.after(step, metrics)
+        warnings = [*self._standing, *self._alarms.texts]
+        self._progress.update(step=step, history=self._sinks.history(), warnings=warnings)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of the current step, and show them in the progress."""
@@ -65,9 +79,20 @@ class Reporter:
         if self._rank_phase:
             self._progress.heartbeat(count)
 
+    def rank_awaits(self, what: str) -> None:
+        """Set what rank 0 waits for; empty: nothing."""
+        self._rank_awaits = what
+
+    def _awaited(self) -> str:
+        """What nothing moves without, asked when nothing has moved for a while."""
+        phase = self._progress.progress.phase
+        if phase in ("generating", "evaluating"):
+            return f"{phase}: waiting for {self._answers() or 'rewards'}"
+        return f"{phase}: waiting for {self._rank_awaits}" if self._rank_awaits else f"{phase}: nothing moves"
+
     def enter(self, rank_phase: str) -> None:
         """Set what rank 0 does; empty: it waits for the driver."""
-        self._rank_phase = rank_phase
+        self._rank_phase, self._rank_awaits = rank_phase, ""
         self.show_phase()
 
     def work(self, phase: str) -> None:

@@ -14,11 +14,14 @@ from rljob_trainer.failure import PeerLost
 Call = Callable[..., Awaitable[Any]]
 
 
+Notice = Callable[..., None]
+
+
 class RankLost(PeerLost):
     """Rank 0 ended without calling `end`; its own error file says why."""
 
 
-async def serve(listener: socket.socket, calls: Mapping[str, Call], heartbeat: Callable[[int], None]) -> None:
+async def serve(listener: socket.socket, calls: Mapping[str, Call], notices: Mapping[str, Notice]) -> None:
     """Answer rank 0 until it has called `end`. Raises RankLost, and whatever a call raises."""
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
         asyncio.get_running_loop().create_future()
@@ -31,7 +34,7 @@ async def serve(listener: socket.socket, calls: Mapping[str, Call], heartbeat: C
     try:
         reader, writer = await connected
         with contextlib.closing(writer):
-            await answer(reader, writer, calls, heartbeat)
+            await answer(reader, writer, calls, notices)
     finally:
         server.close()
 
@@ -40,18 +43,19 @@ async def answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     calls: Mapping[str, Call],
-    heartbeat: Callable[[int], None],
+    notices: Mapping[str, Notice],
     silence: float | None = None,
 ) -> None:
     """Answer a rank until it has called `end`. Raises RankLost, and whatever a call raises.
 
-    `silence`: seconds without any message after which the rank is lost; None: no limit, for a rank whose end closes the connection.
+    `notices`: what it says without an answer. `silence`: seconds without any message after which the rank is lost; None: no limit, for a rank whose
+    end closes the connection.
     """
     while True:
         request = await _bounded(reader, silence)
         name = request.pop("call")
-        if name == "heartbeat":
-            heartbeat(request["count"])
+        if notice := notices.get(name):
+            notice(**request)
             continue
         found = await calls[name](**request)
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
+from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure, preflight
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.launcher.fetching import PROCESS, obtain
@@ -19,6 +20,7 @@ from rljob_trainer.launcher.fork_client import ForkServer, ForkServerLost, ForkS
 from rljob_trainer.launcher.fork_server import ForkRequest, Rendezvous
 from rljob_trainer.launcher.logs import Follower, tail
 from rljob_trainer.launcher.settings import Settings
+from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.processes import sweep
 from rljob_trainer.rollout.colocated import ColocatedServers
 from rljob_trainer.textfile import read_text, replace
@@ -30,7 +32,7 @@ DRIVER_CAUSE_SECONDS = 0.5
 SERVER_CAUSE_SECONDS = 15.0
 """Longest wait for the health check to report a dead server (rollout/health.py, rollout/process.py), which takes 4 s on an idle machine."""
 STOP_SECONDS = 2.0
-"""Between SIGTERM, on which ranks write their stack traces, and SIGKILL."""
+"""Between SIGTERM, on which processes write their stack traces, and SIGKILL, for those that use no GPU."""
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class PodAttempt:
         self._root = Path(control.spec.checkpoint.path)
         self._stop = asyncio.Event()
         self._servers = ColocatedServers(control, settings.environment)
+        self._oom_kills = oom_kills()
 
     @property
     def pids(self) -> set[int]:
@@ -103,7 +106,7 @@ class PodAttempt:
             if await obtain(self._control.spec, driver, request, self._stop):
                 return None
         except ForkServerLost as error:
-            failure.write(self._directory, "fork-server", error)
+            failure.record(self._directory, "fork-server", error.as_failure())
         killed = time.time()
         await asyncio.to_thread(sweep, self._fork_servers.pids)
         return Ended(*conclude(None, self._stop.is_set(), self._failures(killed), killed))
@@ -127,9 +130,9 @@ class PodAttempt:
             if task:
                 task.cancel()
         killed = time.time()
-        await _kill(self._fork_servers.ranks, ranks)
+        await _kill(self._fork_servers.ranks, ranks, grace_of(self._control.spec))
         if driver:
-            await _kill(self._fork_servers.driver, driver)
+            await _kill(self._fork_servers.driver, driver, STOP_SECONDS)
         await self._servers.stop()
         await asyncio.to_thread(sweep, self._fork_servers.pids)
         outcome = self._outcome() if ending == "well" else None
@@ -184,7 +187,7 @@ class PodAttempt:
         try:
             await fork_server.ready()
         except ForkServerLost as error:
-            failure.write(self._directory, "fork-server", error)
+            failure.record(self._directory, "fork-server", error.as_failure())
             return 1
         return await fork_server.run(request)
 
@@ -193,7 +196,8 @@ class PodAttempt:
         return json.loads(text)["result"] if text else None
 
     def _failures(self, before: float) -> list[Failure]:
-        return [f for f in failure.read(self._directory) if f.time <= before]
+        kills, limit = oom_kills() - self._oom_kills, memory_limit()
+        return [failure.with_memory(f, kills, limit) for f in failure.read(self._directory) if f.time <= before]
 
     def _make_directories(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -230,13 +234,21 @@ class PodAttempt:
         )
 
 
-async def _kill(fork_server: ForkServer, task: asyncio.Task[int]) -> None:
-    """End what the fork server has forked for `task`, and wait for it. A fork server that is still importing has forked nothing, and lives on."""
+def grace_of(spec: RLJobSpec) -> float:
+    """Seconds between SIGTERM and SIGKILL for ranks."""
+    return float(spec.lifecycle.rank_grace_seconds) if spec.trainer.device == "gpu" else STOP_SECONDS
+
+
+async def _kill(fork_server: ForkServer, task: asyncio.Task[int], grace: float) -> None:
+    """End what the fork server has forked for `task`, and wait for it. A fork server that is still importing has forked nothing, and lives on.
+
+    `grace`: seconds between SIGTERM and SIGKILL.
+    """
     if not fork_server.busy:
         task.cancel()
     if not task.done():
         fork_server.kill(signal.SIGTERM)
-        await asyncio.wait({task}, timeout=STOP_SECONDS)
+        await asyncio.wait({task}, timeout=grace)
     await fork_server.kill_until_ended(task)
 
 
@@ -256,8 +268,8 @@ async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
 
 
 def unwritable(path: str, error: OSError) -> Exception:
-    """What to report when an attempt cannot make its directories: `error` itself during an outage of the volume, else a ConfigurationError."""
-    if failure.is_outage(error):
+    """What to report when an attempt cannot make its directories: `error` itself if the volume is away or full, else a ConfigurationError."""
+    if failure.is_outage(error) or failure.is_full(error):
         return error
     rule = f"the trainer cannot write there: {error.strerror}: {error.filename}"
     return ConfigurationError(

@@ -4,10 +4,13 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from typing import Any
 
+from rljob_api.protocol import Failure
+from rljob_trainer.failure import FORK_SERVER_LOST, Kind
 from rljob_trainer.launcher.fork_server import ForkRequest
 from rljob_trainer.processes import kill_group
 
@@ -16,6 +19,16 @@ KILL_AGAIN_SECONDS = 0.5
 
 class ForkServerLost(RuntimeError):
     """The fork server ended before it could fork. What its imports printed is in the pod's log."""
+
+    def __init__(self, module: str, code: int) -> None:
+        """`code`: its exit code; negative: a signal."""
+        super().__init__(f"the imports of {module} failed with exit code {code}; the pod's log has the reason")
+        self.code = code
+
+    def as_failure(self) -> Failure:
+        """Without a traceback, which would be that of the launcher."""
+        kind: Kind = "killed" if self.code < 0 else "application"
+        return Failure(kind=kind, exception=FORK_SERVER_LOST, message=str(self), time=time.time())
 
 
 class ForkServer:
@@ -50,9 +63,7 @@ class ForkServer:
         if not self._ready and await self._answer("ready") is None:
             assert self._process
             code = await self._process.wait()
-            raise ForkServerLost(
-                f"the imports of {self.module} failed with exit code {code}; the pod's log has the reason"
-            )
+            raise ForkServerLost(self.module, code)
         self._ready = True
 
     async def run(self, request: ForkRequest) -> int:

@@ -63,6 +63,7 @@ class Here:
         self._wanted: Command = "run"
         self._written: Control | None = None
         self._line = ""
+        self._warned: list[str] = []
 
     def run(self, rank: str, driver: str) -> End:
         """Ctrl-C and SIGTERM drain; the second one stops."""
@@ -146,6 +147,10 @@ class Here:
         return self._attempt_ports[attempt, purpose]
 
     def _show(self, seen: Seen) -> None:
+        for text in status.warnings(seen):
+            if text not in self._warned:
+                self._warned.append(text)
+                print(f"{time.strftime('%H:%M:%S')} warning: {text}", flush=True)
         line = status.line(self._state, seen)
         if line != self._line:
             self._line = line

@@ -24,6 +24,11 @@ def line(state: LocalState, seen: Seen) -> str:
     return f"attempt {state.attempt}{order}: {_progress(progress)}; {counts}"
 
 
+def warnings(seen: Seen) -> list[str]:
+    """What the trainer warns of."""
+    return next((r.progress.warnings for r in seen.trainers.values() if r and r.progress), [])
+
+
 def _ready(servers: Mapping[str, Report | None]) -> str:
     return f"{sum(report is not None and report.state == 'running' for report in servers.values())}/{len(servers)}"
 
@@ -41,6 +46,7 @@ def summary(seen: Seen) -> str:
     facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
     if progress.export:
         facts.append(f"Hugging Face model: {progress.export}")
+    facts += [f"warning: {text}" for text in progress.warnings]
     return "\n".join(facts)
 
 

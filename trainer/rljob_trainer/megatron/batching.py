@@ -3,12 +3,13 @@ plan."""
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
 from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.shape import NOMINAL, Work
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Columns
 
@@ -39,53 +40,65 @@ class StepPlan:
         return [self.rows(rank) for rank in range(len(self.mini_batches[0]))]
 
 
-def undivided(spec: RLJobSpec) -> RLJobSpec:
-    """The spec with one mini-batch per step, for a step that is measured only."""
-    return spec.model_copy(update={"train": spec.train.model_copy(update={"mini_batches": 1})})
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """Plans the steps of one model. All of its ranks have an equal one."""
 
+    spec: RLJobSpec
+    layout: Layout
+    pairs: bool = False
+    """Keep the rows of a group adjacent in one micro-batch, as Objective.pairs demands."""
+    with_last_token: bool = False
+    """Count every sequence with its last token, as Objective.scores demands."""
+    work: Work = NOMINAL.work
+    """Of the model."""
 
-def plan_step(
-    columns: Columns, spec: RLJobSpec, layout: Layout, pairs: bool = False, with_last_token: bool = False
-) -> StepPlan:
-    """Plan a step: non-empty mini-batches of whole groups.
+    def plan(self, columns: Columns) -> StepPlan:
+        """Plan a step: non-empty mini-batches of whole groups.
 
-    A sequence counts without its last token, which predicts nothing, unless reward models read whole sequences with the same plan.
+        A sequence counts without its last token, which predicts nothing, unless reward models read whole sequences with the same plan.
 
-    Args:
-        pairs: keep the rows of a group adjacent in one micro-batch, as Objective.pairs demands
-        with_last_token: count every sequence with its last token, as Objective.scores demands
+        Raises ValueError when no trajectory has a response, or one, or a pair, is longer than a micro-batch.
+        """
+        kept = np.flatnonzero(columns.response_length)
+        if not len(kept):
+            raise ValueError("the step has no trajectories to train on")
+        with_last_token = self.with_last_token or any(reward.model for reward in self.spec.rewards)
+        lengths = (columns.length - (not with_last_token)).tolist()
+        groups = [list(rows) for _, rows in groupby(kept.tolist(), key=lambda row: columns.group[row])]
+        count = min(self.spec.train.mini_batches, len(groups))
+        share = [i * count // len(groups) for i in range(len(groups))]
+        members = [[rows for rows, m in zip(groups, share, strict=True) if m == number] for number in range(count)]
+        return StepPlan(tuple(self._mini_batch(groups, lengths) for groups in members))
 
-    Raises ValueError when no trajectory has a response, or one, or a pair, is longer than a micro-batch.
-    """
-    kept = np.flatnonzero(columns.response_length)
-    if not len(kept):
-        raise ValueError("the step has no trajectories to train on")
-    with_last_token = with_last_token or any(reward.model for reward in spec.rewards)
-    lengths = (columns.length - (not with_last_token)).tolist()
-    groups = [list(rows) for _, rows in groupby(kept.tolist(), key=lambda row: columns.group[row])]
-    count = min(spec.train.mini_batches, len(groups))
-    share = [i * count // len(groups) for i in range(len(groups))]
-    members = [[rows for rows, m in zip(groups, share, strict=True) if m == number] for number in range(count)]
-    return StepPlan(tuple(_plan(groups, pairs, lengths, spec, layout) for groups in members))
+    def parts(self, columns: Columns) -> list[list[int]]:
+        """[data-parallel rank] -> rows of the batch that it needs, ascending."""
+        return self.plan(columns).rows_by_rank()
 
+    @property
+    def undivided(self) -> "Planner":
+        """The planner of steps that are measured only: with one mini-batch each."""
+        train = self.spec.train.model_copy(update={"mini_batches": 1})
+        return replace(self, spec=self.spec.model_copy(update={"train": train}))
 
-def plan_units(units: Sequence[Sequence[int]], lengths: Sequence[int], spec: RLJobSpec, layout: Layout) -> Plan:
-    """Like `plan`, but keeps the rows of a unit adjacent in one micro-batch. `lengths`: [row] -> tokens of its sequence."""
-    sizes = [sum(padded_length(lengths[row], layout) for row in unit) for unit in units]
-    found = plan(sizes, spec.train.tokens_per_micro_batch, layout.alignment, layout.data, layout.micro_batch_multiple)
-    return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
+    def plan_units(self, units: Sequence[Sequence[int]], lengths: Sequence[int]) -> Plan:
+        """Like `plan` below, but keeps the rows of a unit adjacent in one micro-batch. `lengths`: [row] -> tokens of its sequence."""
+        layout, budget = self.layout, self.spec.train.tokens_per_micro_batch
+        sizes = [sum(padded_length(lengths[row], layout) for row in unit) for unit in units]
+        costs = [sum(self.work.of(lengths[row]) for row in unit) for unit in units]
+        found = plan(sizes, costs, budget, layout.alignment, layout.data, layout.micro_batch_multiple)
+        return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
 
-
-def _plan(groups: list[list[int]], pairs: bool, lengths: list[int], spec: RLJobSpec, layout: Layout) -> Plan:
-    if pairs:
-        return plan_units(groups, lengths, spec, layout)
-    alone = plan_units([[row] for group in groups for row in group], lengths, spec, layout)
-    if not spec.data.image_key:
-        return alone
-    maximums = (spec.train.tokens_per_micro_batch // count for count in SETS_PER_MICRO_BATCH)
-    units = ([unit for group in groups for unit in bounded_sets(group, lengths, most)] for most in maximums)
-    plans = (plan_units(found, lengths, spec, layout) for found in units)
-    return next((found for found in plans if 10 * len(found[0]) <= 11 * len(alone[0])), alone)
+    def _mini_batch(self, groups: list[list[int]], lengths: list[int]) -> Plan:
+        if self.pairs:
+            return self.plan_units(groups, lengths)
+        alone = self.plan_units([[row] for group in groups for row in group], lengths)
+        if not self.spec.data.image_key:
+            return alone
+        maximums = (self.spec.train.tokens_per_micro_batch // count for count in SETS_PER_MICRO_BATCH)
+        units = ([unit for group in groups for unit in bounded_sets(group, lengths, most)] for most in maximums)
+        plans = (self.plan_units(found, lengths) for found in units)
+        return next((found for found in plans if 10 * len(found[0]) <= 11 * len(alone[0])), alone)
 
 
 def bounded_sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
@@ -105,8 +118,14 @@ def padded_length(length: int, layout: Layout) -> int:
     return -(-length // layout.sequence_alignment) * layout.sequence_alignment
 
 
-def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multiple: int = 1) -> Plan:
+def plan(
+    lengths: Sequence[int], costs: Sequence[int], budget: int, alignment: int, ranks: int, multiple: int = 1
+) -> Plan:
     """Distribute sequences over as few micro-batches as the budget allows, equally many on every rank, and of about equal size.
+
+    Micro-batches of equal size differ in cost, since the cost of attention grows with the square of a sequence's length. So they are dealt out by
+    cost: the k-th micro-batches of all ranks cost about the same, because ranks wait for each other in every layer with experts, and so do the
+    ranks' sums, because they wait for each other before an optimizer step. `costs`: of each sequence, in any unit.
 
     No micro-batch has more than `budget` tokens after padding to a multiple of `alignment`. Megatron's schedules and collectives need the same
     number of micro-batches on every rank, a multiple of `multiple`; a micro-batch without sequences consists of padding, whose loss has no weight.
@@ -121,7 +140,15 @@ def plan(lengths: Sequence[int], budget: int, alignment: int, ranks: int, multip
     count = group * -(-_fewest(lengths, room) // group)
     while (batches := _spread(lengths, count, room)) is None:
         count += group
-    return [batches[rank::ranks] for rank in range(ranks)]
+    return _dealt(batches, costs, ranks)
+
+
+def _dealt(batches: list[list[int]], costs: Sequence[int], ranks: int) -> Plan:
+    """The costliest first, in snake order: each round begins with the rank at which the last one ended."""
+    order = sorted(batches, key=lambda batch: -sum(costs[i] for i in batch))
+    rounds = [order[start : start + ranks] for start in range(0, len(order), ranks)]
+    rounds = [batches[::-1] if number % 2 else batches for number, batches in enumerate(rounds)]
+    return [[batches[rank] for batches in rounds] for rank in range(ranks)]
 
 
 def _fewest(lengths: Sequence[int], room: int) -> int:

@@ -14,17 +14,18 @@ import torch
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.arrays import Array
 from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
-from rljob_trainer.megatron.batching import plan_step, plan_units, undivided
+from rljob_trainer.megatron.batching import Planner
 from rljob_trainer.megatron.frozen import LogProbs, RewardModels, reference_of
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
 from rljob_trainer.megatron.packing import micro_batch
-from rljob_trainer.megatron.provider import MODEL
+from rljob_trainer.megatron.provider import MODEL, work_of
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
 from rljob_trainer.memory import Meter
@@ -49,7 +50,7 @@ class Engine:
         device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
         self._parallel = parallel_state.initialize(layout, device, timeout)
         self.objective = objective or PolicyObjective(spec)
-        self._undivided = undivided(spec)
+        self._planner = Planner(spec, layout, self.objective.pairs, self.objective.scores, work_of(spec))
         self._routed = spec.algorithm.rollout_correction.router_replay == "rollout"
         self._shared = spec.models.keys() - spec.gangs.keys()
         self._model = self._trained_model()
@@ -66,18 +67,17 @@ class Engine:
         """Data-parallel rank."""
         return self._parallel.data_rank
 
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the batch that it trains, ascending."""
-        return self._parts(columns, self._spec)
-
-    def _parts(self, columns: Columns, spec: RLJobSpec) -> list[list[int]]:
-        return plan_step(
-            columns, spec, self._parallel.layout, self.objective.pairs, self.objective.scores
-        ).rows_by_rank()
+        return self._planner.parts(columns)
 
     def held_out_parts(self, columns: Columns) -> list[list[int]]:
         """Like `parts`, for a batch that `evaluate` gets."""
-        return self._parts(columns, self._undivided)
+        return self._planner.undivided.parts(columns)
 
     def evaluate(self, batch: Batch) -> dict[str, float]:
         """The objective's metrics of a batch, under the names that they have in training, the same on all ranks. Nothing is learnt.
@@ -85,7 +85,7 @@ class Engine:
         `batch`: this rank's part, as `held_out_parts` says.
         """
         self.memory.enter("score")
-        step = self._measured(batch, self._undivided)
+        step = self._measured(batch, self._planner.undivided)
         for name, values in self.objective.advantages(step).columns.items():
             step.put(name, values)
         step.put_loss_weights(self.objective)
@@ -98,10 +98,10 @@ class Engine:
 
         `batch`: the whole batch, or this rank's part of it.
         """
-        return self._measured(batch, self._spec)
+        return self._measured(batch, self._planner)
 
-    def _measured(self, batch: Batch, spec: RLJobSpec) -> Step:
-        step = Step.of(batch, spec, self._parallel, self.objective)
+    def _measured(self, batch: Batch, planner: Planner) -> Step:
+        step = Step.of(batch, planner, self._parallel)
         for scores in self._reward_models.scores(step):
             step.add_rewards(scores)
         micro_batches, temperature = list(step.micro_batches()), self.objective.temperature
@@ -125,8 +125,9 @@ class Engine:
         loss.
 
         Raises:
-            MismatchError: before the policy's optimizer step; see parity.LIMIT.
+            MismatchError: before the policy's optimizer step; see parity.RunLimit.
             NonFiniteError: before an optimizer step, unless `onNonFinite: skip`.
+            ConfigurationError: after too many skipped steps in a row.
         """
         self.memory.enter("train")
         for name, values in targets.columns.items():
@@ -147,7 +148,7 @@ class Engine:
         """Per trajectory the log-probabilities [response tokens] under the policy at temperature 1, on every rank. All ranks pass the same
         trajectories."""
         units = [[row] for row in range(len(trajectories))]
-        plan = plan_units(units, [len(t) - 1 for t in trajectories], self._spec, self._parallel.layout)
+        plan = self._planner.plan_units(units, [len(t) - 1 for t in trajectories])
         micro_batches = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self.data_rank]]
         with self._policy.offloader.using("parameters"):
             measured = self._policy.log_probs(micro_batches, temperature=1.0)

@@ -22,7 +22,7 @@ from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.megatron.step import Step, gather
+from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.value_model import ValueModel
 from rljob_trainer.rewards.rules import entries_of
 
@@ -179,5 +179,8 @@ class _RewardModel:
         ]
         with self._offloader.using("parameters"):
             parts = self._network.values(micro_batches)
-        values = gather(list(zip(micro_batches, parts, strict=False)), step.counts, step.parallel)
-        return np.array([float(v[-1]) if i in chosen and len(v) else 0.0 for i, v in enumerate(values)])
+        found = torch.zeros(len(step.counts), dtype=torch.float64)
+        for micro, part in zip(micro_batches, parts, strict=False) if step.parallel.reports_metrics else ():
+            for row, values in zip(micro.row.rows, micro.row.collect(part), strict=True):
+                found[row] = values[-1]
+        return step.parallel.over_world(found).numpy()

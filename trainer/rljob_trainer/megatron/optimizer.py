@@ -13,9 +13,14 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.algorithm import Optimizer
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.objectives.metrics import LOSS, MetricAccumulator
 from rljob_trainer.objectives.objective import Objective
+
+MOST_SKIPS = 10
+"""Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""
+FIELD = "spec.train.onNonFinite"
 
 
 class NonFiniteError(RuntimeError):
@@ -35,7 +40,7 @@ class Update:
     """No parameter was changed, since loss or gradient were not finite (`onNonFinite: skip`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Learner:
     """Takes the optimizer steps of one network."""
 
@@ -45,6 +50,8 @@ class Learner:
     offloader: Offloader
     skips: bool
     """Skip an optimizer step whose loss or gradient is not finite, instead of raising NonFiniteError."""
+    skipped: int = 0
+    """Steps in a row that were skipped."""
 
     def step(self, gradients: Callable[[], MetricAccumulator], check: Callable[[MetricAccumulator], None]) -> Update:
         """Take one optimizer step. Collective; the result is the same on all ranks. Parameters and gradients must be on the device.
@@ -53,7 +60,8 @@ class Learner:
             gradients: accumulates gradients into the buffers, and returns the sums over all ranks
             check: raises to prevent the step
 
-        Raises what `check` raises, and NonFiniteError; parameters and moments are unchanged then.
+        Raises what `check` raises, NonFiniteError, and ConfigurationError after MOST_SKIPS skipped steps in a row; parameters and moments are
+        unchanged then.
         """
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
@@ -66,10 +74,21 @@ class Learner:
             if math.isfinite(norm):
                 self.optimizer.step_with_ready_grads()
                 self.scheduler.step(1)
-        if not math.isfinite(norm) and not self.skips:
-            what = f"the norm of the gradient is {norm}" if sums.is_finite else f"the loss is {sums[LOSS]}"
-            raise NonFiniteError(what)
+        if math.isfinite(norm):
+            self.skipped = 0
+        else:
+            self._skip(f"the norm of the gradient is {norm}" if sums.is_finite else f"the loss is {sums[LOSS]}")
         return Update(sums, norm, rate, skipped=not math.isfinite(norm))
+
+    def _skip(self, reason: str) -> None:
+        """A restart would not help: it would start from weights that were saved meanwhile."""
+        if not self.skips:
+            raise NonFiniteError(reason)
+        self.skipped += 1
+        if self.skipped >= MOST_SKIPS:
+            rule = f"{self.skipped} optimizer steps in a row were left out: {reason}"
+            fix = "go back with `resume --from-step N` to before the first of them, with a lower learning rate or without the data that cause it"
+            raise ConfigurationError(FIELD, "skip", rule, fix)
 
     def _clip(self) -> torch.Tensor | float:
         """Clip the gradient; returns its norm before. This is the first half of ChainedOptimizer.step; `step_with_ready_grads` is the second."""

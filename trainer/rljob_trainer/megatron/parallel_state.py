@@ -1,7 +1,10 @@
 """This rank's process groups, and its coordinates in the layout."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state as mpu
@@ -24,7 +27,11 @@ class ParallelState:
     reports_metrics: bool
     """Whether this rank contributes to sums over all ranks, to which every token must be added once: tensor rank 0 of the last stage, of each
     data-parallel copy and CP partition."""
+    leads_copy: bool
+    """Whether this rank speaks for its data-parallel copy: the rank with `reports_metrics` that has the first CP partition."""
     tensor_group: dist.ProcessGroup
+    model_group: dist.ProcessGroup
+    """Tensor-parallel ranks of all stages, of one CP partition."""
     context_rank: int
     context_group: dist.ProcessGroup
     """The ranks that share this rank's sequences. To be passed explicitly: megatron's functions take None for the whole world."""
@@ -36,6 +43,32 @@ class ParallelState:
             values = values.detach().clone()
             dist.all_reduce(values, group=self.context_group)
         return values
+
+    def over_copy(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks of this data-parallel copy, of values in host memory."""
+        if self.layout.model == 1:
+            return values
+        found = self.over_context(values.to(self.device))
+        dist.all_reduce(found, group=self.model_group)
+        return found.cpu()
+
+    def share(self, block: npt.NDArray[Any]) -> None:
+        """Overwrite a block in host memory with that of this copy's first rank. Collective over the copy; on GPUs the bytes travel between them."""
+        if self.layout.model == 1:
+            return
+        held = torch.from_numpy(block.view(np.uint8))
+        sent = held.to(self.device)
+        if self.layout.context > 1 and dist.get_rank(self.model_group) == 0:
+            dist.broadcast(sent, group=self.context_group, group_src=0)
+        dist.broadcast(sent, group=self.model_group, group_src=0)
+        if sent.is_cuda:
+            held.copy_(sent)
+
+    def over_world(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over all ranks, of values in host memory."""
+        found = values.to(self.device)
+        dist.all_reduce(found)
+        return found.cpu()
 
 
 def current_device() -> torch.device:
@@ -59,12 +92,15 @@ def initialize(layout: Layout, device: torch.device, timeout_seconds: float) -> 
     )
     model_parallel_cuda_manual_seed(SEED)
     last = mpu.is_pipeline_last_stage()
+    reports = last and mpu.get_tensor_model_parallel_rank() == 0
     return ParallelState(
         layout=layout,
         data_rank=mpu.get_data_parallel_rank(),
         last_stage=last,
-        reports_metrics=last and mpu.get_tensor_model_parallel_rank() == 0,
+        reports_metrics=reports,
+        leads_copy=reports and mpu.get_context_parallel_rank() == 0,
         tensor_group=mpu.get_tensor_model_parallel_group(),
+        model_group=mpu.get_model_parallel_group(),
         context_rank=mpu.get_context_parallel_rank(),
         context_group=mpu.get_context_parallel_group(),
         device=device,

@@ -16,6 +16,7 @@ from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.families import FAMILIES
 from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.shape import NOMINAL, Shape, Work
 from rljob_api.spec import RLJobSpec
 from rljob_api.validation.layout import COMPILED, RECOMPUTE
 from rljob_api.validation.model import model_violations
@@ -86,6 +87,11 @@ def read_config(path: str, field: str) -> dict[str, Any]:
         fix = "name a Hugging Face model directory that the trainer pods can read"
         raise ConfigurationError(field, path, "holds no config.json", fix)
     return json.loads(file.read_text())
+
+
+def work_of(spec: RLJobSpec) -> Work:
+    """What a sequence costs the policy, by which micro-batches are dealt out. Models on other gangs are mostly of its shape."""
+    return (Shape.of(read_config(spec.model.path, MODEL)) or NOMINAL).work
 
 
 @contextmanager

@@ -5,6 +5,7 @@ ranks of the gang.
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,21 +14,36 @@ from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
-from rljob_trainer.arrays import Array, split
-from rljob_trainer.batch import SCORES, Batch, Columns
+from rljob_trainer.arrays import Array
+from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import checkpoint, parallel_state
-from rljob_trainer.megatron.batching import plan_step, undivided
+from rljob_trainer.megatron.batching import Planner
 from rljob_trainer.megatron.frozen import RewardModels, separate_reference
 from rljob_trainer.megatron.network import TrainedNetwork
 from rljob_trainer.megatron.optimizer import update_metrics
+from rljob_trainer.megatron.provider import work_of
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.value_model import critic_model
 from rljob_trainer.objectives.objective import Objective
 
-StepMeasure = Callable[[Step], dict[str, Array]]
-"""What a model measures of a step on this rank's gang; the same on all of its ranks."""
+
+class Measured(NamedTuple):
+    """What a model has measured of a step."""
+
+    tokens: Mapping[str, Mapping[int, Array]] = {}
+    """[name] -> [row] -> [response tokens] float32, of this rank's rows."""
+    scores: Array | None = None
+    """[n] float64, the same on all ranks of the gang."""
+
+
+StepMeasure = Callable[[Step], Measured]
+
+
+def _of_tokens(step: Step, name: str) -> Measured:
+    """A column of the step."""
+    return Measured({name: {row: values.numpy() for row, values in step.by_row(step.own(name)).items()}})
 
 
 class FrozenRole:
@@ -35,9 +51,11 @@ class FrozenRole:
 
     def __init__(self, spec: RLJobSpec, role: str, objective: Objective, heartbeat: Callable[[], None]) -> None:
         """`spec`: of the job. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit the layout."""
-        self._spec, self._objective = undivided(spec.of_gang(role)), objective
+        self._spec, self._objective = spec.of_gang(role), objective
         device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
-        self._parallel = parallel_state.initialize(Layout.of(spec, role), device, timeout)
+        layout = Layout.of(spec, role)
+        self._parallel = parallel_state.initialize(layout, device, timeout)
+        self._planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec)).undivided
         self._measure = self._reference(heartbeat) if role == names.ROLE_REFERENCE else self._rewards(role, heartbeat)
 
     @property
@@ -45,30 +63,30 @@ class FrozenRole:
         """This rank's data-parallel copy of the model."""
         return self._parallel.data_rank
 
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        objective, layout = self._objective, self._parallel.layout
-        return plan_step(columns, self._spec, layout, objective.pairs, objective.scores).rows_by_rank()
+        return self._planner.parts(columns)
 
-    def measure(self, batch: Batch) -> dict[str, Array]:
-        """The model's output for the whole batch, by name as buffer.measured.Measure has it; the same on all ranks.
-
-        `batch`: this rank's part, as `parts` says.
-        """
-        return self._measure(Step.of(batch, self._spec, self._parallel, self._objective))
+    def measure(self, batch: Batch) -> Measured:
+        """The model's output. `batch`: this rank's part, as `parts` says."""
+        return self._measure(Step.of(batch, self._planner, self._parallel))
 
     def _reference(self, heartbeat: Callable[[], None]) -> StepMeasure:
         log_probs = separate_reference(self._spec, self._parallel, heartbeat)
 
-        def measure(step: Step) -> dict[str, Array]:
+        def measure(step: Step) -> Measured:
             step.keep("reference_log_probs", log_probs(list(step.micro_batches()), self._objective.temperature))
-            return {"reference_log_probs": torch.cat(step.gather("reference_log_probs")).numpy()}
+            return _of_tokens(step, "reference_log_probs")
 
         return measure
 
     def _rewards(self, role: str, heartbeat: Callable[[], None]) -> StepMeasure:
         models = RewardModels(self._spec, {role}, self._parallel, heartbeat)
-        return lambda step: {SCORES: np.sum([*models.scores(step)], axis=0)}
+        return lambda step: Measured(scores=np.sum([*models.scores(step)], axis=0))
 
 
 class CriticRole:
@@ -78,10 +96,11 @@ class CriticRole:
         """`spec`: of the job, with its steps. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit."""
         critic, learnt = spec.critic, objective.critic
         assert critic and learnt, "a rule says that the job has one"
-        self._spec, self._objective, self._learnt = spec.of_gang(names.ROLE_CRITIC), objective, learnt
+        self._spec, self._learnt = spec.of_gang(names.ROLE_CRITIC), learnt
         layout = Layout.of(spec, names.ROLE_CRITIC)
         device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
         self._parallel = parallel_state.initialize(layout, device, timeout)
+        self._planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec))
         self.layout, self.heartbeat = str(layout), heartbeat
         model = critic_model(self._spec, critic, self._parallel)
         steps = Amounts.of(spec).updates * spec.train.total_steps
@@ -94,28 +113,31 @@ class CriticRole:
         """This rank's data-parallel copy of the model."""
         return self._parallel.data_rank
 
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
     def parts(self, columns: Columns) -> list[list[int]]:
         """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        objective, layout = self._objective, self._parallel.layout
-        return plan_step(columns, self._spec, layout, objective.pairs, objective.scores).rows_by_rank()
+        return self._planner.parts(columns)
 
-    def measure(self, batch: Batch) -> dict[str, Array]:
-        """`values` of the whole batch, [response tokens of the step] float32; the same on all ranks. `batch`: this rank's part."""
+    def measure(self, batch: Batch) -> Measured:
+        """The column `values`. `batch`: this rank's part."""
         if self._spec.saves_in_background(after=batch.step - 1):
             checkpoint.prepare(self._state(), self._staging)
-        self._step = step = Step.of(batch, self._spec, self._parallel, self._objective)
+        self._step = step = Step.of(batch, self._planner, self._parallel)
         step.keep("values", self._network.values(list(step.micro_batches())))
-        return {"values": torch.cat(step.gather("values")).numpy()}
+        return _of_tokens(step, "values")
 
-    def learn(self, columns: Mapping[str, Array]) -> dict[str, float]:
+    def learn(self, targets: Batch) -> dict[str, float]:
         """Learn from the batch that was measured last; returns the metrics, the same on all ranks.
 
-        `columns`: `returns` and perhaps `mask`, [response tokens of the step] each.
+        `targets`: of this rank's part, `returns` and perhaps `mask` as what was measured, and no trajectories.
         """
         step, self._step = self._step, None
         assert step, "a batch is measured before it is learnt from"
-        for name, values in columns.items():
-            step.put(name, [torch.from_numpy(v) for v in split(values, step.counts)])
+        for name, values in targets.measured.items():
+            step.put(name, {row: torch.from_numpy(v) for row, v in values.items()})
         step.put_loss_weights(self._learnt)
         learn = self._network.learn if self._learnt.learns(step.batch.step) else self._network.evaluate_loss
         metrics = update_metrics(self._learnt, learn(step, self._learnt))

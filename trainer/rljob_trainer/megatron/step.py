@@ -1,4 +1,4 @@
-"""A training step on one rank: its micro-batches with per-token columns, and gathering these to per-trajectory values on every rank."""
+"""A training step on one rank: its micro-batches with per-token columns, and what ranks tell each other of these."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,9 +7,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import Batch
-from rljob_trainer.megatron.batching import Plan, plan_step
+from rljob_trainer.megatron.batching import Plan, Planner
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import returned_experts
@@ -36,14 +35,16 @@ class Step:
     batch: Batch
     batches: list[MiniBatch]
     parallel: ParallelState
+    rows: list[int]
+    """Rows of this rank's copy, ascending."""
 
     @staticmethod
-    def of(batch: Batch, spec: RLJobSpec, parallel: ParallelState, objective: Objective) -> "Step":
+    def of(batch: Batch, planner: Planner, parallel: ParallelState) -> "Step":
         """`batch`: the whole batch, or this rank's part of it. Raises ValueError when no trajectory has a response."""
-        plan = plan_step(batch.columns, spec, parallel.layout, objective.pairs, objective.scores)
-        cuts = [_mini_batch(batch, cut, parallel, objective.scores) for cut in plan.mini_batches]
-        step = Step(batch, cuts, parallel)
-        own = {i: batch.trajectories[i] for i in plan.rows(parallel.data_rank)}
+        spec, plan = planner.spec, planner.plan(batch.columns)
+        cuts = [_mini_batch(batch, cut, parallel, planner.with_last_token) for cut in plan.mini_batches]
+        step = Step(batch, cuts, parallel, plan.rows(parallel.data_rank))
+        own = {i: batch.trajectories[i] for i in step.rows}
         step.put("rollout_log_probs", {i: torch.from_numpy(t.response_log_probs.copy()) for i, t in own.items()})
         step.put("age", {i: torch.from_numpy(_age(t, batch.step)) for i, t in own.items()})
         if spec.rollout.agent:
@@ -59,6 +60,11 @@ class Step:
     def counts(self) -> list[int]:
         """Response tokens of each row, including those of an environment."""
         return self.batch.columns.response_length.tolist()
+
+    @property
+    def own_counts(self) -> list[int]:
+        """Response tokens of each of this rank's rows."""
+        return self.batch.columns.response_length[self.rows].tolist()
 
     def micro_batches(self) -> Iterable[MicroBatch]:
         """All micro-batches of this rank, in the order of the mini-batches."""
@@ -90,18 +96,26 @@ class Step:
                 of_row = zip(micro.row.rows, micro.row.counts, strict=True)
                 micro.put(f"{objective.prefix}/loss_weights", {i: torch.full((n,), weights[i]) for i, n in of_row})
 
-    def gather(self, name: str) -> list[torch.Tensor]:
-        """A column of every row, [count] each in float32, on every rank. Collective; moves 4 bytes per response token of the step."""
-        measured = [(m, m.columns[name]) for m in self.micro_batches() if name in m.columns]
-        return gather(measured, self.counts, self.parallel)
+    def own(self, name: str) -> torch.Tensor:
+        """See MeasuredStep.own. Moves 4 bytes per own token; each is contributed by one rank, and all others add zeros, so the sum is exact."""
+        found = self.by_row(torch.zeros(sum(self.own_counts)))
+        for micro in self.micro_batches() if self.parallel.reports_metrics else ():
+            for row, values in zip(micro.row.rows, micro.row.collect(micro.columns[name]), strict=True):
+                found[row] = values
+        return self.parallel.over_copy(torch.cat([torch.zeros(0), *found.values()]))
 
-    def learnt(self) -> list[torch.Tensor]:
-        """[count] for every row: 1 for tokens in the loss. Collective when some tokens are an environment's."""
-        columns = self.batch.columns
-        if (columns.learnt_length == columns.response_length).all():
-            return [torch.ones(n) for n in self.counts]
-        self.put("learnt", {i: torch.from_numpy(t.response_mask) for i, t in self.batch.trajectories.items()})
-        return self.gather("learnt")
+    def learnt(self) -> torch.Tensor:
+        """See MeasuredStep.learnt."""
+        masks = [torch.from_numpy(self.batch.trajectories[row].response_mask) for row in self.rows]
+        return torch.cat([torch.zeros(0), *masks])
+
+    def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
+        """See MeasuredStep.by_row."""
+        return dict(zip(self.rows, values.split(self.own_counts), strict=True))
+
+    def over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """See MeasuredStep.over_ranks. Each number is contributed by one rank of the copy that has the row."""
+        return self.parallel.over_world(values if self.parallel.leads_copy else torch.zeros_like(values))
 
 
 def _age(trajectory: Trajectory, step: int) -> Ints:

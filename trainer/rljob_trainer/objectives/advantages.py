@@ -1,4 +1,5 @@
-"""Advantage estimators. They see the whole step, in float64, so that no estimate depends on how the step is distributed over ranks.
+"""Advantage estimators. They see numbers of all responses and the tokens of this rank's, in float64. What they compare over the step comes from sums
+over whole responses, so that no estimate depends on how the step is distributed over ranks.
 
 To add one: write a function of (Episodes, AlgorithmSpec) with its formula and its paper, put it into ADVANTAGES, and name it in
 spec.algorithm.advantage (operator/rljob_api/spec/algorithm.py).
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from rljob_api.spec.algorithm import AlgorithmSpec, Group
+from rljob_trainer.objectives.episodes import Episodes
 
 STD_EPSILON = 1e-6
 """Added to the standard deviation of a group, as in verl, slime and ROLL."""
@@ -18,79 +20,13 @@ VARIANCE_EPSILON = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Episodes:
-    """The n responses of a step, padded to the longest, of T tokens. All tensors but `groups` and `trajectories` are float64; all are on one
-    device."""
-
-    rewards: torch.Tensor
-    """[n], rewards of whole responses."""
-    groups: torch.Tensor
-    """[n], any integers; responses to the same prompt have the same one."""
-    mask: torch.Tensor
-    """[n, T], 1.0 for response tokens that the policy sampled, else 0.0."""
-    token_rewards: torch.Tensor
-    """[n, T], additional rewards of tokens, such as -coefficient * KL, without `rewards`."""
-    values: torch.Tensor | None = None
-    """[n, T], the critic's estimate of the return before each token. For `gae`."""
-    baselines: torch.Tensor | None = None
-    """[n], reward of the prompt's greedy response. For `remax`."""
-
-    own_rewards: torch.Tensor | None = None
-    """[n, T], added to the advantage of its token after estimation, without any comparison between responses (distillation). None: no such term."""
-    turn_rewards: torch.Tensor | None = None
-    """[n, T], the part of `rewards` that was earned before the end of the response, at the tokens that earned it. None: all at the end."""
-    trajectories: torch.Tensor | None = None
-    """[n], any integers; responses that are branches of one trajectory have the same one, and share its reward. None: no branches."""
-
-    @property
-    def lengths(self) -> torch.Tensor:
-        """[n], sampled tokens of each response."""
-        return self.mask.sum(1)
-
-    @property
-    def trajectory(self) -> torch.Tensor:
-        """[n], index of the trajectory of each response, from 0 to m - 1."""
-        given = torch.arange(len(self.rewards)) if self.trajectories is None else self.trajectories
-        return given.unique(return_inverse=True)[1]
-
-    def of_trajectories(self, values: torch.Tensor) -> torch.Tensor:
-        """[n] -> [m], the value of the first branch of each trajectory."""
-        index, rows = self.trajectory, torch.arange(len(self.rewards))
-        first = torch.full((int(index.max()) + 1,), len(rows)).scatter_reduce(0, index, rows, "amin")
-        return values[first]
-
-    def totals(self, values: torch.Tensor) -> torch.Tensor:
-        """[n] -> [m], summed over the branches of each trajectory."""
-        index = self.trajectory
-        return torch.zeros(int(index.max()) + 1, dtype=values.dtype).index_add(0, index, values)
-
-    @property
-    def outcomes(self) -> torch.Tensor:
-        """[m], undiscounted sum of all rewards of each trajectory."""
-        return self.of_trajectories(self.rewards) + self.totals((self.token_rewards * self.mask).sum(1))
-
-    def rewards_of_tokens(self) -> torch.Tensor:
-        """[n, T], rewards by token: those of tokens and turns where they were earned, and the rest of the response's reward at its last token. A
-        response that maxTokens cut off counts as ended, too."""
-        earned = torch.zeros_like(self.mask) if self.turn_rewards is None else self.turn_rewards * self.mask
-        rewards = self.token_rewards * self.mask + earned
-        last = (self.mask * torch.arange(1, self.mask.shape[1] + 1)).argmax(1)
-        rewards[torch.arange(len(last)), last] += (self.rewards - earned.sum(1)) * (self.lengths > 0)
-        return rewards
-
-    def spread(self, values: torch.Tensor) -> torch.Tensor:
-        """[n] -> [n, T]: a response's value at each of its sampled tokens."""
-        return values[:, None] * self.mask
-
-
-@dataclass(frozen=True, slots=True)
 class Advantages:
     """The result of an estimator; zero where the mask is zero."""
 
     advantages: torch.Tensor
-    """[n, T]"""
+    """[t]"""
     returns: torch.Tensor | None = None
-    """[n, T], the critic's targets. Only from `gae`."""
+    """[t], the critic's targets. Only from `gae`."""
 
 
 def grpo(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
@@ -122,7 +58,7 @@ def opo(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
         rewards, lengths = pairs.unbind(1)
         return rewards - (rewards * lengths).sum() / lengths.sum().clamp(min=1)
 
-    pairs = torch.stack((episodes.outcomes, episodes.totals(episodes.lengths)), dim=1)
+    pairs = torch.stack((episodes.outcomes, episodes.over_branches(episodes.lengths)), dim=1)
     return _compared(episodes, pairs, against_weighted_mean)
 
 
@@ -132,8 +68,8 @@ def reinforce(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
     Returns are advantages relative to a value function that is 0; whitening uses the mean of the step as baseline.
     """
     rewards = episodes.rewards_of_tokens()
-    returns = accumulate(rewards, torch.zeros_like(rewards), episodes.mask, algorithm.gamma, algorithm.gamma)
-    return Advantages(whiten(returns, episodes.mask))
+    returns = episodes.accumulate(rewards, torch.zeros_like(rewards), algorithm.gamma, algorithm.gamma)
+    return Advantages(whiten(episodes, returns))
 
 
 def reinforce_with_baseline(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
@@ -142,7 +78,7 @@ def reinforce_with_baseline(episodes: Episodes, algorithm: AlgorithmSpec) -> Adv
     A group of one is 0 before whitening.
     """
     centred = _of_outcomes(episodes, lambda rewards: rewards - rewards.mean())
-    return Advantages(whiten(centred.advantages, episodes.mask))
+    return Advantages(whiten(episodes, centred.advantages))
 
 
 def remax(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
@@ -153,7 +89,7 @@ def remax(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
     if episodes.baselines is None:
         raise ValueError("remax needs the rewards of the greedy responses")
     rewards = episodes.rewards_of_tokens()
-    returns = accumulate(rewards, torch.zeros_like(rewards), episodes.mask, gamma=1.0, decay=1.0)
+    returns = episodes.accumulate(rewards, torch.zeros_like(rewards), gamma=1.0, decay=1.0)
     return Advantages(returns - episodes.spread(episodes.baselines))
 
 
@@ -169,8 +105,8 @@ def gae(episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
         raise ValueError("gae needs the values of a critic")
     values = episodes.values * episodes.mask
     decay = algorithm.gamma * algorithm.gae_lambda
-    advantages = accumulate(episodes.rewards_of_tokens(), values, episodes.mask, algorithm.gamma, decay)
-    return Advantages(whiten(advantages, episodes.mask), returns=advantages + values)
+    advantages = episodes.accumulate(episodes.rewards_of_tokens(), values, algorithm.gamma, decay)
+    return Advantages(whiten(episodes, advantages), returns=advantages + values)
 
 
 Estimator = Callable[[Episodes, AlgorithmSpec], Advantages]
@@ -250,39 +186,15 @@ def by_group(
     return result
 
 
-def accumulate(
-    rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, decay: float
-) -> torch.Tensor:
-    """A_t = d_t + decay A_t+1, d_t = r_t + gamma V_t+1 - V_t, from the last token back. Tokens that the policy did not sample are skipped: they are
-    not steps of the episode.
-
-    Args:
-        rewards, values, mask: [n, T]
-
-    Returns: [n, T]
-    """
-    # transposed, so that one token of all responses is contiguous
-    rewards, values, chosen = rewards.T.contiguous(), values.T.contiguous(), mask.T > 0
-    following, advantage = torch.zeros_like(rewards[0]), torch.zeros_like(rewards[0])
-    result = torch.zeros_like(rewards)
-    for t in reversed(range(len(rewards))):
-        step = rewards[t] + gamma * following - values[t]
-        advantage = torch.where(chosen[t], step + decay * advantage, advantage)
-        following = torch.where(chosen[t], values[t], following)
-        result[t] = advantage
-    return result.T * mask
-
-
-def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def whiten(episodes: Episodes, values: torch.Tensor) -> torch.Tensor:
     """(x - mean) / sqrt(var + 1e-8) over all tokens of the step, var with ddof 1 (PPO's customary normalisation; verl's masked_whiten).
 
     With fewer than two tokens the result is 0.
 
     Args:
-        values, mask: [n, T]
+        values: [t]
 
-    Returns: [n, T], zero where the mask is
+    Returns: [t], zero where the mask is
     """
-    count = mask.sum()
-    centred = (values - (values * mask).sum() / count.clamp(min=1)) * mask
-    return centred * ((centred**2).sum() / (count - 1).clamp(min=1) + VARIANCE_EPSILON).rsqrt()
+    count, mean, squares = episodes.moments(values)
+    return (values - mean) * episodes.mask * (squares / (count - 1).clamp(min=1) + VARIANCE_EPSILON).rsqrt()

@@ -42,27 +42,43 @@ class Output(Protocol):
 
 
 class MeasuredStep(Protocol):
-    """A step after Engine.measure."""
+    """A step after Engine.measure. A rank has the tokens of its own rows, those that its data-parallel copy trains; t are their response tokens, one
+    row after another."""
 
     batch: Batch
     """Columns of all rows, including the scores of reward models; trajectories of this rank only."""
 
-    def gather(self, name: str) -> list[torch.Tensor]:
-        """A per-token column of every row, [response tokens] each in float32, on every rank. Collective."""
+    @property
+    def rows(self) -> Sequence[int]:
+        """This rank's own rows, ascending: some of those with a response. Every such row belongs to one data-parallel copy."""
         ...
 
-    def learnt(self) -> list[torch.Tensor]:
-        """For every row [response tokens], 1 for tokens in the loss, 0 for those of an environment; on every rank. Collective."""
+    def own(self, name: str) -> torch.Tensor:
+        """[t], a per-token column of the own rows in float32, on all ranks of the data-parallel copy. Collective."""
+        ...
+
+    def learnt(self) -> torch.Tensor:
+        """[t] float32, 1 for tokens in the loss, 0 for those of an environment."""
+        ...
+
+    def by_row(self, values: torch.Tensor) -> dict[int, torch.Tensor]:
+        """[t] -> [own row] -> [its response tokens]."""
+        ...
+
+    def over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+        """One number for each row with a response, from the ranks that have the row; others pass 0. Float64, on the CPU, the same bits on every rank
+        in every layout. Collective."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What Objective.advantages computes from the whole step, the same on every rank."""
+    """What Objective.advantages computes from a step."""
 
-    columns: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
-    """[name] -> for every row [response tokens], additional columns for `Objective.loss`."""
+    columns: Mapping[str, Mapping[int, torch.Tensor]] = field(default_factory=dict)
+    """[name] -> [own row] -> [response tokens], additional columns for `Objective.loss`. The names are the same on every rank."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """The same on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +126,7 @@ class Objective:
         raise NotImplementedError
 
     def advantages(self, step: MeasuredStep) -> Targets:
-        """Compute advantages, or other columns for `loss`, from the whole step. Collective if it gathers columns."""
+        """Compute advantages, or other columns for `loss`, from what was measured. Collective if it reads what other ranks have."""
         return Targets()
 
     def learns(self, step: int) -> bool:

@@ -96,7 +96,8 @@ class RewardModelObjective(PairObjective):
     def advantages(self, step: MeasuredStep) -> Targets:
         """Adds the column `last`, 1 for the last token of each response."""
         super().advantages(step)
-        return Targets({"last": [last(n) for n in step.batch.columns.response_length.tolist()]})
+        lengths = step.batch.columns.response_length
+        return Targets({"last": {row: last(int(lengths[row])) for row in step.rows}})
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
         return pair_loss(output.values(), columns["last"], sequences, bradley_terry)

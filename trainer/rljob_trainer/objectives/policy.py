@@ -11,7 +11,8 @@ import torch
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.batch import TEACHER_LOG_PROBS, Columns, candidates
-from rljob_trainer.objectives.advantages import READ_REWARD_TIMING, Episodes, estimate
+from rljob_trainer.objectives.advantages import READ_REWARD_TIMING, estimate
+from rljob_trainer.objectives.episodes import Episodes
 from rljob_trainer.objectives.kl import adapt, token_rewards
 from rljob_trainer.objectives.losses import token_weights
 from rljob_trainer.objectives.metrics import TOKENS, MetricAccumulator
@@ -21,7 +22,7 @@ from rljob_trainer.objectives.terms import Terms, policy_terms
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
 from rljob_trainer.objectives.user_functions import Formulas
 from rljob_trainer.objectives.value import ValueObjective
-from rljob_trainer.parity import arithmetic_of, require_match
+from rljob_trainer.parity import RunLimit, arithmetic_of
 from rljob_trainer.trajectory import Bools
 
 MEANS = {
@@ -55,6 +56,7 @@ class PolicyObjective(Objective):
     def __init__(self, spec: RLJobSpec) -> None:
         """Raises ConfigurationError for a user's function that cannot be loaded."""
         self._spec = spec
+        self._parity = RunLimit(arithmetic_of(spec))
         self._algorithm = spec.algorithm.model_copy(update={"rollout_correction": spec.rollout_correction})
         self._formulas = Formulas.of(spec.algorithm)
         self.files = self._formulas.files
@@ -105,39 +107,43 @@ class PolicyObjective(Objective):
 
     def advantages(self, step: MeasuredStep) -> Targets:
         """The advantage of every response token; with a critic also its returns, and a mask when rows are left out of the loss. Computed on the CPU
-        in float64, so that the result does not depend on how the step is distributed over ranks."""
-        columns, learnt = step.batch.columns, step.learnt()
-        kept = torch.from_numpy(columns.response_length > 0)
-        episodes = self._episodes(step, _padded(learnt), kept)
+        in float64; see Episodes for why the result does not depend on how the step is distributed over ranks."""
+        columns = step.batch.columns
+        episodes = self._episodes(step)
         found = estimate(episodes, self._algorithm, self._formulas.advantages)
-        lengths = columns.response_length.tolist()
-        targets = {"advantages": _rows(found.advantages, kept, lengths)}
+        targets = {"advantages": step.by_row(found.advantages)}
         metrics: dict[str, float] = {}
         bands = self._difficulty_bands(columns)
         left_out = self._left_out(columns, bands)
         if left_out.any():
-            targets["mask"] = [mask * float(not out) for mask, out in zip(learnt, left_out, strict=True)]
+            learnt = step.by_row(episodes.mask)
+            targets["mask"] = {row: mask * float(not left_out[row]) for row, mask in learnt.items()}
         if bands:
             metrics |= {f"train/too_{kind}": list(bands.values()).count(kind) / len(bands) for kind in ("hard", "easy")}
-        if self.critic and found.returns is not None and episodes.values is not None:
-            targets["returns"] = _rows(found.returns, kept, lengths)
-            metrics |= self.critic.explained(found.returns, episodes.values, episodes.mask)
+        if self.critic and found.returns is not None:
+            targets["returns"] = step.by_row(found.returns)
+            metrics |= self.critic.explained(found.returns, episodes)
         return Targets(targets, metrics)
 
-    def _episodes(self, step: MeasuredStep, mask: torch.Tensor, kept: torch.Tensor) -> Episodes:
-        """The episodes of the rows that are `kept` [n], those with a response. `mask`: [n, T]."""
+    def _episodes(self, step: MeasuredStep) -> Episodes:
+        """The episodes of the n rows with a response."""
         columns = step.batch.columns
+        kept = torch.from_numpy(columns.response_length > 0)
+        counts = torch.zeros(len(columns), dtype=torch.int64)
+        counts[step.rows] = torch.from_numpy(columns.response_length[step.rows]).long()
         baselines = torch.from_numpy(columns.baseline_reward)[kept]
         return Episodes(
             rewards=torch.from_numpy(columns.reward)[kept],
             groups=torch.from_numpy(columns.group)[kept],
-            mask=mask[kept],
-            token_rewards=self._penalties(step, mask)[kept],
-            own_rewards=self._teacher_rewards(step)[kept] if self._rewards_tokens else None,
+            counts=counts[kept],
+            mask=step.learnt().double(),
+            token_rewards=self._penalties(step),
+            own_rewards=self._teacher_rewards(step) if self._rewards_tokens else None,
             trajectories=torch.from_numpy(columns.trajectory)[kept],
-            turn_rewards=_padded(step.gather("turn_rewards"))[kept] if self._rewards_turns else None,
-            values=_padded(step.gather("values"))[kept] if self.critic else None,
+            turn_rewards=step.own("turn_rewards").double() if self._rewards_turns else None,
+            values=step.own("values").double() if self.critic else None,
             baselines=None if baselines.isnan().any() else baselines,
+            over_ranks=step.over_ranks,
         )
 
     def _difficulty_bands(self, columns: Columns) -> dict[int, DifficultyBand]:
@@ -160,23 +166,23 @@ class PolicyObjective(Objective):
         cut = columns.truncated & self._algorithm.overlong.filter
         return cut | np.array([bands.get(int(group), "kept") != "kept" for group in columns.group], np.bool_)
 
-    def _penalties(self, step: MeasuredStep, mask: torch.Tensor) -> torch.Tensor:
-        """[n, T], the KL penalty as rewards of tokens."""
+    def _penalties(self, step: MeasuredStep) -> torch.Tensor:
+        """[t], the KL penalty as rewards of tokens."""
         if not self._penalises_reward:
-            return torch.zeros_like(mask)
-        ours, reference = self._old_log_probs(step), _padded(step.gather(REFERENCE_LOG_PROBS))
+            return torch.zeros(int(step.batch.columns.response_length[step.rows].sum()), dtype=torch.float64)
+        ours, reference = self._old_log_probs(step), step.own(REFERENCE_LOG_PROBS).double()
         return token_rewards(self._algorithm.kl.estimator, self.kl_coefficient, ours, reference)
 
     def _teacher_rewards(self, step: MeasuredStep) -> torch.Tensor:
-        """[n, T], coefficient x (log teacher - log policy), an unbiased estimate of -coefficient x KL(policy || teacher)."""
+        """[t], coefficient x (log teacher - log policy), an unbiased estimate of -coefficient x KL(policy || teacher)."""
         distillation = self._algorithm.distillation
         assert distillation is not None
-        teacher = _padded(step.gather(self._teacher))
+        teacher = step.own(self._teacher).double()
         return token_rewards("k1", distillation.coefficient, self._old_log_probs(step), teacher)
 
     def _old_log_probs(self, step: MeasuredStep) -> torch.Tensor:
-        """[n, T], old log-probabilities; with bypass those of the rollouts."""
-        return _padded(step.gather("rollout_log_probs" if self._bypass else "old_log_probs"))
+        """[t], old log-probabilities; with bypass those of the rollouts."""
+        return step.own("rollout_log_probs" if self._bypass else "old_log_probs").double()
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
         ids, of_teacher = self._candidates(columns)
@@ -214,7 +220,7 @@ class PolicyObjective(Objective):
         on_policy = sums["on_policy"]
         if on_policy and not (self._bypass and update):
             mean = sums["on_policy_difference"] / on_policy
-            require_match(arithmetic_of(self._spec), mean, sums.max("on_policy_difference"))
+            self._parity.require(mean, sums.max("on_policy_difference"), update)
 
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         means = MEANS | ({TEACHER_KL: "teacher_kl"} if self._algorithm.distillation else {})
@@ -234,9 +240,10 @@ class PolicyObjective(Objective):
             self.kl_coefficient = adapt(self.kl_coefficient, kl, trajectories, adaptive)
 
     def state(self) -> dict[str, Any]:
-        return {"kl_coefficient": self.kl_coefficient}
+        return {"kl_coefficient": self.kl_coefficient, "parity": self._parity.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        self._parity.load_state(state["parity"])
         if self._algorithm.kl.adaptive:
             self.kl_coefficient = state["kl_coefficient"]
 
@@ -245,15 +252,3 @@ def _effective(sums: MetricAccumulator) -> float:
     """Effective sample size of the importance ratios r of trainer and rollouts: (sum r)^2 / (n sum r^2)."""
     squares = sums[TOKENS] * sums["mismatch_square"]
     return sums["mismatch_ratio"] ** 2 / squares if squares else math.nan
-
-
-def _padded(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Values [count] per row -> [n, T] in float64, padded with zeros."""
-    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True).double()
-
-
-def _rows(values: torch.Tensor, kept: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
-    """The inverse of `_padded`: `values` of the rows that were kept; zeros for the others."""
-    whole = torch.zeros(len(kept), values.shape[1], dtype=values.dtype)
-    whole[kept] = values
-    return [row[:n] for row, n in zip(whole, lengths, strict=True)]

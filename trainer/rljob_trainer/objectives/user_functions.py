@@ -15,7 +15,8 @@ import torch
 
 from rljob_api.spec.algorithm import AlgorithmFunction, AlgorithmSpec, Clip
 from rljob_trainer.failure import ConfigurationError, is_lost_peer
-from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Episodes, Estimator
+from rljob_trainer.objectives.advantages import ADVANTAGES, Advantages, Estimator
+from rljob_trainer.objectives.episodes import Episodes
 from rljob_trainer.objectives.losses import LARGEST_LOG_RATIO, LOSSES, LossFunction, PolicyLoss
 from rljob_trainer.objectives.objective import UserFile
 from rljob_trainer.objectives.tokens import Sequences, TokenColumns
@@ -75,11 +76,11 @@ class UserFunction:
 
 
 def advantages_of(function: UserFunction, episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
-    """The result of `algorithm.advantageFunction` for a step, in float64. Raises ConfigurationError for a wrong shape, or a value that is not
-    finite."""
+    """The result of `algorithm.advantageFunction` for a step, in float64. Raises ConfigurationError for a wrong shape, or, on every rank, for a value
+    that is not finite. Collective."""
     found, returns = function(episodes)
     advantages = function.tensor("advantages", found, episodes.mask, episodes.mask)
-    if not advantages.isfinite().all():
+    if episodes.total((~advantages.isfinite()).double()).any():
         raise function.wrong("returned an advantage that is not a finite number")
     if episodes.values is None:
         return Advantages(advantages)

@@ -2,22 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from rljob_api.spec.roles import CriticSpec
+from rljob_trainer.objectives.episodes import Episodes
 from rljob_trainer.objectives.losses import value_loss
 from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import Objective, Output, Targets, TokenLoss
+from rljob_trainer.objectives.objective import Objective, Output, TokenLoss
 from rljob_trainer.objectives.tokens import Sequences
 
-
-def critic_columns(targets: Targets) -> dict[str, npt.NDArray[np.float32]]:
-    """The columns of the policy's targets that a critic on a gang of its own needs (returns, mask), each as one array [response tokens of the
-    step]."""
-    chosen = {name: values for name, values in targets.columns.items() if name in ("returns", "mask")}
-    return {name: torch.cat(list(values)).float().numpy() for name, values in chosen.items()}
+CRITIC_COLUMNS = ("returns", "mask")
+"""The columns of the policy's targets that a critic on a gang of its own needs; the second only if there is one."""
 
 
 class ValueObjective(Objective):
@@ -41,10 +36,9 @@ class ValueObjective(Objective):
     def metrics(self, sums: MetricAccumulator) -> dict[str, float]:
         return {"critic/clip_fraction": sums.mean("clipped")}
 
-    def explained(self, returns: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-        """Explained variance, 1 - Var(returns - values) / Var(returns), over the masked tokens of [n, T]: 1 for a perfect critic, 0 for a constant
-        one."""
-        returns, values = returns[mask > 0], values[mask > 0]
-        spread = float(returns.var(correction=0))
-        explained = 1.0 - float((returns - values).var(correction=0)) / spread if spread else 0.0
-        return {"critic/explained_variance": explained}
+    def explained(self, returns: torch.Tensor, episodes: Episodes) -> dict[str, float]:
+        """Explained variance, 1 - Var(returns - values) / Var(returns), over all sampled tokens of the step: 1 for a perfect critic, 0 for a constant
+        one. `returns`: [t]. Collective."""
+        assert episodes.values is not None, "a critic gives values"
+        spread, left = (float(episodes.moments(x)[2]) for x in (returns, returns - episodes.values))
+        return {"critic/explained_variance": 1.0 - left / spread if spread else 0.0}

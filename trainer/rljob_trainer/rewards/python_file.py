@@ -18,6 +18,12 @@ def _extra_info(request: RewardRequest) -> Any:
     return request.row().get("extra_info") or {}
 
 
+def _verls_extra_info(request: RewardRequest) -> Any:
+    """With what verl's reward managers add to it, for a job without turns and rewards of its rollouts."""
+    info = _extra_info(request)
+    return {"num_turns": None, "rollout_reward_scores": {}} | info if isinstance(info, dict) else info
+
+
 INTERFACES: Mapping[Literal["rljob", "verl"], Mapping[str, Value]] = {
     "rljob": {
         "prompt": lambda r: r.prompt,
@@ -33,7 +39,7 @@ INTERFACES: Mapping[Literal["rljob", "verl"], Mapping[str, Value]] = {
         "data_source": lambda r: r.data_source,
         "solution_str": lambda r: r.response,
         "ground_truth": lambda r: r.answer_value(),
-        "extra_info": _extra_info,
+        "extra_info": _verls_extra_info,
     },
 }
 """verl: what its reward managers give a custom function (verl/workers/reward_manager/naive.py)."""

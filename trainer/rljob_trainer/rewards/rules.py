@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 
 from rljob_api.spec.model import RewardSpec
+from rljob_trainer.rewards.boxes import boxed
+from rljob_trainer.rewards.final_number import number, number_text
 
-NUMBER = re.compile(r"(?:(?<![\w.)])[-\u2212])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,6}(?!\d))?")
-"""With or without thousands separators; the minus is a hyphen or typesetting's sign.
-One after a digit, letter or bracket is a subtraction."""
-EXACT = Context(prec=1000, Emax=MAX_EMAX, Emin=MIN_EMIN)
-"""Of any number that NUMBER finds in a response of ordinary length."""
+COMPOSITE = re.compile(
+    r"\\(?:sqrt|pi|log|ln|sin|cos|tan|infty|cup|begin|pm)(?![a-z])|[\[(]\s*-?[\d.]+,\s+-?[\d.]+\s*[\])]"
+)
+"""More than a number: of it, the rule `number` would compare the last one."""
 
 
 def exact_match(response: str, answer: str) -> float:
@@ -24,21 +24,9 @@ def number_match(response: str, answer: str) -> float:
     return float(found is not None and found == number(answer))
 
 
-def number(text: str) -> Decimal | None:
-    """The last number after the last `####`, if there is one (the convention of GSM8K, arXiv 2110.14168), else the last of the text."""
-    numbers = NUMBER.findall(text.rsplit("####", 1)[-1])
-    return Decimal(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
-
-
 def stripped(response: str) -> str | None:
     """What `exactMatch` compares; None when nothing is left."""
     return response.strip() or None
-
-
-def number_text(response: str) -> str | None:
-    """The final number in one form, so that 72 and 72.0 are one text; None when there is none."""
-    found = number(response)
-    return None if found is None else str(found.normalize(EXACT))
 
 
 RULES: Mapping[str, Callable[[str, str], float]] = {"exactMatch": exact_match, "number": number_match}
@@ -73,8 +61,11 @@ def validate_row(
         )
     fix = "name the column of the answers in spec.data.answerKey, or correct the row"
     for i, entry in entries:
-        if entry.rule and not answer.strip():
+        if entry.rule and not (answer if entry.rule == "exactMatch" else answer.rsplit("####", 1)[-1]).strip():
             return f"has no answer, which the rule {entry.rule} of spec.rewards[{i}] compares with", fix
         if entry.rule == "number" and number(answer) is None:
             return f"the answer {answer[:80]!r} holds no number, and spec.rewards[{i}] compares numbers", fix
+        if entry.rule == "number" and "####" not in answer and COMPOSITE.search(boxed(answer) or answer):
+            rule = f"the answer {answer[:80]!r} is more than a number, and spec.rewards[{i}] compares numbers"
+            return rule, f"set spec.rewards[{i}].rule: math, or correct the row"
     return None

@@ -12,7 +12,6 @@ Imports nothing large, so that it starts at once.
 import asyncio
 import contextlib
 import ctypes
-import importlib.util
 import inspect
 import json
 import os
@@ -25,6 +24,7 @@ from typing import IO, Any, BinaryIO
 
 from rljob_trainer.rewards.returned import NotAReward, split
 from rljob_trainer.user_code import explain
+from rljob_trainer.user_module import imported, require_imports
 
 Function = Callable[..., Any]
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -40,7 +40,7 @@ def main() -> None:
     except BaseException as error:
         say(answers, error=explain(error, path, name))
         return
-    concurrent = inspect.iscoroutinefunction(function)
+    concurrent = is_async(function)
     say(answers, takes=takes, concurrent=concurrent)
     with contextlib.suppress(EOFError):
         if concurrent:
@@ -76,22 +76,24 @@ async def serve(
 
 def load(path: str, name: str) -> Function:
     """The function of that name in the file; the file's directory is importable, as for a script."""
-    sys.path.insert(0, str(Path(path).parent))
-    spec = importlib.util.spec_from_file_location("rljob_user_reward", path)
-    if spec is None or spec.loader is None:
-        raise ImportError("not a Python file: its name has to end in .py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look it up
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    function = getattr(imported(path), name, None)
     if not callable(function):
         raise AttributeError("the file has no such function")
+    require_imports(path, name)
     return function
+
+
+def is_async(function: Function) -> bool:
+    """Also an object whose calls are."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def answer(function: Function, values: dict[str, Any], path: str, name: str) -> dict[str, object]:
     """One call, with whatever the user's code raises turned into text."""
     try:
         returned = function(**values)
+        if inspect.iscoroutine(returned):  # of a wrapper that is not async itself
+            returned = asyncio.run(returned)
     except BaseException as error:
         return {"error": explain(error, path, name), "kind": "raised"}
     return _judged(returned, path, name)

@@ -2,22 +2,32 @@
 
 import asyncio
 import json
+import logging
 import os
 import pickle
 import signal
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Self
 
 from rljob_api import names
-from rljob_trainer.processes import kill_group
+from rljob_trainer.processes import Family, end, kill_group
 from rljob_trainer.rewards.request import Kind
+
+log = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """An async function's process ends its late calls itself, without the others. It is ended as a whole if it does not."""
+LOOK_SECONDS = 2.0
+"""Interval at which the processes of a worker are counted, while it is called."""
+MOST_ORPHANS = 64
+"""Daemons of one worker."""
+MOST_PROCESSES = 1024
+"""Processes of one worker that have not left it."""
 LINE_LIMIT = 2**26
 """Bytes. The longest lines are token ids of an agent's context."""
 
@@ -35,8 +45,10 @@ class WorkerProcess:
 
     MODULE = "rljob_trainer.rewards.worker"
 
-    def __init__(self, process: Process, seconds: float):
-        self._process, self._seconds = process, seconds
+    def __init__(self, process: Process, seconds: float, family: Family):
+        self._process, self._seconds, self._family = process, seconds, family
+        self._looked = time.monotonic()
+        """When its processes were counted last."""
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = count()
         self._reader: asyncio.Task[None] | None = None
@@ -51,11 +63,12 @@ class WorkerProcess:
     async def start(cls, arguments: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Self:
         """`arguments`: of the process. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
         command = (sys.executable, "-u", "-m", cls.MODULE, *arguments)  # a killed process would lose buffered prints
-        environment = _environment() | dict(variables or {})
+        family = Family()
+        environment = _environment() | dict(variables or {}) | family.environment
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True
         )
-        worker = cls(process, seconds)
+        worker = cls(process, seconds, family)
         try:
             await worker._greet()
         except BaseException:
@@ -75,18 +88,36 @@ class WorkerProcess:
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(pickle.dumps((number, values)))
-            return await asyncio.wait_for(answer, self._seconds + (GRACE_SECONDS if self.concurrent else 0.0))
+            returned = await asyncio.wait_for(answer, self._seconds + (GRACE_SECONDS if self.concurrent else 0.0))
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error
         except (BrokenPipeError, ConnectionResetError) as error:
             raise WorkerLost("its process is gone") from error
         finally:
             self._calls.pop(number, None)
+        await self._bound_processes()
+        return returned
+
+    async def _bound_processes(self) -> None:
+        """End what calls have left behind, when it becomes too much: a few daemons may serve many calls. Raises WorkerLost when the function itself
+        keeps too many."""
+        if self.ended or time.monotonic() < self._looked + LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        orphans = await asyncio.to_thread(self._family.orphans, self._process.pid)
+        if len(orphans) > MOST_ORPHANS:
+            log.warning(
+                "%d processes that calls have left behind are ended: at most %d may stay", len(orphans), MOST_ORPHANS
+            )
+            end(orphans)
+        if (count := len(await asyncio.to_thread(self._family.members)) - len(orphans) - 1) > MOST_PROCESSES:
+            raise WorkerLost(f"its process has started {count} others that still run; at most {MOST_PROCESSES} may")
 
     async def stop(self) -> None:
-        """Also what the function has started: a program that it runs would keep running. Calls under way raise WorkerLost."""
+        """Also what the function has started, wherever that went: it would keep running. Calls under way raise WorkerLost."""
         kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+        await asyncio.to_thread(self._family.kill)
         if self._reader:
             await asyncio.wait([self._reader])
 

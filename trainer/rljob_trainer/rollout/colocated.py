@@ -72,11 +72,12 @@ class ColocatedServers:
 
     async def _wait(self, endpoints: list[RolloutEndpoint]) -> None:
         token = self._inherited[names.ENV_ROLLOUT_TOKEN]
-        for endpoint in endpoints:
+        for server, endpoint in zip(self._running, endpoints, strict=True):
             while True:
                 if await answers(endpoint, token, self._control.attempt):
                     break
                 await asyncio.sleep(POLL_SECONDS)
+            server.answered()
         self.endpoints = endpoints
         self.answering.set()
 

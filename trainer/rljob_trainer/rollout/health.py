@@ -4,9 +4,11 @@ vLLM's API server answers without its engine, and stays up when the engine has d
 
     dead     an engine process has ended; checked every POLL_SECONDS, also while the server starts
     stuck    before its first answer, it has neither logged nor read anything for STUCK_SECONDS (loading itself may take any time)
-    frozen   the API server has not answered for FROZEN_SECONDS, or its engine has not; BUSY_SECONDS while the engine computes
+    frozen   the API server has not answered for FROZEN_SECONDS, or its engine has not; BUSY_SECONDS while the engine computes or is updated;
+             STILL_SECONDS when a process of the engine does not even run
 
 The engine answers between two of its steps, so an answer proves that it makes progress. A long prefill, a compilation or a weight update delays it.
+But whatever it does, its processes run at least once a second: also one that waits for the trainer looks for its next message (messages.py).
 """
 
 import asyncio
@@ -35,7 +37,7 @@ class EngineProcesses:
         """`server`: pid of the API server."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._server = psutil.Process(server)
-        self._engines: set[psutil.Process] = set()
+        self._engines: dict[psutil.Process, _Movement] = {}
         self._used, self._looked, self._computed = 0.0, time.monotonic(), 0.0
         self.bytes_read = 0
         """Bytes that the server and its living descendants have read, from files, pipes and disks."""
@@ -52,17 +54,44 @@ class EngineProcesses:
                 times = process.cpu_times()
                 used += times.user + times.system
                 self.bytes_read += _bytes_read(process)
-                if ENGINE.search(" ".join(process.cmdline())):
-                    self._engines.add(process)
+                if process in self._engines or ENGINE.search(" ".join(process.cmdline())):
+                    self._engines.setdefault(process, _Movement()).see(times, process.num_ctx_switches())
         if used - self._used > BUSY_SHARE * (now - self._looked):
             self._computed = now
         self._used, self._looked = used, now
         return next((f"the engine's process {p.pid} ended" for p in self._engines if not _runs(p)), "")
 
+    def still(self, seconds: float) -> str:
+        """Which engine process has not run for `seconds`; empty: none. One may wait for another, so all of them have to stand still, or one has to be
+        stopped or stuck in the kernel."""
+        still = [p for p, movement in self._engines.items() if movement.seconds > seconds]
+        all_are = len(still) == len(self._engines) and not self.computed_within(seconds)
+        halted = [p for p in still if all_are or _status(p) in HALTED]
+        return next(
+            (f"the engine's process {p.pid} has not run for {seconds:.0f} s ({_status(p)})" for p in halted), ""
+        )
+
     def _descendants(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
             return self._server.children(recursive=True)
         return []
+
+
+class _Movement:
+    """Whether a process runs: its CPU time and its context switches grow."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._since = time.monotonic()
+
+    def see(self, *measured: object) -> None:
+        if measured != self._seen:
+            self._seen, self._since = measured, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it last ran."""
+        return time.monotonic() - self._since
 
 
 def _bytes_read(process: psutil.Process) -> int:
@@ -76,10 +105,15 @@ def _bytes_read(process: psutil.Process) -> int:
 
 def _runs(process: psutil.Process) -> bool:
     """Whether the process is alive, and not a zombie."""
+    return process.is_running() and _status(process) not in ("", psutil.STATUS_ZOMBIE)
+
+
+def _status(process: psutil.Process) -> str:
+    """Empty: it has ended."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return str(process.status())
     except psutil.Error:
-        return False
+        return ""
 
 
 POLL_SECONDS = 1.0
@@ -88,6 +122,9 @@ ASK_SECONDS = 2.0
 ANSWER_SECONDS = 10.0
 """Time limit of a health request."""
 FROZEN_SECONDS = 30.0
+STILL_SECONDS = 15.0
+"""Silence of an engine after which its processes have to show that they run."""
+HALTED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_DISK_SLEEP)
 BUSY_SECONDS = 180.0
 """Longer than any step, compilation or part of a weight update (protocol.py) takes."""
 STUCK_SECONDS = 600.0
@@ -141,6 +178,10 @@ class HealthCheck:
         if not STUCK_TALK.search(output):
             self._moved = time.monotonic()
 
+    def answered(self) -> None:
+        """It has answered somebody else."""
+        self._answered = time.monotonic()
+
     async def lost(self) -> Lost:
         """Returns once the server is dead, stuck or frozen."""
         checks = [asyncio.create_task(self._dead_or_stuck()), asyncio.create_task(self._frozen())]
@@ -184,6 +225,8 @@ class HealthCheck:
         """What is wrong with the engine according to the API server's answer; None: nothing."""
         if "error" in answer:
             return Lost(f"the engine failed: {answer['error']}", dead=True)
+        if answer["silence"] > STILL_SECONDS and (reason := self._engine.still(STILL_SECONDS)):
+            return Lost(reason)
         busy = answer["updating"] or self._engine.computed_within(FROZEN_SECONDS)
         if answer["silence"] > (BUSY_SECONDS if busy else FROZEN_SECONDS):
             return Lost(f"the engine has not answered for {answer['silence']:.0f} s")

@@ -23,6 +23,7 @@ from rljob_trainer.weights.protocol import AttemptSuperseded
 PROBE_EVERY_SECONDS = 0.5
 WATCH_SECONDS = 5.0
 """Interval of probes of a server that has requests."""
+MOST_NAMED = 5
 MISSES = 3
 """Probes in a row that a server may leave unanswered before its requests are sent elsewhere."""
 AGAIN_SECONDS = 0.5
@@ -40,6 +41,8 @@ class _Serving:
     """Set to the reason when the server is taken out of the pool."""
     load: int = 0
     """Samples in flight."""
+    misses: int = 0
+    """Probes in a row that it has left unanswered."""
     watcher: asyncio.Task[None] | None = None
 
     @property
@@ -57,7 +60,7 @@ class RolloutPool:
         server finds work."""
         self._token, self._attempt, self._changed = token, attempt, changed
         self._min, self._limit = max(min_replicas, 1), samples_in_flight
-        self._replicas = Replicas()
+        self._replicas = Replicas(self._min)
         self._serving: dict[str, _Serving] = {}
         self._enough = asyncio.Event()
         self._room = asyncio.Condition()
@@ -90,7 +93,7 @@ class RolloutPool:
             if endpoint.pod in failed:
                 reason = f"it did not take the policy of step {step}: {failed[endpoint.pod]}"
                 await self._lose(endpoint, reason)
-                self._replicas.rejected(endpoint, reason)
+                self._replicas.rejected(endpoint, time.monotonic(), reason)
             elif self._replicas.published(endpoint, step):
                 await self._connect(endpoint)
         self._tell()
@@ -105,6 +108,13 @@ class RolloutPool:
     async def enough(self) -> None:
         """Returns once minReplicas have the current policy."""
         await self._enough.wait()
+
+    @property
+    def awaited(self) -> str:
+        """Servers whose answers are awaited, those first that leave probes unanswered; empty: none."""
+        busy = sorted((s for s in self._serving.values() if s.load), key=lambda s: -s.misses)
+        named = [s.endpoint.pod + (" (does not answer)" if s.misses else "") for s in busy[:MOST_NAMED]]
+        return ", ".join(named) + (f" and {len(busy) - MOST_NAMED} more" if len(busy) > MOST_NAMED else "")
 
     @property
     def is_enough(self) -> bool:
@@ -220,16 +230,15 @@ class RolloutPool:
     async def _watch(self, serving: _Serving) -> None:
         """Probe a server that is in the pool, since a frozen pod otherwise looks like a slow one. (A frozen server in a working pod is restarted
         there, by health.py.)"""
-        misses = 0
-        while misses < MISSES:
+        while serving.misses < MISSES:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 await serving.client.state()
-                misses = 0
+                serving.misses = 0
             except AttemptSuperseded:
                 return  # the next request raises it to its caller
             except ReplicaLost:
-                misses += 1
+                serving.misses += 1
         await self._lose(serving.endpoint, f"left {MISSES} questions unanswered")
 
     async def _reserve(self, n: int) -> _Serving | None:

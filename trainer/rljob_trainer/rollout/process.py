@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from rljob_api import names
 from rljob_api.protocol import Failure
-from rljob_trainer.failure import LONGEST_TEXT, Kind, last_lines
+from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, Kind, last_lines, with_memory
+from rljob_trainer.machine import memory_limit, oom_kills
+from rljob_trainer.processes import Family
 from rljob_trainer.rollout.engine_log import LoggedError, engine_error, server_error
 from rljob_trainer.rollout.health import HealthCheck, Lost
 
@@ -36,16 +38,23 @@ class ServerProcess:
     """A running server. Use `start`, then `end` or `stop`."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, output: asyncio.StreamReader, check: HealthCheck, section: str
+        self,
+        process: asyncio.subprocess.Process,
+        family: Family,
+        output: asyncio.StreamReader,
+        check: HealthCheck,
+        section: str,
     ) -> None:
-        self._process, self._check, self._section, self._tail = process, check, section, bytearray()
+        self._process, self._family, self._check = process, family, check
+        self._section, self._tail = section, bytearray()
+        self._oom_kills = oom_kills()
         self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
     async def start(
         arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str
     ) -> "ServerProcess":
-        """Start a server in a session of its own, so that all of it can be killed at once.
+        """Start a server in a session and a family of its own, so that all of it can be killed.
 
         Args:
             arguments: of vLLM's server
@@ -54,18 +63,23 @@ class ServerProcess:
         """
         command = (sys.executable, "-m", SERVER, *arguments)
         output, end = await _pipe()
+        family = Family()
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, env=dict(environment), stdout=end, stderr=end, start_new_session=True
+                *command, env=dict(environment) | family.environment, stdout=end, stderr=end, start_new_session=True
             )
         finally:
             os.close(end)
         check = HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
-        return ServerProcess(process, output, check, section)
+        return ServerProcess(process, family, output, check, section)
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def answered(self) -> None:
+        """It is ready. From now on it counts as frozen when it does not answer."""
+        self._check.answered()
 
     async def end(self) -> Failure:
         """Wait until the server ends, or kill it when it is dead, frozen or stuck. Returns why. Its session is killed in either case."""
@@ -76,7 +90,8 @@ class ServerProcess:
             await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
             signalled = exited.done() and exited.result() < 0  # the signal ended its engine, too
             await self._kill()
-            return self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
+            failure = self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
+            return with_memory(failure, oom_kills() - self._oom_kills, memory_limit())
         finally:
             exited.cancel()
             lost.cancel()
@@ -90,10 +105,11 @@ class ServerProcess:
         await self._kill()
 
     async def _kill(self) -> None:
-        """Kill the server's process group, even if the server itself has ended."""
+        """Kill the server's process group, even if the server itself has ended, and what has left the group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
+        await asyncio.to_thread(self._family.kill)
         await asyncio.wait({self._output}, timeout=DRAIN_SECONDS)
         self._output.cancel()
 
@@ -115,7 +131,7 @@ class ServerProcess:
         """The failure of a server that the health check has given up. A dead engine has logged why, unless it was killed."""
         if lost.dead and (error := engine_error(self._log)):
             return self._raised(error)
-        return self._failure("killed", "ServerLost", f"the server was killed: {lost.reason}")
+        return self._failure("killed", SERVER_LOST, f"the server was killed: {lost.reason}")
 
     def _raised(self, error: LoggedError) -> Failure:
         """The failure for a logged error, with the end of its traceback."""

@@ -5,6 +5,7 @@ listed --answers--> needs weights --published--> current
   +---- lost (waits before it is asked again) ------+        trained: every current one needs weights again
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -14,8 +15,13 @@ from rljob_api.protocol import RolloutEndpoint, RolloutState
 LONGEST_WAIT_SECONDS = 10.0
 MOST_DOUBLINGS = 30
 """Doublings of a wait. More would change nothing, and 2.0 ** 1024 is no float: a replica that stays lost would end the driver."""
+LONGEST_REASON = 500
 REFUSALS = 3
 """Until the operator is notified: by then its list no longer has the address of a pod that is gone."""
+QUARANTINE_REJECTIONS = 2
+"""Failed publications in a row to a server that answers, after which it is no target for a while: all servers would wait for it each time."""
+FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS = 60.0, 1800.0
+"""The quarantine doubles with each further failure."""
 REJECTIONS = 5
 """Failed publications in a row to a server that answers. More of them would fail in the same way."""
 
@@ -44,6 +50,10 @@ class Replica:
     """Publications that failed since it last had a policy, though it had answered before each."""
     not_before: float = 0.0
     """Clock time of the next question."""
+    quarantined_until: float = 0.0
+    """Clock time until which it gets no policy, if there are enough others."""
+    rejection: str = ""
+    """Why the last publication to it failed; empty: it did not."""
     problem: str = ""
     """Why it was lost last."""
 
@@ -51,7 +61,9 @@ class Replica:
 class Replicas:
     """All replicas that the control message lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, enough: int = 1) -> None:
+        """`enough`: how many have to answer for a replica to stay in quarantine."""
+        self._enough = enough
         self._by_uid: dict[str, Replica] = {}
 
     def follow(self, endpoints: Iterable[RolloutEndpoint]) -> None:
@@ -68,8 +80,11 @@ class Replicas:
         return replica if replica and replica.endpoint == endpoint else None
 
     def to_probe(self, now: float) -> list[RolloutEndpoint]:
-        """Which to ask whether they answer."""
-        return [r.endpoint for r in self._all(ReplicaState.LISTED) if r.not_before <= now]
+        """Which to ask whether they answer. Those in quarantine only when too few others answer."""
+        answering = sum(r.state is not ReplicaState.LISTED for r in self._by_uid.values())
+        spared = now if answering >= self._enough else math.inf
+        listed = self._all(ReplicaState.LISTED)
+        return [r.endpoint for r in listed if r.not_before <= now and r.quarantined_until <= spared]
 
     def healthy(self, endpoint: RolloutEndpoint) -> None:
         """It answers."""
@@ -86,6 +101,7 @@ class Replicas:
         if replica := self.find(endpoint):
             replica.state, replica.policy_step = ReplicaState.CURRENT, step
             replica.failures = replica.rejections = 0
+            replica.quarantined_until, replica.rejection = 0.0, ""
         return replica is not None
 
     def lost(self, endpoint: RolloutEndpoint, now: float, problem: str = "") -> None:
@@ -95,11 +111,15 @@ class Replicas:
             replica.state, replica.policy_step, replica.problem = ReplicaState.LISTED, None, problem
             replica.not_before = now + min(2.0 ** min(replica.failures - 1, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
 
-    def rejected(self, endpoint: RolloutEndpoint, reason: str) -> None:
-        """It was lost by an update. Raises PolicyRejectedError when every replica was, REJECTIONS times in a row."""
+    def rejected(self, endpoint: RolloutEndpoint, now: float, reason: str) -> None:
+        """It was lost by an update; when that repeats, it goes into quarantine. Raises PolicyRejectedError when every replica was, REJECTIONS times
+        in a row."""
         if (replica := self.find(endpoint)) is None:
             return
-        replica.rejections += 1
+        replica.rejections, replica.rejection = replica.rejections + 1, reason
+        if (repeated := replica.rejections - QUARANTINE_REJECTIONS) >= 0:
+            seconds = FIRST_QUARANTINE_SECONDS * 2.0 ** min(repeated, MOST_DOUBLINGS)
+            replica.quarantined_until = now + min(seconds, LONGEST_QUARANTINE_SECONDS)
         if all(r.rejections >= REJECTIONS for r in self._by_uid.values()):
             raise PolicyRejectedError(
                 f"no rollout takes the policy, after {REJECTIONS} updates of each; {endpoint.pod}: {reason}"
@@ -121,7 +141,12 @@ class Replicas:
 
     def report(self) -> list[RolloutState]:
         return [
-            RolloutState(pod=r.endpoint.pod, policy_step=r.policy_step, unauthorized=r.refusals >= REFUSALS)
+            RolloutState(
+                pod=r.endpoint.pod,
+                policy_step=r.policy_step,
+                unauthorized=r.refusals >= REFUSALS,
+                quarantine=r.rejection[:LONGEST_REASON] if r.rejections >= QUARANTINE_REJECTIONS else "",
+            )
             for r in self._by_uid.values()
         ]
 

@@ -110,7 +110,7 @@ class Supervisor:
         arguments = self._arguments(self._control)
         server = await ServerProcess.start(arguments, environment, self._url, spec.field_of(self._role))
         ended, restart = asyncio.create_task(server.end()), asyncio.create_task(self._restart.wait())
-        becoming_ready = asyncio.create_task(self._become_ready())
+        becoming_ready = asyncio.create_task(self._become_ready(server))
         try:
             await asyncio.wait({ended, restart}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
@@ -125,11 +125,12 @@ class Supervisor:
             self._news.set()
             _reap()
 
-    async def _become_ready(self) -> None:
+    async def _become_ready(self, server: ServerProcess) -> None:
         while True:
             if await self._announce():
                 break
             await asyncio.sleep(READY_POLL_SECONDS)
+        server.answered()
         self._ready, self._failure = True, None
         self._news.set()
 

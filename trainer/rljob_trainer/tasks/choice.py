@@ -63,5 +63,5 @@ def source_of(
     if senders is None:
         return ExampleSource(ranks, driver, engine, while_waiting)
     publication = Publication(spec, ranks, engine, senders, driver)
-    scatter = Scatter(ranks, driver, engine.data_rank, engine.parts)
+    scatter = Scatter(ranks, driver, engine, engine.parts)
     return RolloutSource(ranks, driver, scatter, publication, while_waiting)

@@ -26,8 +26,8 @@ class ExampleSource:
     def __init__(self, ranks: Ranks, driver: DriverClient | None, engine: Engine, while_waiting: Callable[[], None]):
         """`driver`: on rank 0 only."""
         self._ranks, self._driver, self._engine, self._while_waiting = ranks, driver, engine, while_waiting
-        self._training = Scatter(ranks, driver, engine.data_rank, engine.parts)
-        self._held_out = Scatter(ranks, driver, engine.data_rank, engine.held_out_parts)
+        self._training = Scatter(ranks, driver, engine, engine.parts)
+        self._held_out = Scatter(ranks, driver, engine, engine.held_out_parts)
         self.outcome: Outcome = "succeeded"
         self.metrics: Mapping[str, float] = {}
 

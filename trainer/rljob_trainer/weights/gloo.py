@@ -6,6 +6,8 @@ The destructor of `ProcessGroupGloo` waits for pending work while it holds the G
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +16,10 @@ from torch import Tensor
 from rljob_trainer.weights.polling import wait_until
 from rljob_trainer.weights.rendezvous import TrainerStore, join, timeout
 
+JOIN_SECONDS = 20.0
+"""How long a member waits for each other one, once all have been asked to join."""
+JOINED_SECONDS = 5.0
+"""How much later than the workers' ends this end of a group is made."""
 _BEGINNING = threading.Lock()
 """Held while a collective is started, which uses state that torch shares between groups; the transfer itself does not. Each replica has a thread."""
 
@@ -29,12 +35,16 @@ class TrainerEnd:
         self._pending: dist.Work | None = None
 
     def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join; returns without a group when `given_up`."""
+        """Wait for the workers to join; returns without a group when `given_up`, unless they have joined just before."""
         if size := self.rendezvous.size(given_up):
-            self._group = _group(self.rendezvous.store, 0, size, self.address)
+            made = _in_background(lambda: _group(self.rendezvous.store, 0, size, self.address))
+            if wait_until(made.done, given_up) or wait([made], JOINED_SECONDS).done:
+                self._group = made.result()
 
     def send(self, payload: Tensor) -> dict[str, Any]:
         """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
+        if self._group is None:
+            raise RuntimeError("the workers have not joined the group")
         with _BEGINNING:
             self._pending = self._group.broadcast([payload], _from_trainer())
         return {}
@@ -61,7 +71,9 @@ class WorkerEnd:
     def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
         """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
         self.store, own_address = join(address, port, worker, workers)
-        self._group: Any = _group(self.store, worker + 1, workers + 1, own_address)
+        made = _in_background(lambda: _group(self.store, worker + 1, workers + 1, own_address))
+        wait_until(made.done)
+        self._group: Any = made.result()
         self._pending: dist.Work | None = None
 
     def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
@@ -71,6 +83,7 @@ class WorkerEnd:
     def wait(self) -> None:
         """Wait until the payload is received. Raises RuntimeError when the trainer is gone, or after TRANSFER_SECONDS."""
         if self._pending is not None:
+            wait_until(self._pending.is_completed)  # in small steps, by which health.py sees that this process runs
             self._pending.wait()
             self._pending = None
 
@@ -80,9 +93,25 @@ class WorkerEnd:
         self._pending = self._group = None
 
 
+def _in_background(make: Callable[[], Any]) -> Future[Any]:
+    """Gloo waits for each member in turn, for JOIN_SECONDS or longer, even if one is known to be dead. A group that comes too late is dropped.
+    The thread is no daemon, which would abort the process at its end."""
+    made: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except Exception as error:
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="gloo-group").start()
+    return made
+
+
 def _from_trainer() -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
     options.rootRank = 0
+    options.timeout = timeout()
     return options
 
 
@@ -91,6 +120,6 @@ def _group(
 ) -> Any:  # torch's stub of ProcessGroupGloo lacks its methods
     backend: Any = dist.ProcessGroupGloo
     options = backend._Options()
-    options._timeout = timeout()
+    options._timeout = timedelta(seconds=JOIN_SECONDS)
     options._devices = [backend.create_device(hostname=address)]
     return backend(dist.PrefixStore("weights", store), rank, size, options)

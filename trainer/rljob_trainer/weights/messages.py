@@ -5,6 +5,7 @@ takes a few milliseconds, so one such call receives many buckets. `name` identif
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from rljob_trainer.weights import protocol
 from rljob_trainer.weights.polling import wait_until
 
+WAKE_SECONDS = 1.0
 COMPLETE, ABANDONED = "complete", "abandoned"
 
 
@@ -110,8 +112,17 @@ class Inbox:
         self._answered += 1
 
     def _get(self, key: str) -> Any:
-        self._store.wait([key], timedelta(seconds=protocol.NEXT_SECONDS))
-        return json.loads(self._store.get(key))
+        """Wakes up every WAKE_SECONDS, by which health.py sees that this process is not frozen."""
+        deadline = time.monotonic() + protocol.NEXT_SECONDS
+        while True:
+            began = time.monotonic()
+            try:
+                self._store.wait([key], timedelta(seconds=WAKE_SECONDS))
+                return json.loads(self._store.get(key))
+            except dist.DistStoreError:
+                now = time.monotonic()
+                if now > deadline or now < began + WAKE_SECONDS / 2:  # too late, or another error than a timeout
+                    raise
 
 
 def _message(name: str, number: int) -> str:

@@ -23,6 +23,10 @@ from rljob_trainer.weights.protocol import PolicyVersion
 from rljob_trainer.weights.session import UpdateSession
 from rljob_trainer.weights.transport import End, Transport
 
+NAMED_SECONDS = 10.0
+"""Replicas that take longer for one step of an update are named."""
+MOST_NAMED = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
@@ -40,7 +44,11 @@ class Published:
 class Publisher:
     """The trainer's end of all weight updates of one attempt."""
 
-    def __init__(self, attempt: int, token: str, transport: Transport) -> None:
+    def __init__(
+        self, attempt: int, token: str, transport: Transport, awaits: Callable[[str], None] | None = None
+    ) -> None:
+        """`awaits`: called with what is waited for when that takes long, and with an empty text when it is over."""
+        self._awaits = awaits or (lambda _: None)
         self._attempt, self._token, self._transport = attempt, token, transport
         self._step = 0
         self._ends: dict[str, End] = {}
@@ -67,18 +75,18 @@ class Publisher:
             r.pod: UpdateSession(r, self._token, self._attempt, self._transport.connect, ends[r.pod]) for r in replicas
         }
         entries: list[Entry] = []
-        with _Round(sessions) as round_:
-            round_.start(UpdateSession.open)
+        with _Round(sessions, self._awaits) as round_:
+            round_.start(UpdateSession.open, "open an update")
             for bucket in pack(tensors, self._transport.bucket_bytes, self._memory()):
                 entries += bucket.entries
                 round_.wait()
-                round_.start(partial(UpdateSession.send, bucket=bucket))
+                round_.start(partial(UpdateSession.send, bucket=bucket), "receive weights")
                 heartbeat()
             round_.wait()
-            round_.start(UpdateSession.complete)
+            round_.start(UpdateSession.complete, "verify weights")
             version = PolicyVersion(self._attempt, step, digest(entries))
             round_.wait()
-            round_.start(partial(UpdateSession.commit, version=version))
+            round_.start(partial(UpdateSession.commit, version=version), "apply weights")
             round_.wait()
             heartbeat()
             difference = self._compare(round_, probe) if probe else None
@@ -94,7 +102,7 @@ class Publisher:
 
     def _compare(self, round_: "_Round", probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []
-        round_.start(lambda session: found.append(probe.compare(session.log_probs(probe.sequences))))
+        round_.start(lambda session: found.append(probe.compare(session.log_probs(probe.sequences))), "answer a probe")
         round_.wait()
         return max(found, default=None)
 
@@ -119,17 +127,29 @@ class Publisher:
 class _Round(AbstractContextManager["_Round"]):
     """The replicas of one publication: those still taking part, and why others do not. An exception inside aborts all of them."""
 
-    def __init__(self, sessions: dict[str, UpdateSession]) -> None:
+    def __init__(self, sessions: dict[str, UpdateSession], awaits: Callable[[str], None]) -> None:
+        self._awaits, self._what = awaits, ""
         self.live = dict(sessions)
         self.failed: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="publish")
         self._running: dict[str, Future[None]] = {}
 
-    def start(self, work: Callable[[UpdateSession], None]) -> None:
+    def start(self, work: Callable[[UpdateSession], None], what: str) -> None:
+        """`what`: that each replica does, for messages."""
+        self._what = what
         self._running = {pod: self._pool.submit(work, session) for pod, session in self.live.items()}
 
     def wait(self) -> None:
-        """Wait for all replicas, and drop those that failed."""
+        """Wait for all replicas, and drop those that failed. Names those that take long."""
+        _, late = wait(self._running.values(), NAMED_SECONDS)
+        if late:
+            pods = sorted(pod for pod, future in self._running.items() if future in late)
+            some = ", ".join(pods[:MOST_NAMED]) + (
+                f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
+            )
+            self._awaits(f"{some} to {self._what}")
+            wait(late)
+            self._awaits("")
         for pod, future in self._running.items():
             try:
                 future.result()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kubectl_rljob.importer import places
+from kubectl_rljob.importer.formulas import own
 from kubectl_rljob.importer.held_out import responses
 from kubectl_rljob.importer.roll.batches import response
 from kubectl_rljob.importer.settings import Settings
@@ -24,7 +25,9 @@ def algorithm(settings: Settings) -> Iterator[Said]:
     yield from clip(settings)
     yield from kl(settings)
     aggregation = settings["loss_agg_mode"]
-    if settings["importance_sampling"] in ("seq", "sequence"):
+    if settings["pg_variant"] not in (None, "vanilla", "ppo"):
+        yield from own(settings, "pg_variant", "loss", ("vanilla", "ppo"))
+    elif settings["importance_sampling"] in ("seq", "sequence"):
         yield settings.field("algorithm.loss", "gspo", "importance_sampling")
         aggregation = "seq-mean-token-mean"
     if aggregation not in AGGREGATIONS:
@@ -61,8 +64,7 @@ def advantage(settings: Settings) -> Iterator[Said]:
         if settings.number("gamma") != 1:
             yield settings.field("algorithm.gamma", float(settings.number("gamma")), "gamma")
     else:
-        yield settings.lacking(key, "the estimators are grpo, reinforce and gae; grpo in its place")
-        yield settings.field(field, "grpo", key)
+        yield from own(settings, key, "advantage", ("grpo", "reinforce", "gae"))
 
 
 def bounds(settings: Settings) -> Iterator[Said]:

@@ -57,10 +57,19 @@ def amounts(settings: Settings) -> Iterator[Said]:
             f"{prompts * group // exact} samples in an optimizer step: mini-batches are of whole prompts, and alike",
         )
     yield settings.field("train.miniBatches", exact, *keys, why=f"{samples(settings)} of {prompts * group} samples")
-    yield from learning(settings, prompts, exact * settings.integer("ppo_epochs"))
+    updates = exact * settings.integer("ppo_epochs")
+    yield from learning(settings, prompts, updates)
+    if settings["adv_estimator"] == "gae":
+        yield from _critic(settings, prompts, updates)
     longest = settings.integer("prompt_length") + response(settings)
     yield from tokens(settings, longest)
     yield Field("rollout.sampling.maxTokens", response(settings), settings.origin("response_length"))
+
+
+def _critic(settings: Settings, prompts: int, updates: int) -> Iterator[Said]:
+    c, total = "critic.training_args.", Length("max_steps", f"{role(settings)}training_args.num_train_epochs", prompts)
+    keys = f"{c}warmup_steps", f"{c}warmup_ratio"
+    yield from Warmup(*keys, "critic.optimizer.warmupSteps").said(settings, total.total(settings), updates)
 
 
 def response(settings: Settings) -> int:

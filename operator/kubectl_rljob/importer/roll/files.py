@@ -9,13 +9,14 @@ from kubectl_rljob.importer.roll.algorithm import algorithm
 from kubectl_rljob.importer.roll.batches import amounts
 from kubectl_rljob.importer.roll.layout import layout, other_roles
 from kubectl_rljob.importer.roll.rewards import prompts, rewards
-from kubectl_rljob.importer.roll.rollout import asynchrony, rollouts
+from kubectl_rljob.importer.roll.rollout import asynchrony, offload, rollouts
 from kubectl_rljob.importer.roll.rows import DPO_ROWS, RL_ROWS, SFT_ROWS
-from kubectl_rljob.importer.roll.run import environment, sources, weights
+from kubectl_rljob.importer.roll.run import environment, sources, tuning, weights
 from kubectl_rljob.importer.roll.supervised import supervised
 from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.sources import Source, Unreadable, tree_of
 from kubectl_rljob.importer.table import Note, Outcome
+from kubectl_rljob.importer.values import ROLL
 
 
 def unread(settings: Settings) -> dict[str, str]:
@@ -30,6 +31,7 @@ RL = System(
     RL_ROWS,
     (
         sources,
+        tuning,
         weights,
         prompts,
         layout,
@@ -37,15 +39,19 @@ RL = System(
         amounts,
         rewards,
         rollouts,
+        offload,
         asynchrony,
         algorithm,
         environment,
         places.pods,
     ),
+    ROLL,
     unread,
 )
-SFT = System("ROLL, SFT", SFT_ROWS, (sources, weights, layout, supervised, environment, places.pods))
-DPO = System("ROLL, DPO", DPO_ROWS, (sources, weights, layout, other_roles, supervised, environment, places.pods))
+SFT = System("ROLL, SFT", SFT_ROWS, (sources, tuning, weights, layout, supervised, environment, places.pods), ROLL)
+DPO = System(
+    "ROLL, DPO", DPO_ROWS, (sources, tuning, weights, layout, other_roles, supervised, environment, places.pods), ROLL
+)
 
 
 def read(text: str, variables: Mapping[str, str]) -> Source:
@@ -59,7 +65,10 @@ def read(text: str, variables: Mapping[str, str]) -> Source:
             )
     for key in ("student_train", "student", "teacher", "reward"):
         if key in tree:
-            raise Unreadable(f"is of a pipeline that no RLJob has (`{key}`): RLVR, SFT and DPO are read")
+            more = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
+            raise Unreadable(
+                f"is of a pipeline that is not read (`{key}`{more if key != 'reward' else ''}): RLVR, SFT and DPO are"
+            )
     if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
         raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
     system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL

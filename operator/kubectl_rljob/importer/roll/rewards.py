@@ -9,7 +9,12 @@ from kubectl_rljob.importer.table import Field, Note, Outcome, Said
 from kubectl_rljob.importer.values import items
 
 MATH = ("MathRuleRewardWorker", "math_rule")
-JUDGE = "judge it with an http reward of your own"
+JUDGE = "judge it with a python or http reward of your own"
+POOL = "a model judges it: a pool in spec.pools, and rewards[].vllm with pool and judge (docs/pools.md)"
+
+
+def _by_hand(name: str) -> str:
+    return POOL if "judge" in name else f"no rule of an RLJob scores it: {JUDGE}"
 
 
 def prompts(settings: Settings) -> Iterator[Said]:
@@ -20,7 +25,6 @@ def prompts(settings: Settings) -> Iterator[Said]:
     answer = settings[f"{d}response"] or "ground_truth"
     yield Field("data.answerKey", answer, "ROLL's column of the answer")
     yield settings.field("data.dataSourceKey", settings[f"{d}tag"], f"{d}tag")
-    yield settings.changed(key, "ROLL's files hold messages as JSON text there: store them as lists of {role, content}")
 
 
 def rewards(settings: Settings) -> Iterator[Said]:
@@ -33,7 +37,7 @@ def rewards(settings: Settings) -> Iterator[Said]:
         if name in MATH or (worker and str(worker.value).endswith(MATH[0])):
             found += [{"dataSource": str(tag), "rule": "math"} for tag in (items(tags.value) if tags else ["*"])]
         else:
-            yield Note(Outcome.LACKING, f"rewards.{name}", f"no rule of an RLJob scores it: {JUDGE}")
+            yield Note(Outcome.LACKING, f"rewards.{name}", _by_hand(name))
         for key in (k for k in given if k.startswith(f"{name}.") and not k.endswith(REWARD_KEYS)):
             yield Note(Outcome.IMPLIED, f"rewards.{key} = {show(given[key].value)}", "of ROLL's own workers")
     if not found:

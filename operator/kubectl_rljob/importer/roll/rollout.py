@@ -29,6 +29,19 @@ def rollouts(settings: Settings) -> Iterator[Said]:
         yield settings.changed("actor_infer.device_mapping", "rollouts are on all of the trainer's GPUs, and no others")
 
 
+def offload(settings: Settings) -> Iterator[Said]:
+    """Training states leave the GPUs that generate as well."""
+    key, per_step = "actor_train.is_offload_states", "actor_train.is_offload_optimizer_states_in_train_step"
+    together = {*gpus(settings, "actor_train.device_mapping")} & {*gpus(settings, "actor_infer.device_mapping")}
+    moved = bool(together) and bool(settings[key])
+    for section in ("trainer", *(("critic",) if settings["adv_estimator"] == "gae" else ())):
+        for part in ("parameters", "gradients", "optimizer"):
+            if moved:
+                yield settings.field(f"{section}.offload.{part}", True, key)
+    if settings[per_step] and not moved:
+        yield settings.field("trainer.offload.optimizer", True, per_step)
+
+
 def asynchrony(settings: Settings) -> Iterator[Said]:
     ratio, weight = "async_generation_ratio", "train_infer_correction.is_weight."
     ahead = settings.number(ratio)

@@ -2,7 +2,7 @@
 
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read
-from kubectl_rljob.importer.values import IMAGES, choice, items
+from kubectl_rljob.importer.values import IMAGES, REPLAY, choice, items
 
 DTYPES = choice(bf16="bfloat16", fp32="float32", float32="float32", bfloat16="bfloat16")
 DECAYS = choice(constant="constant", constant_with_warmup="constant", linear="linear", cosine="cosine")
@@ -67,8 +67,7 @@ COMMON = (
         )
     ),
     implied("global_template", "the tokenizer's chat template takes its place"),
-    lacks("lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
-    *(implied(f"lora_{key}", "read with LoRA only") for key in ("alpha", "target")),
+    *(implied(f"lora_{key}", "read where model_args names it") for key in ("rank", "alpha", "target")),
     lacks("rollout_mock.enable", "see train.batches"),
     implied("rollout_mock.*"),
 )
@@ -78,23 +77,31 @@ def training(prefix: str) -> tuple[Row, ...]:
     """The role that learns; `prefix` with its dot."""
     config = f"{prefix}strategy_args.strategy_config."
     return (
-        *_optimizer(f"{prefix}training_args."),
+        *_optimizer(f"{prefix}training_args.", "train.optimizer", "max_grad_norm"),
+        *_passes(f"{prefix}training_args."),
         *_model_and_data(prefix),
         *_megatron(prefix, config),
         *_batches(prefix),
     )
 
 
-def _optimizer(t: str) -> tuple[Row, ...]:
+def _optimizer(t: str, target: str, *clip: str) -> tuple[Row, ...]:
+    """With the defaults of transformers' TrainingArguments. `clip`: further names of the key that bounds the gradient's norm."""
     return (
-        becomes(f"{t}learning_rate", "train.optimizer.learningRate", 5e-5),
-        becomes(f"{t}weight_decay", "train.optimizer.weightDecay", 0.0),
-        becomes(f"{t}lr_scheduler_type", "train.optimizer.decay", "linear", DECAYS, text="its default is linear"),
-        read(f"{t}warmup_steps", "train.optimizer.warmupSteps", 0),
-        read(f"{t}warmup_ratio", "train.optimizer.warmupSteps", 0.0),
-        becomes(f"{t}adam_beta1", "train.optimizer.beta1", 0.9),
-        becomes(f"{t}adam_beta2", "train.optimizer.beta2", 0.999, text="its default is 0.999"),
-        becomes(f"{t}max_grad_norm", "train.optimizer.clipGrad", 1.0, also=("max_grad_norm",)),
+        becomes(f"{t}learning_rate", f"{target}.learningRate", 5e-5),
+        becomes(f"{t}weight_decay", f"{target}.weightDecay", 0.0),
+        becomes(f"{t}lr_scheduler_type", f"{target}.decay", "linear", DECAYS, text="its default is linear"),
+        read(f"{t}warmup_steps", f"{target}.warmupSteps", 0),
+        read(f"{t}warmup_ratio", f"{target}.warmupSteps", 0.0),
+        becomes(f"{t}adam_beta1", f"{target}.beta1", 0.9),
+        becomes(f"{t}adam_beta2", f"{target}.beta2", 0.999, text="its default is 0.999"),
+        becomes(f"{t}adam_epsilon", f"{target}.epsilon", 1e-8),
+        becomes(f"{t}max_grad_norm", f"{target}.clipGrad", 1.0, also=clip),
+    )
+
+
+def _passes(t: str) -> tuple[Row, ...]:
+    return (
         read(f"{t}per_device_train_batch_size", "train.miniBatches, train.tokensPerMicroBatch", 1),
         read(
             f"{t}gradient_accumulation_steps", "train.miniBatches", 1, text="x batch per device x data-parallel ranks"
@@ -106,9 +113,13 @@ def _optimizer(t: str) -> tuple[Row, ...]:
 def _model_and_data(prefix: str) -> tuple[Row, ...]:
     return (
         becomes(f"{prefix}model_args.dtype", "model.dtype", "bf16", DTYPES),
-        lacks(f"{prefix}model_args.lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
+        read(f"{prefix}model_args.lora_rank", "model.lora.rank"),
+        read(f"{prefix}model_args.lora_alpha", "model.lora.alpha", text="unset: twice lora_rank"),
+        read(f"{prefix}model_args.lora_target", "model.lora.targets", "all"),
+        lacks(f"{prefix}model_args.adapter_name_or_path", "name adapters to begin from in model.lora.path"),
+        becomes(f"{prefix}router_replay.mode", "algorithm.rolloutCorrection.routerReplay", "disabled", REPLAY),
+        implied(f"{prefix}router_replay.*"),
         lacks(f"{prefix}model_args.freeze_module_prefix", "all parameters are trained"),
-        *(implied(f"{prefix}model_args.{key}", "read with LoRA only") for key in ("lora_alpha", "lora_target")),
         *(
             implied(f"{prefix}model_args.{key}")
             for key in ("attn_implementation", "flash_attn", "model_type", "ulysses_size", "model_name_or_path")
@@ -150,11 +161,19 @@ def _megatron(prefix: str, c: str) -> tuple[Row, ...]:
 def _batches(prefix: str) -> tuple[Row, ...]:
     return (
         read(f"{prefix}device_mapping", "trainer.nodes, trainer.processesPerNode"),
-        becomes(f"{prefix}is_offload_states", "trainer.offload.parameters", also=("is_offload_states",)),
-        becomes(
+        read(
+            f"{prefix}is_offload_states",
+            "trainer.offload.parameters, trainer.offload.gradients, trainer.offload.optimizer, critic.offload",
+            True,
+            also=("is_offload_states",),
+            text="its default is true, where the rollouts are on the trainer's GPUs",
+        ),
+        read(
             f"{prefix}is_offload_optimizer_states_in_train_step",
-            "trainer.offload.optimizer",
+            "",
+            False,
             also=("is_offload_optimizer_states_in_train_step",),
+            text="trainer.offload.optimizer says it",
         ),
         *(
             implied(f"{prefix}{key}")
@@ -241,7 +260,7 @@ ALGORITHM = (
         lacks(key, "rewards are compared by algorithm.advantage")
         for key in ("reward_shift", "reward_scale", "use_reward_scaling")
     ),
-    lacks("pg_variant", "the losses are ppo, gspo and cispo", "vanilla", "ppo", also=("actor_train.pg_variant",)),
+    read("pg_variant", "algorithm.loss", "vanilla", also=("actor_train.pg_variant",)),
     *(
         lacks(key, "the losses are ppo, gspo and cispo")
         for key in ("rl_loss_coef", "positive_loss_coef", "use_topr_neg_loss_coef")
@@ -249,7 +268,6 @@ ALGORITHM = (
     lacks("use_additional_prompts", "see train.overSampling", also=("is_use_additional_prompts",)),
     implied("max_running_requests", also=("max_additional_running_prompts",)),
     implied("is_num_return_sequences_expand"),
-    lacks("router_replay", "routing is not replayed"),
     lacks("mtp_training_mode", "multi-token prediction is not trained"),
     read("reward_pretrain", "critic.path"),
     read("actor_train.data_args.messages", "data.promptKey", "messages"),
@@ -320,7 +338,6 @@ INFER = (
     implied("actor_infer.generating_args.num_return_sequences", "is num_return_sequences_in_group"),
     implied("actor_infer.offload_nccl"),
     implied("reward_system_config.*"),
-    lacks("actor_infer.model_args.lora_rank", "set model.lora: {rank, alpha, targets} by hand"),
     *(
         implied(f"actor_infer.{key}")
         for key in ("model_args.*", "data_args.*", "infer_batch_size", "world_size", "worker_cls")
@@ -337,10 +354,7 @@ INFER = (
     lacks("reward_model.*", "rewards are in spec.rewards"),
 )
 CRITIC = (
-    becomes("critic.training_args.learning_rate", "critic.optimizer.learningRate"),
-    becomes("critic.training_args.weight_decay", "critic.optimizer.weightDecay"),
-    becomes("critic.training_args.warmup_steps", "critic.optimizer.warmupSteps"),
-    becomes("critic.training_args.lr_scheduler_type", "critic.optimizer.decay", convert=DECAYS),
+    *_optimizer("critic.training_args.", "critic.optimizer"),
     *(
         implied(f"critic.training_args.{key}", "the critic learns in the policy's batches")
         for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from kubectl_rljob.importer import places
+from kubectl_rljob.importer.adapters import adapters
 from kubectl_rljob.importer.roll.layout import role
 from kubectl_rljob.importer.settings import Settings
 from kubectl_rljob.importer.table import Field, Said
@@ -21,6 +22,15 @@ def sources(settings: Settings) -> Iterator[Said]:
     yield from places.kept(settings, "max_ckpt_to_keep")
     if "eval_steps" in settings and "validation.data_args.file_name" in settings:
         yield settings.field("evaluation.everySteps", max(0, settings.integer("eval_steps")), "eval_steps")
+
+
+def tuning(settings: Settings) -> Iterator[Said]:
+    """LoRA, where the model's section of the role that learns has a rank."""
+    m = f"{role(settings)}model_args."
+    if settings[f"{m}lora_rank"]:
+        rank = settings.integer(f"{m}lora_rank")
+        alpha = settings.integer(f"{m}lora_alpha") if settings[f"{m}lora_alpha"] else 2 * rank
+        yield from adapters(settings, f"{m}lora_rank", f"{m}lora_alpha", f"{m}lora_target", (rank, alpha))
 
 
 def weights(settings: Settings) -> Iterator[Said]:

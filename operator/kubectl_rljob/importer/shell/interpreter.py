@@ -1,7 +1,8 @@
 """Shell scripts, read without executing anything: assignments, arrays, conditions and the commands they end in.
 
 Every command counts as successful, except tests, which are decided, and those that look at a machine (`PROBES`), which
-count as failed. `echo` alone prints. Loops and functions are passed over.
+count as failed. `echo` alone prints. Of a loop the first pass is read, and a function where it is called. A text that is a
+command itself, for `eval`, `bash -c`, `ssh HOST` or `kubectl exec`, is read as a script of its own.
 """
 
 import re
@@ -15,6 +16,12 @@ from kubectl_rljob.importer.shell.tokens import ENDS, OPERATORS, TokenStream, to
 from kubectl_rljob.importer.words import Variables, expand, expand_text
 
 PROBES = ("python", "python3", "command", "which", "type", "grep", "nvidia-smi", "hash")
+COUNTED = re.compile(r"\(\(\s*([A-Za-z_]\w*)\s*=\s*(\w+)")
+OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_]\w*\.[\w.@-]+=")
+INSIDE = re.compile(rf"\s['\"]?{OVERRIDE.pattern}")
+"""Of a text that holds a command with overrides."""
+DEEPEST, MOST_READ = 8, 256
+"""How far functions and texts may lead into each other, and how many of them are read."""
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?=)(.*)", re.DOTALL)
 
 
@@ -27,8 +34,12 @@ class Shell:
     """Words of every command that is none of the shell's own."""
     exported: dict[str, None] = field(default_factory=dict)
     printed: list[str] = field(default_factory=list)
-    skipped: dict[str, None] = field(default_factory=dict)
-    """Loops and functions that were passed over."""
+    remarks: dict[str, str] = field(default_factory=dict)
+    """Loops, and what is read of each."""
+    functions: dict[str, list[str]] = field(default_factory=dict)
+    """Tokens of their bodies, by name."""
+    depth: int = 0
+    read: int = 0
     probed: dict[str, None] = field(default_factory=dict)
     """Commands whose output the script reads."""
 
@@ -71,10 +82,7 @@ class Shell:
         if token == "case":
             return self._case(stream, live)
         if token in ("for", "while", "until", "select"):
-            if live:
-                self.skipped[f"a loop: {token}"] = None
-            stream.skip_to(ENDS[token], token)
-            return True
+            return self._loop(stream, token, live)
         if token == "!":
             return not self._command(stream, live)
         if token in ("{", "("):
@@ -88,12 +96,44 @@ class Shell:
         return self._simple([token, *stream.words()], live)
 
     def _function(self, stream: TokenStream, token: str) -> None:
-        self.skipped[f"a function: {stream.peek() if token == 'function' else token}"] = None
+        name = stream.peek() if token == "function" else token
         while stream.more() and stream.peek() != "{":
             stream.next()
         if stream.more():
             stream.next()
+            start = stream.at
             stream.skip_to("}", "{")
+            self.functions[name] = stream.tokens[start : stream.at - 1]
+
+    def _loop(self, stream: TokenStream, token: str, live: bool) -> bool:
+        """Its first pass, if there is one."""
+        start = stream.at
+        stream.skip_to(ENDS[token], token)
+        body = TokenStream(stream.tokens[start : stream.at - 1])
+        head = body.until("do")
+        if live and (self._begins(token, head) if token in ("for", "select") else self._holds(token, head)):
+            self._block(body, ())
+        return True
+
+    def _begins(self, token: str, head: list[str]) -> bool:
+        """Gives the variable of a loop its first value."""
+        name, words = (head or [""])[0], [word for word in head[2:] if word not in OPERATORS]
+        counted = COUNTED.match(name)
+        values = [counted[2]] if counted else [text for word in words for text in expand(word, self.variables)]
+        name = counted[1] if counted else name
+        if not values:
+            self.remarks[f"a loop: {token} {name}"] = "is passed over: it has no value to begin with"
+            return False
+        self.variables.values[name] = values[:1]
+        self.remarks[f"a loop: {token} {name}"] = f"only its first pass is read, with {name}={values[0]}"
+        return True
+
+    def _holds(self, token: str, head: list[str]) -> bool:
+        holds = self._block(TokenStream(head), ()) is (token == "while")
+        self.remarks[f"a loop: {token}"] = (
+            "only its first pass is read" if holds else "is passed over: its condition fails"
+        )
+        return holds
 
     def _if(self, stream: TokenStream, live: bool) -> bool:
         taken = False
@@ -144,9 +184,36 @@ class Shell:
             self.printed.append(" ".join(fields[1:]))
         elif fields[0] == "false" or _looks_at_the_machine(fields):
             return False
+        elif fields[0] in self.functions:
+            self._call(fields)
+        elif texts := [f for f in fields if INSIDE.search(f) and not OVERRIDE.match(f)]:
+            for text in texts:
+                self._nested(TokenStream(tokens(text)))
         else:
             self.commands.append(fields)
         return True
+
+    def _call(self, fields: list[str]) -> None:
+        """With its arguments in place of the script's."""
+        values = self.variables.values
+        own = {
+            "@": fields[1:],
+            "#": [str(len(fields) - 1)],
+            **{str(i): [text] for i, text in enumerate(fields[1:10], 1)},
+        }
+        before = {name: values.get(name) for name in own}
+        values.update(own)
+        self._nested(TokenStream(self.functions[fields[0]]))
+        for name, value in before.items():
+            values.pop(name)
+            if value is not None:
+                values[name] = value
+
+    def _nested(self, stream: TokenStream) -> None:
+        if self.depth < DEEPEST and self.read < MOST_READ:
+            self.depth, self.read = self.depth + 1, self.read + 1
+            self._block(stream, ())
+            self.depth -= 1
 
     def _number(self, name: str) -> str:
         return self.variables.text(name) or "0"

@@ -1,22 +1,21 @@
 """Trinity-RFT: `mode: both` of explorer and trainer, whose trainer is verl's: its keys are below `trainer.trainer_config`."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from kubectl_rljob.importer import places
+from kubectl_rljob.importer import places, values
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
-from kubectl_rljob.importer.settings import Settings, System, integer
+from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.table import Field, Note, Outcome, Problem, Said
 from kubectl_rljob.importer.trinity.evaluation import sets
 from kubectl_rljob.importer.trinity.rows import ACTOR, CRITIC, REF, ROWS, TASKS
-from kubectl_rljob.importer.trinity.run import files, run
-from kubectl_rljob.importer.values import divisor, items, place
+from kubectl_rljob.importer.trinity.run import files, run, tuning
+from kubectl_rljob.importer.trinity.teacher import AUXILIARY, DISTILL, distillation, servers, teacher
+from kubectl_rljob.importer.values import divisor, items
+from kubectl_rljob.importer.verl.roles import optimizer
 from rljob_api.spec.algorithm import MOST_STALENESS
 
-DISTILL = "on_policy_distill"
-AUXILIARY = "explorer.auxiliary_models"
 TYPES = {
     "ppo": ("gae", "ppo"),
     "grpo": ("grpo", "ppo"),
@@ -38,7 +37,6 @@ MATH = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward
 PROMPTING = ("math_workflow", "math_boxed_workflow", "on_policy_distill_math_workflow")
 """Workflows that add a system prompt of their own."""
 WORKFLOWS = (*PROMPTING, "simple_workflow", "async_math_workflow", None)
-POOL_ARGUMENTS = ("max_model_len", "enforce_eager", "enable_prefix_caching", "gpu_memory_utilization")
 OVERRIDE = f"{ACTOR}megatron.override_transformer_config"
 
 
@@ -95,6 +93,8 @@ def amounts(settings: Settings) -> Iterator[Said]:
         settings, length.total(settings), updates
     )
     yield from decay(settings)
+    if settings["algorithm.algorithm_type"] == "ppo":
+        yield from optimizer(settings, CRITIC, "critic.optimizer", length.total(settings), updates)
     tokens, response = prompt_tokens(settings), settings.integer("model.max_response_tokens")
     yield settings.field("data.maxPromptTokens", tokens, "model.max_prompt_tokens", "model.max_model_len")
     yield settings.field("rollout.sampling.maxTokens", response, "model.max_response_tokens")
@@ -147,41 +147,6 @@ def penalised(settings: Settings) -> bool:
     kind, coefficient = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args.kl_coef"
     given = kind in settings or settings["algorithm.algorithm_type"] != DISTILL
     return given and settings[kind] != "none" and bool(settings[coefficient])
-
-
-def distillation(settings: Settings) -> Iterator[Said]:
-    weight, taught = "algorithm.advantage_fn_args.kl_coef", teacher(settings)
-    if taught is None:
-        text = f"{DISTILL} needs one, the teacher; if a variable says its model_path: --env NAME=VALUE"
-        yield Problem(AUXILIARY, text)
-        return
-    (engines, size), given_path = servers(taught), taught["model_path"]
-    path = place(given_path, settings.options.root)
-    pool = {"name": "teacher", "model": path, "replicas": engines, "tensorParallel": size}
-    given = {name.replace("_", "-"): taught[name] for name in POOL_ARGUMENTS if taught.get(name) is not None}
-    yield settings.field("pools", [pool | ({"vllmArgs": given} if given else {})], AUXILIARY)
-    yield settings.field("algorithm.distillation.pool", "teacher", "algorithm.algorithm_type")
-    yield settings.field("algorithm.distillation.coefficient", float(settings.number(weight)), weight)
-    if path != given_path:
-        number = settings[AUXILIARY].index(taught)
-        key = f"{AUXILIARY}[{number}].model_path"
-        yield Note(Outcome.CHANGED, key, f"{given_path}: put it on the volume, at {path}")
-    if settings[AUXILIARY][1:]:
-        yield settings.lacking(AUXILIARY, "the first with a model_path is the teacher, and the others are left out")
-
-
-def teacher(settings: Settings) -> Mapping[str, Any] | None:
-    """Of on_policy_distill: the first auxiliary model that has a path."""
-    if settings["algorithm.algorithm_type"] != DISTILL:
-        return None
-    models = items(settings[AUXILIARY])
-    return next((model for model in models if isinstance(model, Mapping) and model.get("model_path")), None)
-
-
-def servers(model: Mapping[str, Any]) -> tuple[int, int]:
-    """Engines of an auxiliary model, and GPUs of each. Raises NotANumber."""
-    engines, size = (model.get(key) or 1 for key in ("engine_num", "tensor_parallel_size"))
-    return integer(AUXILIARY, engines), integer(AUXILIARY, size)
 
 
 def kl(settings: Settings) -> Iterator[Said]:
@@ -293,6 +258,7 @@ def unread(settings: Settings) -> dict[str, str]:
 TRINITY = System(
     "Trinity-RFT",
     ROWS,
-    (run, sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
+    (run, tuning, sources, amounts, algorithm, rewards, sets, machines, layout, synchronising, places.pods),
+    values.TRINITY,
     unread,
 )

@@ -2,8 +2,8 @@
 
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read
-from kubectl_rljob.importer.values import at_least, choice
-from kubectl_rljob.importer.verl.rows import megatron_rows
+from kubectl_rljob.importer.values import REPLAY, at_least, choice
+from kubectl_rljob.importer.verl.rows import megatron_rows, optimizer_rows
 
 CONFIG = "trainer.trainer_config."
 ACTOR, REF, CRITIC = (f"{CONFIG}{part}." for part in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"))
@@ -41,7 +41,7 @@ EVERY_MODEL = (
     becomes("model.trust_remote_code", "model.trustRemoteCode"),
     lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
     lacks("model.rope_scaling", "the model is as its config.json says"),
-    lacks("model.lora_configs", "set model.lora: {rank, alpha, targets} by hand"),
+    read("model.lora_configs", "model.lora", text="the first of them"),
     lacks("model.external_model.*", "servers are the job's own"),
     implied("model.enable_prompt_truncation", "longer prompts are left out and counted"),
     implied("model.logprobs"),
@@ -272,6 +272,7 @@ def _verl() -> tuple[Row, ...]:
         becomes(f"{m}optimizer_offload", "trainer.offload.optimizer"),
         read(f"{m}use_dist_checkpointing", "model.megatronCheckpoint", False),
         read(f"{m}dist_checkpointing_path", "model.megatronCheckpoint"),
+        becomes(f"{m}router_replay.mode", "algorithm.rolloutCorrection.routerReplay", "disabled", REPLAY),
         *megatron_rows(m),
         becomes(f"{CONFIG}algorithm.rollout_correction.bypass_mode", "algorithm.rolloutCorrection.bypass"),
         *(implied(f"{ACTOR}{key}") for key in (*budgets, "checkpoint.*", "grad_clip", "fsdp_config.*")),
@@ -313,8 +314,9 @@ def _others() -> tuple[Row, ...]:
         becomes(f"{CRITIC}megatron.param_offload", "critic.offload.parameters"),
         becomes(f"{CRITIC}megatron.grad_offload", "critic.offload.gradients"),
         becomes(f"{CRITIC}megatron.optimizer_offload", "critic.offload.optimizer"),
-        becomes(f"{CRITIC}optim.lr", "critic.optimizer.learningRate"),
-        becomes(f"{CRITIC}cliprange_value", "critic.clip"),
+        *optimizer_rows(CRITIC, "critic.optimizer", 1e-6),
+        becomes(f"{CRITIC}cliprange_value", "critic.clip", 0.0, text="its default is 0: not clipped"),
+        becomes(f"{CONFIG}trainer.critic_warmup", "critic.warmupSteps", 0),
         becomes(f"{CRITIC}grad_clip", "critic.optimizer.clipGrad"),
         *(
             implied(f"{CRITIC}{key}")
@@ -333,7 +335,6 @@ def _others() -> tuple[Row, ...]:
                 "forward_max_token_len_per_gpu",
                 "ulysses_sequence_parallel_size",
                 "shuffle",
-                "optim.*",
             )
         ),
     )

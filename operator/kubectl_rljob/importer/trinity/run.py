@@ -1,10 +1,13 @@
 """What all of Trinity's tasks say alike: model, name, directory, files, trackers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from kubectl_rljob.importer import places
-from kubectl_rljob.importer.settings import Settings
+from kubectl_rljob.importer.adapters import ALL, WHERE_PROVEN
+from kubectl_rljob.importer.settings import Settings, integer, show
 from kubectl_rljob.importer.table import Problem, Said
+from kubectl_rljob.importer.unfit import refused
+from kubectl_rljob.importer.values import place
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
 
@@ -23,6 +26,29 @@ def run(settings: Settings) -> Iterator[Said]:
         yield settings.field("env", env, "monitor.monitor_type", "project")
     elif settings["monitor.monitor_type"] not in (None, "tensorboard"):
         yield settings.lacking("monitor.monitor_type", "metrics are written to TensorBoard and metrics.jsonl")
+
+
+def tuning(settings: Settings) -> Iterator[Said]:
+    """Of the adapters the first ones, which Trinity trains."""
+    key = "model.lora_configs"
+    given = settings[key]
+    if not given:
+        return
+    first = given[0] if isinstance(given, list) else None
+    if not isinstance(first, Mapping):
+        yield refused(key, given)
+        return
+    for name, field in (("lora_rank", "rank"), ("lora_alpha", "alpha")):
+        yield settings.field(f"model.lora.{field}", integer(key, first.get(name, 32)), key)
+    if first.get("path"):
+        yield settings.field("model.lora.path", place(first["path"], settings.options.root), key)
+    targets = first.get("target_modules", ALL[1])
+    if targets in ALL:
+        yield settings.changed(key, WHERE_PROVEN)
+    else:
+        yield settings.lacking(key, f"target_modules {show(targets)}: name them in model.lora.targets")
+    if given[1:] or first.get("exclude_modules"):
+        yield settings.lacking(key, "one set of adapters is trained, next to every target")
 
 
 def files(settings: Settings, prefix: str) -> Iterator[Said]:

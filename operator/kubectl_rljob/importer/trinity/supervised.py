@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from kubectl_rljob.importer import places
+from kubectl_rljob.importer import places, values
 from kubectl_rljob.importer.amounts import Length, Warmup
 from kubectl_rljob.importer.megatron import Layout
 from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.table import Problem, Said
 from kubectl_rljob.importer.trinity.rl import decay, layout
 from kubectl_rljob.importer.trinity.rows import ACTOR
-from kubectl_rljob.importer.trinity.run import files, run
+from kubectl_rljob.importer.trinity.run import files, run, tuning
 from kubectl_rljob.importer.trinity.supervised_rows import DPO_ROWS, FILE, FORMAT, LOSS, MICRO, SFT_ROWS
 
 AGGREGATIONS = {"token-mean": "tokenMean", "seq-mean-token-mean": "sequenceMean"}
@@ -102,6 +102,8 @@ def unread(settings: Settings) -> dict[str, str]:
     return {"critic": f"{task(settings)} has no critic", "algorithm": f"{task(settings)} has no rollouts"}
 
 
-COMMON = (run, sources, columns, amounts, machines, layout, places.pods)
-SFT = System("Trinity-RFT, sft", SFT_ROWS, (*COMMON, learnt), lambda s: unread(s) | {"reference": "sft has none"})
-DPO = System("Trinity-RFT, dpo", DPO_ROWS, (*COMMON, penalty), unread)
+COMMON = (run, tuning, sources, columns, amounts, machines, layout, places.pods)
+SFT = System(
+    "Trinity-RFT, sft", SFT_ROWS, (*COMMON, learnt), values.TRINITY, lambda s: unread(s) | {"reference": "sft has none"}
+)
+DPO = System("Trinity-RFT, dpo", DPO_ROWS, (*COMMON, penalty), values.TRINITY, unread)

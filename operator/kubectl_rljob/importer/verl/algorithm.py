@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kubectl_rljob.importer.formulas import own
 from kubectl_rljob.importer.settings import Settings
 from kubectl_rljob.importer.table import Said
 from kubectl_rljob.importer.verl.rows import ACTOR
@@ -41,10 +42,8 @@ def advantage(settings: Settings) -> Iterator[Said]:
     key = "algorithm.adv_estimator"
     ours = ADVANTAGES.get(settings[key])
     if ours is None:
-        yield settings.lacking(
-            key, f"the estimators are {', '.join(dict.fromkeys(ADVANTAGES.values()))}; grpo in its place"
-        )
-        ours = "grpo"
+        yield from own(settings, key, "advantage", ADVANTAGES)
+        return
     yield settings.field("algorithm.advantage", ours, key)
     if ours == "grpo" and settings["algorithm.norm_adv_by_std_in_grpo"] is False:
         yield settings.field("algorithm.group.divideByStd", False, "algorithm.norm_adv_by_std_in_grpo")
@@ -64,10 +63,11 @@ def loss(settings: Settings) -> Iterator[Said]:
     key = f"{ACTOR}policy_loss.loss_mode"
     ours = LOSSES.get(settings[key])
     if ours is None:
-        yield settings.lacking(key, f"the losses are {', '.join(LOSSES.values())}; ppo in its place")
-    yield settings.field("algorithm.loss", ours or "ppo", key)
-    yield from _clip(settings, ours or "ppo")
-    yield from _aggregation(settings, ours or "ppo")
+        yield from own(settings, key, "loss", LOSSES)
+    else:
+        yield settings.field("algorithm.loss", ours, key)
+        yield from _clip(settings, ours)
+    yield from _aggregation(settings, ours or "python")
 
 
 def _clip(settings: Settings, ours: str) -> Iterator[Said]:

@@ -12,6 +12,7 @@ from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.shell.interpreter import Shell
 from kubectl_rljob.importer.sources import Source, Unreadable, document, tree_of
 from kubectl_rljob.importer.table import Note, Outcome
+from kubectl_rljob.importer.values import VERL
 from kubectl_rljob.importer.verl import algorithm, rewards, roles
 from kubectl_rljob.importer.verl.chat import template_arguments
 from kubectl_rljob.importer.verl.rows import MODEL, PPO_ROWS, REF
@@ -35,7 +36,7 @@ def unread(settings: Settings) -> dict[str, str]:
 
 NO_TRAINING = ("main_generation", "main_eval")
 """What verl's modules are named that train nothing."""
-PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES, *rewards.RULES), unread)
+PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES, *rewards.RULES), VERL, unread)
 
 
 def read(text: str, environment: Mapping[str, str]) -> Source:
@@ -62,7 +63,7 @@ def _of_yaml(text: str, environment: Mapping[str, str]) -> Source:
         return _of_script(tree["run"], environment)
     tree, lost = resolve(tree, environment)
     values = {k: plain(v) for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
-    system = SFT if "actor_rollout_ref" not in tree and ("optim" in tree or "model" in tree) else PPO
+    system = PPO if {"actor_rollout_ref", "algorithm", "critic", "reward_model"} & tree.keys() else SFT
     return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
 
 
@@ -71,7 +72,7 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Source:
     shell = Shell(variables).run(text)
     line = command_line(launch(shell.commands))
     if not line.values:
-        raise Unreadable("holds no command with overrides like `trainer.nnodes=1`, and is no YAML either")
+        raise Unreadable(_without_overrides(text, shell))
     if any(purpose in line.module for purpose in NO_TRAINING):
         raise Unreadable(f"runs {line.module}, which trains nothing: for held-out prompts see evaluation.only")
     of_ppo = any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in line.values)
@@ -82,6 +83,16 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Source:
         flags = ("nnodes", "nproc_per_node")
         values |= {f"launcher.{f}": scalar(line.flags[f]) for f in flags if line.flags.get(f)}
     return Source(SFT if sft else PPO, values, [*_told(shell)])
+
+
+def _without_overrides(text: str, shell: Shell) -> str:
+    """What was read in vain: loops that were passed over, and why it is no YAML."""
+    passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
+    try:
+        found = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
+    except Unreadable as error:
+        found = f"it {' '.join(str(error).split())}"
+    return f"holds no command with overrides like `trainer.nnodes=1`{passed}; {found}"
 
 
 def _leaves(key: str, value: Any) -> dict[str, Any]:
@@ -97,5 +108,5 @@ def _told(shell: Shell) -> list[Note]:
             for name in unset
         ),
         *(Note(Outcome.CHANGED, f"$({c})", "no command is run: its output is taken for empty") for c in shell.probed),
-        *(Note(Outcome.CHANGED, skipped, "is passed over") for skipped in shell.skipped),
+        *(Note(Outcome.CHANGED, loop, what) for loop, what in shell.remarks.items()),
     ]

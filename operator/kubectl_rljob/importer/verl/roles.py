@@ -176,13 +176,10 @@ def evaluation(settings: Settings) -> Iterator[Said]:
     often = settings["trainer.test_freq"] is not False and settings.number("trainer.test_freq") > 0
     if not (often or settings["trainer.val_only"]) or not settings["data.val_files"]:
         return
-    key, sampled = f"{ROLLOUT}val_kwargs.temperature", f"{ROLLOUT}val_kwargs.do_sample"
-    if settings[sampled]:
-        yield settings.field("evaluation.sampling.temperature", float(settings.number(key)), key)
-    elif key in settings and settings.number(key):
-        yield settings.implied(key, f"{sampled} is false: greedy")
+    key = f"{ROLLOUT}val_kwargs.temperature"
+    yield settings.field("evaluation.sampling.temperature", float(settings.number(key)), key)
     narrow = [f"{ROLLOUT}val_kwargs.{name}" for name in ("top_p", "top_k", "n")]
-    yield from responses(settings, bool(settings[sampled] and settings.number(key)), *narrow)
+    yield from responses(settings, bool(settings.number(key)), *narrow)
     yield settings.field(
         "evaluation.sampling.maxTokens", settings.integer("data.max_response_length"), "data.max_response_length"
     )
@@ -255,6 +252,13 @@ def critic(settings: Settings) -> Iterator[Said]:
             yield settings.changed(key, f"the critic learns in the policy's passes: {show(settings[own])}")
 
 
+def distillation(settings: Settings) -> Iterator[Said]:
+    key = "distillation.enabled"
+    if settings[key]:
+        text = "a teacher is not imported: write it as a pool in spec.pools, and algorithm.distillation (docs/algorithms.md#distillation)"
+        yield Problem(settings.origin(key), text)
+
+
 def reference(settings: Settings) -> Iterator[Said]:
     if settings[f"{REF}megatron.use_dist_checkpointing"] and has_reference(settings):
         key = f"{REF}megatron.dist_checkpointing_path"
@@ -271,6 +275,7 @@ RULES = (
     asynchrony,
     learning,
     reference,
+    distillation,
     evaluation,
     checkpoints,
     places.pods,

@@ -5,7 +5,7 @@ from typing import Any
 from kubectl_rljob.importer.adapters import verl_rows
 from kubectl_rljob.importer.megatron import layout_rows, recompute_rows, same_layout_rows, transformer_row
 from kubectl_rljob.importer.table import Row, becomes, implied, lacks, must, read, verbatim
-from kubectl_rljob.importer.values import IMAGES, at_least, choice
+from kubectl_rljob.importer.values import IMAGES, REPLAY, at_least, choice
 
 AR = "actor_rollout_ref."
 ACTOR, REF, ROLLOUT, MODEL = (f"{AR}{part}." for part in ("actor", "ref", "rollout", "model"))
@@ -60,7 +60,7 @@ ROLLOUT_QUIET = (
         "layered_summon",
     ),
     *("multi_stage_wake_up", "full_determinism", "cudagraph_capture_sizes", "limit_images", "quantization_config_file"),
-    *("multi_turn.*", "agent.*", "disaggregation.*", "mtp.*", "qat.*", "trace.*", "profiler.*", "prometheus.*"),
+    *("disaggregation.*", "mtp.*", "qat.*", "trace.*", "profiler.*", "prometheus.*"),
     *("skip_rollout", "skip_dump_dir", "layer_name_map.*", "moe_load_balance_metrics_interval", "model_engine"),
 )
 CRITIC_BUDGETS = (
@@ -97,6 +97,7 @@ REWARD_MODEL_QUIET = (
     *("use_dynamic_bsz", "forward_max_token_len_per_gpu", "nccl_timeout", "sandbox_fusion.*"),
 )
 
+AGENT = "tools and turns are an agent of your own: rollout.agent (docs/agents.md)"
 DATA = (
     read("data.train_files", "data.train", "~/data/rlhf/gsm8k/train.parquet"),
     read("data.val_files", "data.validation", "~/data/rlhf/gsm8k/test.parquet"),
@@ -115,8 +116,8 @@ DATA = (
     lacks("data.val_max_samples", "all rows are used", -1),
     lacks("data.custom_cls.path", "prompts are read from files only"),
     implied("data.custom_cls.name"),
-    lacks("data.tool_config_path", "responses are of a single turn", ""),
-    lacks("data.function_tool_path", "responses are of a single turn", ""),
+    lacks("data.tool_config_path", AGENT, ""),
+    lacks("data.function_tool_path", AGENT, ""),
     verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
     lacks("data.mm_processor_kwargs.*", IMAGES),
     lacks("data.tokenizer", "the tokenizer is the model directory's"),
@@ -160,7 +161,6 @@ def megatron_rows(m: str) -> tuple[Row, ...]:
     return (
         must(f"{m}use_distributed_optimizer", True, "the optimizer is always distributed"),
         *(lacks(f"{m}{key}", "there is no such mode") for key in off),
-        lacks(f"{m}router_replay.mode", "routing is not replayed", "disabled"),
         *(lacks(f"{m}{key}.*", "the model is as its config.json says") for key in ("override_mcore_model_config",)),
         lacks(f"{m}dist_checkpointing_prefix", "parameters have megatron-core's own names", ""),
         *(
@@ -284,6 +284,13 @@ ACTOR_ROWS = (
     becomes(f"{ACTOR}checkpoint.async_save", "checkpoint.asynchronous"),
     implied(f"{ACTOR}checkpoint.*"),
     *optimizer_rows(ACTOR, "train.optimizer", 1e-6),
+    becomes(
+        f"{ACTOR}megatron.router_replay.mode",
+        "algorithm.rolloutCorrection.routerReplay",
+        "disabled",
+        REPLAY,
+        also=(f"{ACTOR}router_replay.mode",),
+    ),
     *layout_rows(f"{ACTOR}megatron.", {"sequence_parallel": True}),
     becomes(f"{ACTOR}megatron.param_offload", "trainer.offload.parameters", False),
     becomes(f"{ACTOR}megatron.grad_offload", "trainer.offload.gradients", False),
@@ -329,6 +336,7 @@ REFERENCE = (
     read(f"{REF}megatron.use_dist_checkpointing", "", False, text="the reference is read as the policy is"),
     read(f"{REF}megatron.dist_checkpointing_path", "", text="the reference is read as the policy is"),
     implied(f"{REF}megatron.dist_ckpt_optim_fully_reshardable"),
+    implied(f"{REF}megatron.router_replay.mode", "as the policy's"),
     *megatron_rows(f"{REF}megatron."),
     implied(f"{REF}megatron.override_transformer_config.*", "the reference runs with the policy's"),
     becomes(f"{REF}model.path", "reference.path", text="while there is a reference"),
@@ -372,6 +380,7 @@ ALGORITHM = (
     lacks("algorithm.rollout_correction.rollout_is_batch_normalize", "weights are not normalised"),
     lacks("algorithm.use_pf_ppo", "samples are not drawn again by their reward"),
     implied("algorithm.pf_ppo.*", "read with use_pf_ppo only"),
+    implied("algorithm.gdpo_reward_keys", "read by the estimator gdpo only"),
 )
 
 ROLLOUT_ROWS = (
@@ -402,18 +411,27 @@ ROLLOUT_ROWS = (
     read(f"{ROLLOUT}val_kwargs.top_k", "evaluation.sampling.topK", -1),
     read(f"{ROLLOUT}val_kwargs.n", "evaluation.samplesPerPrompt", 1),
     read(f"{ROLLOUT}val_kwargs.temperature", "evaluation.sampling.temperature", 0),
-    read(f"{ROLLOUT}val_kwargs.do_sample", "evaluation.sampling.temperature", False, text="false: 0"),
-    lacks(f"{ROLLOUT}multi_turn.enable", "responses are of a single turn"),
-    lacks(f"{ROLLOUT}agent.default_agent_loop", "responses are of a single turn", "single_turn_agent"),
+    implied(f"{ROLLOUT}val_kwargs.do_sample", "verl reads the temperature alone; 0 is greedy"),
+    lacks(f"{ROLLOUT}multi_turn.enable", AGENT),
+    *(lacks(f"{ROLLOUT}multi_turn.{key}", AGENT, "") for key in ("tool_config_path", "interaction_config_path")),
+    lacks(f"{ROLLOUT}multi_turn.format", AGENT, "hermes"),
+    *(lacks(f"{ROLLOUT}multi_turn.max_{who}_turns", AGENT) for who in ("assistant", "user")),
+    implied(f"{ROLLOUT}multi_turn.*", "read with tools or several turns only"),
+    lacks(f"{ROLLOUT}agent.default_agent_loop", AGENT, "single_turn_agent"),
+    lacks(f"{ROLLOUT}agent.agent_loop_config_path", AGENT, ""),
+    implied(f"{ROLLOUT}agent.*", "read with an agent loop only"),
     lacks(f"{ROLLOUT}disaggregation.enabled", "a server prefills and decodes"),
     lacks(f"{ROLLOUT}ignore_eos", "a response ends at the end token"),
-    lacks(f"{ROLLOUT}enable_rollout_routing_replay", "routing is not replayed"),
+    implied(f"{ROLLOUT}enable_rollout_routing_replay", "algorithm.rolloutCorrection.routerReplay: rollout says it"),
+    implied(f"{ROLLOUT}moe_tensor_parallel_size", "of a server other than vLLM"),
+    *(implied(f"{ROLLOUT}{key}", SPEED) for key in ("enable_sleep_mode", "standalone_gpu_memory_utilization")),
     lacks(f"{ROLLOUT}qat.enable", "weights are not quantised"),
     lacks(f"{ROLLOUT}mtp.enable", "multi-token prediction is not used"),
     read(f"{ROLLOUT}over_sample_rate", "train.overSampling", 0, text="1 / (1 - it)"),
     implied(f"{ROLLOUT}max_model_len", "is maxPromptTokens + maxTokens"),
     implied(f"{ROLLOUT}prompt_length", "is data.maxPromptTokens"),
     implied(f"{ROLLOUT}response_length", "is maxTokens"),
+    implied(f"{ROLLOUT}single_turn_response_length", "is maxTokens, or maxTokens of an agent's turns"),
     implied(f"{ROLLOUT}calculate_log_probs", "vLLM's log-probabilities are always compared with the trainer's"),
     implied(f"{ROLLOUT}free_cache_engine", "colocated servers give their memory back while the policy is trained"),
     implied(f"{ROLLOUT}checkpoint_engine.*", "weights go to the rollouts by NCCL"),
@@ -437,6 +455,7 @@ CRITIC = (
     becomes("critic.megatron.param_offload", "critic.offload.parameters"),
     becomes("critic.megatron.grad_offload", "critic.offload.gradients"),
     becomes("critic.megatron.optimizer_offload", "critic.offload.optimizer"),
+    implied("critic.megatron.router_replay.mode", "as the policy's"),
     *megatron_rows("critic.megatron."),
     *(
         implied(f"critic.megatron.{key}", "as the policy's")
@@ -565,9 +584,7 @@ TRAINER = (
     lacks("async_training.partial_rollout", "see train.partialRollouts"),
     implied("async_training.*"),
     lacks("rollout.*", "rollouts follow the trainer's steps"),
-    lacks(
-        "distillation.enabled", "a teacher is a pool of the job: name it in spec.pools and in algorithm.distillation"
-    ),
+    read("distillation.enabled", "algorithm.distillation", False, text="refused: to be written by hand"),
     implied("distillation.*", "read with distillation only"),
     must("actor@actor_rollout_ref.actor", "megatron_actor", "the trainer is Megatron: choose trainer.parallelism"),
     must("model", "hf_model", "the trainer is Megatron: choose trainer.parallelism"),

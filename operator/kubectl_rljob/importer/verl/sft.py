@@ -16,7 +16,7 @@ from kubectl_rljob.importer.megatron import (
 )
 from kubectl_rljob.importer.settings import Settings, System
 from kubectl_rljob.importer.table import Field, Said, becomes, implied, lacks, must, read, verbatim
-from kubectl_rljob.importer.values import choice
+from kubectl_rljob.importer.values import VERL, choice
 from kubectl_rljob.importer.verl.chat import template_arguments
 from kubectl_rljob.importer.verl.rewards import environment
 from kubectl_rljob.importer.verl.roles import optimizer
@@ -196,5 +196,5 @@ def unread(settings: Settings) -> dict[str, str]:
 
 
 SFT = System(
-    "verl, SFT", ROWS, (sources, template_arguments, amounts, layout, writing, environment, places.pods), unread
+    "verl, SFT", ROWS, (sources, template_arguments, amounts, layout, writing, environment, places.pods), VERL, unread
 )

@@ -1,41 +1,96 @@
 """One scheduling cycle: jobs are placed one after another, each on what those before it have left. A gang gets all of its nodes or none."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rljob_api.status import PlacementReport
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.nodes import Plan
+from rljob_placement.gang import Demand, Gang
+from rljob_placement.nodes import Plan, Stay
 from rljob_placement.plan import plan
 from rljob_placement.report import report
+from rljob_placement.space import capacity, refusal
 
-EXCLUDED = "recently refused a pod of this job"
+EXCLUDED = "avoided by this job"
 
 
 def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
     """A result for each request, in the order in which they were served, and the cluster with what is left. A job that does not fit does not hold
     back those after it."""
-    results = []
+    results, failed = [], dict[str, Plan]()
     for one in sorted(pending, key=lambda request: request.order):
-        found = plan(cluster.closing(one.excluded, EXCLUDED), one.gang, one.stay)
-        if found.problem and one.excluded:  # an excluded node is better than none
-            found = plan(cluster, one.gang, one.stay)
+        found = failed.get(one.signature) or _plan(cluster, one)
+        if found.problem:  # there is only less for those after it
+            failed[one.signature] = found
         results.append(SchedulingResult(one, found, _report(cluster, one, found)))
         cluster = cluster.without(results[-1].taken())
     return results, cluster
 
 
-def has_grown(before: Cluster, now: Cluster) -> bool:
-    """Whether a job that did not fit before may fit now."""
-    known = {node.name: node for node in before.nodes}
-    return any(_offers_more(known.get(node.name), node) for node in now.nodes)
+def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
+    good = usable(cluster, one)
+    found = plan(good, one.gang, one.stay)
+    if found.problem and good is not cluster:  # a node that is better avoided is better than none
+        return plan(cluster, one.gang, one.stay)
+    return found
 
 
-def _offers_more(before: Node | None, now: Node) -> bool:
+def usable(cluster: Cluster, one: SchedulingRequest) -> Cluster:
+    """The cluster without nodes that the job avoids, and without quarantined ones; the cluster itself if there are none."""
+    sound = cluster.sound()
+    return sound.closing(one.excluded, EXCLUDED) if one.excluded else sound
+
+
+def has_refuge(cluster: Cluster, one: SchedulingRequest) -> bool:
+    """Whether the whole gang has capacity without these nodes."""
+    return not plan(usable(cluster, one), one.gang, one.stay).problem
+
+
+def offers_more(before: Node | None, now: Node) -> bool:
+    """Whether a pod that the node did not take before may fit now."""
     if before is None or (before.closed and not now.closed):
         return True
     same = before.labels == now.labels and before.taints == now.taints
     return not same or any(amount > before.free.get(name, 0) for name, amount in now.free.items())
+
+
+def helped(waiting: Sequence[SchedulingRequest], grown: Collection[Node], cluster: Cluster) -> list[SchedulingRequest]:
+    """Those requests that may fit now: a node that offers more takes at least one of the pods, and the cluster has capacity for each role alone. For
+    the others, a plan would find nothing."""
+    known, counts = dict[str, bool](), dict[str, int]()
+    for one in waiting:
+        if one.signature not in known:
+            known[one.signature] = any(_takes(node, one.gang) for node in grown) and _has_capacity(cluster, one, counts)
+    return [one for one in waiting if known[one.signature]]
+
+
+def _takes(node: Node, gang: Gang) -> bool:
+    """Whether a pod of any role fits into what is free on the node."""
+    own = (gang.trainer, gang.rollout, *(pool.demand for pool in gang.pools), *(g.trainer for g in gang.gangs.values()))
+    return any(capacity(node, demand) and not refusal(node, gang, demand) for demand in own)
+
+
+def _has_capacity(cluster: Cluster, one: SchedulingRequest, counts: dict[str, int]) -> bool:
+    """Whether there is capacity for the required pods of each role that have no node. `counts`: how many pods of a kind the cluster has capacity for,
+    as far as that is counted."""
+    for demand, wanted in _required(one.gang, one.stay):
+        key = repr((one.gang.levels, demand))
+        if wanted > 0 and key not in counts:
+            counts[key] = sum(capacity(n, demand) for n in cluster.nodes if not refusal(n, one.gang, demand))
+        if wanted > counts.get(key, 0):
+            return False
+    return True
+
+
+def _required(gang: Gang, stay: Stay) -> Iterator[tuple[Demand, int]]:
+    """What the pods of each role need, and how many of them have no node and cannot be done without."""
+    yield gang.trainer, gang.trainers - len(stay.ranks or stay.trainers)
+    yield gang.rollout, gang.minimum - len(stay.rollouts)
+    for pool in gang.pools:
+        yield pool.demand, pool.replicas - len(stay.servers(pool.name))
+    for role, other in gang.gangs.items():
+        there = stay.gangs.get(role, Stay())
+        yield other.trainer, other.trainers - len(there.ranks or there.trainers)
 
 
 def _report(cluster: Cluster, one: SchedulingRequest, found: Plan) -> PlacementReport:

@@ -10,16 +10,16 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.cache.pods import Pod
+from rljob_operator.schedulers.affinity import pinned
 from rljob_operator.schedulers.base import PodSettings, Scheduler
 from rljob_operator.times import stamp
-
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 class Builtin(Scheduler):
     """Pods are gated until the other modules of this package have chosen their nodes."""
 
     fields = frozenset({"priority", "topologyLevels"})
+    starts_whole_gangs = True
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         return PodSettings(pod={"schedulingGates": [{"name": names.GATE}]})
@@ -36,7 +36,7 @@ def operations(pod: Pod, node: str, now: float) -> list[dict[str, Any]]:
     return [
         {"op": "test", "path": "/metadata/uid", "value": pod.uid},
         {"op": "test", "path": f"{gate}/name", "value": names.GATE},
-        {"op": "add", "path": "/spec/affinity", "value": pinned(dict(pod.affinity), node)},
+        {"op": "add", "path": "/spec/affinity", "value": pinned(pod.affinity, node)},
         {"op": "add", "path": note, "value": stamp(now)},
         {"op": "add", "path": "/metadata/managedFields", "value": [{}]},
         {"op": "remove", "path": gate},
@@ -47,13 +47,3 @@ def is_gated(pod: Mapping[str, Any] | None, uid: str) -> bool:
     """Whether a live object is the pod of that uid and still has our gate."""
     gates = pod["spec"].get("schedulingGates", []) if pod and pod["metadata"]["uid"] == uid else []
     return any(gate["name"] == names.GATE for gate in gates)
-
-
-def pinned(affinity: dict[str, Any], node: str) -> dict[str, Any]:
-    """The affinity with the node's name as a further condition of every required term, since terms are alternatives. DaemonSets pin their pods so,
-    too."""
-    here = {"key": "metadata.name", "operator": "In", "values": [node]}
-    of_nodes = affinity.get("nodeAffinity", {})
-    terms = of_nodes.get(REQUIRED, {}).get("nodeSelectorTerms") or [{}]
-    terms = [term | {"matchFields": [*term.get("matchFields", []), here]} for term in terms]
-    return affinity | {"nodeAffinity": of_nodes | {REQUIRED: {"nodeSelectorTerms": terms}}}

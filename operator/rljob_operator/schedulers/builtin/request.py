@@ -9,9 +9,10 @@ from rljob_api.sizing.layout import gang_sizes, pods_of, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, PodAssignment, RLJobMeta
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.avoided_nodes import excluded
 from rljob_operator.model.ordinals import is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
-from rljob_operator.times import seconds
+from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang
 from rljob_placement.nodes import Stay
@@ -51,6 +52,24 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     ranks = {role: _ranks(wanted[role], assigned) for role in gang_sizes(spec)}
     if settled and all(set(ranks[role]) == set(range(size)) for role, size in gang_sizes(spec).items()):
         return None
+    return _request(view, wanted, current, ranks)
+
+
+def relocation(view: JobView, node: Callable[[str], Node | None], leaving: frozenset[str]) -> SchedulingRequest:
+    """What the job would ask for if its pods left these nodes, whichever scheduler it has."""
+    wanted = pod_names(view.job.name, view.spec, view.status, view.pods, view.now)
+    current = {pod: there for pod, there in _current(view, wanted, node).items() if there not in leaving}
+    found = _request(view, wanted, current, {role: {} for role in gang_sizes(view.spec)})
+    return replace(found, excluded=found.excluded | leaving)
+
+
+def _request(
+    view: JobView,
+    wanted: Mapping[str, Sequence[str]],
+    current: Mapping[str, str],
+    ranks: Mapping[str, Mapping[int | None, str]],
+) -> SchedulingRequest:
+    spec = view.spec
     gang = Gang.of(spec)
     stays = {role: _stay(wanted[role], ranks[role], current) for role in ranks}
     return SchedulingRequest(
@@ -67,7 +86,7 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
             pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
             gangs=stays,
         ),
-        excluded=excluded_nodes(status, view.now),
+        excluded=excluded_nodes(view.status, view.now) | excluded(view.status, view.now),
     )
 
 
@@ -102,19 +121,15 @@ def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:
     """Nodes that have recently refused a pod of the job. `now`: seconds since the epoch."""
     placement = status.placement
-    return frozenset(e.node for e in placement.excluded if _lasts(seconds(e.until), now)) if placement else frozenset()
-
-
-def _lasts(until: float, now: float) -> bool:
-    """Whether an exclusion still applies. One that ends later than any can was written before the clock was set back, and is ignored."""
-    return now < until <= now + EXCLUDED_SECONDS + 1.0
+    entries = placement.excluded if placement else []
+    return frozenset(e.node for e in entries if is_ahead(seconds(e.until), EXCLUDED_SECONDS, now))
 
 
 def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
     """Node by pod: where a pod is and stays, or where it is assigned to, as long as that node would still take it."""
     pods = {pod.name: pod for pod in view.pods}
     assigned = {found.pod: found.node for found in view.status.placement.assignments} if view.status.placement else {}
-    demand = cache(lambda role: Demand.of(view.spec, role))
+    demand, avoided = cache(lambda role: Demand.of(view.spec, role)), excluded(view.status, view.now)
 
     def node_of(role: str, name: str) -> str:
         pod = pods.get(name)
@@ -122,6 +137,9 @@ def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[
             lost = is_lost(pod, view.spec.lifecycle.node_loss_seconds, view.now)
             return "" if lost or node(pod.node) is None else pod.node
         there = node(assigned.get(name, ""))
-        return "" if there is None or demand(role).refuses(there) else there.name
+        on_its_way = pod is not None and pod.ungated_at is not None and not pod.deleting
+        if there is None or (there.name in avoided and not on_its_way):
+            return ""
+        return "" if demand(role).refuses(there) else there.name
 
     return {name: found for role, pods_ in wanted.items() for name in pods_ if (found := node_of(role, name))}

@@ -1,7 +1,7 @@
 """The `builtin` scheduler's cycles: all jobs that ask are placed together, and each takes its result when it is reconciled."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from rljob_operator.cache.cluster import ClusterCache
@@ -9,27 +9,40 @@ from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
-from rljob_operator.schedulers.builtin.cycle import has_grown, schedule_pending
-from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
-from rljob_placement.cluster import Cluster
+from rljob_operator.schedulers.builtin.cycle import has_refuge, helped, offers_more, schedule_pending
+from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
+from rljob_placement.cluster import Node
+
+REFUGE_SECONDS = 10.0
+"""Seconds for which an answer of `has_refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
 
 
 class GangScheduler:
-    """A cycle places every job that asks at that moment. Its results are used as long as they are valid, so that many jobs are placed in one cycle
-    and not in one each. All of this state may be lost without harm: an assignment counts when the status holds it.
+    """A cycle places the jobs that are new, those that have not taken their result yet, and of those that wait the ones that may fit now. Results are
+    used as long as they are valid, so that many jobs are placed in one cycle and not in one each. All of this state may be lost without harm: an
+    assignment counts when the status holds it.
     """
 
     def __init__(self, cache: ClusterCache) -> None:
-        self._cache = SchedulerCache(cache)
+        self._cache, self._capacity = SchedulerCache(cache), cache.capacity
+        self._capacity.break_promises()
         self._planning = asyncio.Lock()
         self._reserved: dict[Key, SchedulingResult] = {}
-        """Results of the last cycle whose jobs have not been reconciled yet."""
-        self._assumed: dict[Key, SchedulingResult] = {}
-        """Results that are being written to status, as in kube-scheduler's cache: their nodes count as taken."""
+        """Results whose jobs have not been reconciled yet. Their nodes are promised."""
+        self._assumed: set[Key] = set()
+        """Jobs whose results are being written to status, as in kube-scheduler's cache. Their nodes are promised."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
-        """Results of the last cycle that lack some or all of the nodes that were asked for."""
-        self._left = Cluster(())
-        """The cluster with what the last cycle left free."""
+        """Results that lack some or all of the nodes that were asked for."""
+        self._refuges: dict[Key, tuple[SchedulingRequest, float, bool]] = {}
+        """The last answers of `has_refuge`, with their requests and times."""
+        self._forgotten: set[Key] = set()
+        """Jobs that were forgotten while a cycle was planned."""
+        self._left: dict[str, Node] = {}
+        """What the last cycle left free, by node."""
+        self._seen = 0
+        """Version of the capacity up to which `_grown` is known."""
+        self._grown: set[str] = set()
+        """Nodes that offer more than the last cycle left."""
 
     @asynccontextmanager
     async def cycle(self, s: Snapshot) -> AsyncIterator[SchedulingResult | None]:
@@ -37,47 +50,113 @@ class GangScheduler:
         key = (s.job.namespace, s.job.name)
         request = self._request(s)
         if request is None:
-            self.forget(key)
+            self._drop(key)
             yield None
             return
         async with self._planning:
             result = self._known(request) or await self._schedule(request, s.now)
             self._reserved.pop(key, None)
-            self._assumed[key] = result
+            self._assumed.add(key)
         try:
             yield result
         finally:
-            del self._assumed[key]
+            self._assumed.discard(key)
+            self._capacity.promise(key, {})
+            if result.taken():  # what it still lacks, it asks for in its next reconcile
+                self._unschedulable.pop(key, None)
+
+    async def offer(self) -> set[Key]:
+        """Places waiting jobs in capacity that has become free. Returns the jobs that have nodes to take, and so are to be reconciled."""
+        async with self._planning:
+            if self._unschedulable and self._offers():
+                await self._place(())
+            return set(self._reserved)
+
+    async def has_refuge(self, s: Snapshot, leaving: frozenset[str]) -> bool | None:
+        """Whether the whole gang has capacity without these nodes; None: there are none to leave. Also for jobs that other schedulers place, as far
+        as their nodes' capacity tells."""
+        view = self._view(s)
+        if not leaving or view is None:
+            return None
+        request = relocation(view, self._cache.node, leaving)
+        known = self._refuges.get(request.job)
+        if known is None or known[0] != request or not 0 <= s.now - known[1] < REFUGE_SECONDS:
+            found = await asyncio.to_thread(has_refuge, self._capacity.cluster(but=request.job), request)
+            known = self._refuges[request.job] = (request, s.now, found)
+        return known[2]
 
     def forget(self, job: Key) -> None:
+        """Drops what is known of a job that was deleted."""
+        self._drop(job)
+        self._refuges.pop(job, None)
+
+    def _drop(self, job: Key) -> None:
         """Drops the results of a job that asks for nothing any more."""
-        self._reserved.pop(job, None)
+        if self._reserved.pop(job, None):
+            self._capacity.promise(job, {})
         self._unschedulable.pop(job, None)
+        if self._planning.locked():
+            self._forgotten.add(job)
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
+        view = self._view(s)
+        return None if view is None else scheduling_request(view, self._cache.node)
+
+    def _view(self, s: Snapshot) -> JobView | None:
         spec = s.spec_of(s.status.attempt)
         if spec is None or s.is_void(s.status.attempt):
             return None
-        return scheduling_request(
-            JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now), self._cache.node
-        )
+        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now)
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
-        """The last cycle's result for the same request, if it is valid: its nodes are still free, or it has none and nothing became free since."""
+        """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help."""
         if (found := self._reserved.get(request.job)) and found.request == request:
-            return found if found.fits(self._free(self._assumed)) else None
+            return found if found.still_fits(self._capacity.free) else None
         if (found := self._unschedulable.get(request.job)) and found.request == request:
-            return None if has_grown(self._left, self._free(self._assumed | self._reserved)) else found
+            return None if helped([request], self._offers(), self._capacity.cluster()) else found
         return None
 
+    def _offers(self) -> list[Node]:
+        """The nodes that offer more than the last cycle left."""
+        for name in self._capacity.changed_since(self._seen):
+            node = self._capacity.free(name)
+            if node and offers_more(self._left.get(name), node):
+                self._grown.add(name)
+            else:
+                self._grown.discard(name)
+        self._seen = self._capacity.version
+        return [node for name in self._grown if (node := self._capacity.free(name))]
+
     async def _schedule(self, request: SchedulingRequest, now: float) -> SchedulingResult:
-        others = self._cache.pending(now, {request.job, *self._assumed})
-        free = self._free(self._assumed)
-        results, self._left = await asyncio.to_thread(schedule_pending, free, [request, *others])
-        self._reserved = {v.request.job: v for v in results if not v.plan.problem}
-        self._unschedulable = {v.request.job: v for v in results if not v.complete}
+        known = {request.job, *self._assumed, *self._reserved, *self._unschedulable}
+        results = await self._place([request, *self._cache.pending(now, known)])
         return next(v for v in results if v.request is request)
 
-    def _free(self, but: Mapping[Key, SchedulingResult]) -> Cluster:
-        """What is free in the cluster without what these results take."""
-        return self._cache.cluster(result.taken() for result in but.values())
+    async def _place(self, news: Sequence[SchedulingRequest]) -> list[SchedulingResult]:
+        """One cycle, with requests that were not planned before."""
+        new = {one.job for one in news}
+        again = [v.request for job, v in self._reserved.items() if job not in new]
+        for job in (*self._reserved, *new):
+            self._capacity.promise(job, {})
+        settled = {*new, *self._reserved, *self._assumed}
+        waiting = [v.request for job, v in self._unschedulable.items() if job not in settled]
+        cluster = self._capacity.cluster()
+        pending = [*news, *again, *helped(waiting, self._offers(), cluster)]
+        self._forgotten.clear()
+        results, left = await asyncio.to_thread(schedule_pending, cluster, pending)
+        self._left, self._grown = {node.name: node for node in left.nodes}, set()
+        self._reserved = {}
+        for result in results:
+            self._keep(result)
+        return results
+
+    def _keep(self, result: SchedulingResult) -> None:
+        job = result.request.job
+        self._unschedulable.pop(job, None)
+        if job in self._forgotten:
+            return
+        if not result.plan.problem:
+            self._reserved[job] = result
+            self._capacity.promise(job, result.taken())
+        if not result.complete:
+            self._unschedulable[job] = result

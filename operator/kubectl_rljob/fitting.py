@@ -1,0 +1,65 @@
+"""Why a job does not fit on its GPUs and hosts: what is certain of the estimates behind `plan`. It ends `plan` as a broken rule does."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rljob_api.sizing.devices import Device
+from rljob_api.sizing.host import HostMemory
+from rljob_api.sizing.memory import GIB, Phase, TrainerMemory
+from rljob_api.spec import RLJobSpec
+from rljob_api.validation import Violation
+
+FIX = "docs/sizing.md has what to change, by its cost"
+SMALLER_WEIGHTS = ("quantization", "cpu-offload-gb")
+"""vLLM's arguments by which fewer bytes of weights are on a GPU than the estimate counts."""
+
+
+def tight(phases: Sequence[Phase], device: Device) -> list[Phase]:
+    """Phases that do not fit by the estimate alone."""
+    return [p for p in phases if p.certain <= device.bytes < p.total]
+
+
+def refused(phases: Sequence[Phase], device: Device) -> list[Phase]:
+    """Phases that do not fit whatever is estimated: ranks refuse to start."""
+    return [p for p in phases if p.certain > device.bytes]
+
+
+def of_trainer(phases: Sequence[Phase], device: Device) -> Iterator[Violation]:
+    never, hardly = ([f"{p.name} ({gib(p.total)})" for p in found(phases, device)] for found in (refused, tight))
+    if never:
+        also = f", and by the estimate not in {', '.join(hardly)}" if hardly else ""
+        rule = f"the job does not fit in {', '.join(never)}{also}: ranks would refuse to start"
+        yield Violation("spec.trainer", _gpu(device), rule, FIX)
+
+
+def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Device) -> Iterator[Violation]:
+    for role, needed in gangs.items():
+        certain = needed.weights + needed.gradients + needed.optimizer
+        if certain > device.bytes:
+            rule = f"its weights, gradients and optimizer take {gib(certain)} of a GPU"
+            yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
+
+
+def of_servers(spec: RLJobSpec, caches: Mapping[str, float], device: Device) -> Iterator[Violation]:
+    """`caches`: bytes that are left for keys and values, by role."""
+    for role, there in caches.items():
+        args = next((p.vllm_args for p in spec.pools if p.name == role), spec.rollout.vllm_args)
+        if there <= 0 and not any(args.get(key) for key in SMALLER_WEIGHTS):
+            rule = f"the weights of a server take {gib(-there)} per GPU more than vLLM may have there"
+            fix = f"raise {spec.field_of(role)}.tensorParallel, or gpu-memory-utilization in its vllmArgs"
+            yield Violation(f"{spec.field_of(role)}.tensorParallel", str(spec.processes_of(role)), rule, fix)
+
+
+def of_hosts(host: HostMemory, limit: float) -> Iterator[Violation]:
+    """`limit`: bytes of memory that a trainer's container may use; 0: no limit."""
+    if limit and host.total > limit:
+        rule = f"the job keeps {gib(host.total)} in the host memory of a trainer pod, which would end with OOMKilled"
+        fix = "raise it, or lower what is kept there: docs/sizing.md#host-memory"
+        yield Violation("spec.trainer.template.resources.limits.memory", gib(limit), rule, fix)
+
+
+def _gpu(device: Device) -> str:
+    return f"GPUs of {gib(device.bytes)}"
+
+
+def gib(count: float) -> str:
+    return f"{count / GIB:.1f} GiB"

@@ -1,0 +1,77 @@
+"""Signs by which the owner of a node says that jobs should leave it: a cordon, taints, conditions."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from rljob_api.base import Model
+from rljob_api.text import one_line
+
+TAINTS = [
+    "ToBeDeletedByClusterAutoscaler",
+    "aws-node-termination-handler/asg-lifecycle-termination",
+    "aws-node-termination-handler/scheduled-maintenance",
+    "aws-node-termination-handler/spot-itn",
+    "cloud.google.com/impending-node-termination",
+    "karpenter.sh/disrupted",
+    "nvidia.com/gpu-error",
+    "nvidia.com/gpu-nvlink-error",
+    "nvidia.com/gpu-xid-error",
+    "nvidia.com/syslog-xid-error",
+    "remediator.kubernetes.azure.com/unschedulable",
+]
+CONDITIONS = [
+    "AcceleratedHardwareReady=False",
+    "CSPMaintenance",
+    "GpuDriverWatch",
+    "GpuInforomWatch",
+    "GpuMcuWatch",
+    "GpuMemWatch",
+    "GpuNvlinkWatch",
+    "GpuPcieWatch",
+    "GpuPmuWatch",
+    "GpuSmWatch",
+    "GpuXidError",
+    "KernelDeadlock",
+    "NVSwitchDown",
+    "NVSwitchFatalError",
+    "ReadonlyFilesystem",
+    "SysLogsGPUFallenOff",
+    "SysLogsSXIDError",
+    "SysLogsXIDError",
+]
+"""Defaults; docs/failures.md names the tool behind each."""
+EFFECTS = ("NoSchedule", "NoExecute")
+LONGEST = 200
+"""Characters of a sign: whoever may write nodes may write any name."""
+
+TaintKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
+NodeCondition = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./_-]+(=(True|False|Unknown))?$", max_length=317)]
+
+
+class LeaveNodes(Model):
+    """What counts as such a sign."""
+
+    cordoned: bool = True
+    """Whether jobs leave nodes that are cordoned."""
+    taints: Annotated[list[TaintKey], Field(max_length=256)] = TAINTS
+    """Keys of taints, with the effect NoSchedule or NoExecute, whose nodes jobs leave."""
+    conditions: Annotated[list[NodeCondition], Field(max_length=256)] = CONDITIONS
+    """Conditions whose nodes jobs leave: a type that is True, or `TYPE=STATUS`."""
+
+    def quarantine(self, node: Mapping[str, Any]) -> str:
+        """Why jobs should leave a node, by its object; empty: they need not. Without times, which change while nothing else does."""
+        return ", ".join(one_line(sign)[:LONGEST] for sign in self._signs(node))[:LONGEST]
+
+    def _signs(self, node: Mapping[str, Any]) -> Iterator[str]:
+        spec, status = node.get("spec") or {}, node.get("status") or {}
+        if self.cordoned and spec.get("unschedulable"):
+            yield "cordoned"
+        for taint in spec.get("taints") or []:
+            if taint.get("key") in self.taints and taint.get("effect") in EFFECTS:
+                yield f"taint {taint['key']}"
+        for condition in status.get("conditions") or []:
+            kind, value = condition.get("type", ""), condition.get("status", "")
+            if f"{kind}={value}" in self.conditions or (value == "True" and kind in self.conditions):
+                yield f"condition {kind}" + ("" if value == "True" else f"={value}")

@@ -1,0 +1,101 @@
+"""A stranded gang: some of its pods hold nodes, others have none, and so no attempt can run. Its nodes are given back after strandedSeconds.
+
+The job keeps its place in the queue, which follows from its priority and age. A scheduler that starts whole gangs brings the pods that replace the
+released ones onto nodes when all of them fit. Others would bring some of them back at once, so the job has no pods for another strandedSeconds.
+"""
+
+from rljob_api import reasons
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.ordinals import is_held
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.attempt import give_command
+from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.opening import may_open
+from rljob_operator.policies.progress import current_progress
+from rljob_operator.schedulers import scheduler_of
+from rljob_operator.schedulers.builtin.request import pod_names, required_names
+from rljob_operator.times import is_ahead, seconds, stamp
+
+
+def release_stranded(s: Snapshot, status: JobStatus) -> Change:
+    limit, until = s.lifecycle.stranded_seconds, seconds(status.released_until)
+    if is_ahead(until, limit, s.now) and may_open(s, status):
+        return Change(status, due=(until,))
+    status = set_(status, released_until="") if status.released_until else status
+    why = _lacking(s, status)
+    if not why:
+        return Change(set_(status, stranded_since="") if status.stranded_since else status)
+    if not 0.0 < seconds(status.stranded_since) <= s.now + 1.0:
+        status = set_(status, stranded_since=stamp(s.now))
+    until = seconds(status.stranded_since) + limit
+    if s.now < until:
+        return Change(status, due=(until,))
+    return _release(s, status, why)
+
+
+def _release(s: Snapshot, status: JobStatus, why: str) -> Change:
+    """An open attempt, which waits for its rollouts, is drained before."""
+    attempt, spec = status.attempt, s.spec_of(status.attempt)
+    if attempt and is_open(attempt):
+        drained = attempt if attempt.command != "run" else give_command(attempt, "drain", reasons.STRANDED, s.now)
+        return Change(set_(status, attempt=drained))
+    pods = _holding(s)
+    event = Event("Warning", reasons.STRANDED, f"{_count(pods)} and starts again with the whole gang: {why}")
+    status = set_(status, stranded_since="")
+    if status.placement:
+        status = set_(status, placement=status.placement.model_copy(update={"assignments": []}))
+    if spec and not scheduler_of(spec).starts_whole_gangs:
+        status = set_(status, released_until=stamp(s.now + s.lifecycle.stranded_seconds))
+    return Change(status, (event,), (s.now,), delete=pods)
+
+
+def _count(pods: tuple[Pod, ...]) -> str:
+    return f"the job gives up the {'node of 1 pod' if len(pods) == 1 else f'nodes of {len(pods)} pods'}"
+
+
+def _lacking(s: Snapshot, status: JobStatus) -> str:
+    """Which pods lack nodes, if that keeps an attempt from running while others hold theirs; empty: that is not so."""
+    spec = s.spec_of(status.attempt)
+    if spec is None or not (may_open(s, status) or _awaits_servers(s, status)) or not _holding(s):
+        return ""
+    return status.placement.problem if status.placement else _without_node(s, status, spec)
+
+
+def _awaits_servers(s: Snapshot, status: JobStatus) -> bool:
+    """Whether the open attempt does nothing, since fewer than minReplicas rollouts have the policy, or ends for that reason."""
+    attempt = status.attempt
+    if attempt is None or not is_open(attempt):
+        return False
+    progress = current_progress(s, attempt)
+    waits = attempt.command == "run" and progress is not None and progress.phase == "waiting"
+    return waits or attempt.reason == reasons.STRANDED
+
+
+def _holding(s: Snapshot) -> tuple[Pod, ...]:
+    """Pods that hold a node and would let it go."""
+    limit = s.lifecycle.node_loss_seconds
+    return tuple(p for p in s.pods if p.node and not p.deleting and not is_held(p, limit, s.now))
+
+
+def _without_node(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> str:
+    """The first pod that another scheduler has brought onto no node, with what it says of it."""
+    pods = {pod.name: pod for pod in s.pods}
+    wanted = pod_names(s.job.name, spec, status, s.pods, s.now)
+    for name in required_names(spec, wanted):
+        pod = pods.get(name)
+        if pod is None or not pod.node:
+            return f"{name} has no node" + (f": {pod.unschedulable}" if pod and pod.unschedulable else "")
+    return ""
+
+
+def release_note(s: Snapshot, status: JobStatus) -> str:
+    """What becomes of the job's pods, as the end of a sentence about what it waits for; empty: nothing."""
+    if status.released_until:
+        return f"; all pods are released, and asked for again at {status.released_until}"
+    if not status.stranded_since:
+        return ""
+    until = stamp(seconds(status.stranded_since) + s.lifecycle.stranded_seconds)
+    return f"; pods that hold nodes are released at {until}"

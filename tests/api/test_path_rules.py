@@ -1,0 +1,78 @@
+"""Paths in the pods: where they may lead, which data files have a reader, and which volume holds them."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec, raw_spec
+from rljob_api.validation import validate
+from rljob_api.validation.paths import DATA_SUFFIXES, outside_volumes, paths
+from rljob_trainer.data.files import READERS
+from rljob_trainer.data.tables import OPENERS
+
+VOLUME = {"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}
+EVERYWHERE: dict[str, Any] = {
+    "model": {"path": "/p/0", "megatronCheckpoint": "/p/1", "lora": {"path": "/p/2"}},
+    "data": {
+        "train": ["/p/3"], "validation": ["/p/4"], "sources": [{"source": "hf://a/b", "path": "/p/5"}], "chatTemplate": {"path": "/p/6"},
+    },
+    "rewards": [{"python": {"path": "/p/7"}}, {"model": {"path": "/p/8"}}],
+    "algorithm": {"loss": "python", "lossFunction": {"path": "/p/9", "function": "f"}},
+    "train": {"batches": {"replay": "/p/10"}},
+    "reference": {"path": "/p/11", "megatronCheckpoint": "/p/12"},
+    "critic": {"path": "/p/13", "megatronCheckpoint": "/p/14"},
+    "rollout": {"agent": {"python": {"path": "/p/15"}, "maxTurns": 2, "maxTokens": 8}},
+    "evaluation": {"sets": [{"name": "a", "files": ["/p/16"]}]},
+    "pools": [{"name": "judge", "model": "/p/17"}],
+    "checkpoint": {"path": "/p/18", "resumeFrom": "/p/19"},
+    "volumes": [VOLUME | {"mountPath": "/p/20"}],
+}  # fmt: skip
+
+
+def broken(**changes: Any) -> list[str]:
+    return [v.field for v in validate(raw_spec(**changes), "demo").violations]
+
+
+def test_every_path_of_a_spec_is_known() -> None:
+    assert {path for _, path in paths(make_spec(**EVERYWHERE))} == {f"/p/{i}" for i in range(21)}
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        ("spec.checkpoint.path", {"checkpoint": {"path": "/data/../etc"}}),
+        ("spec.data.train[0]", {"data": {"train": ["/data/../a.jsonl"]}}),
+        ("spec.model.path", {"model": {"path": "/data/.."}}),
+        ("spec.rewards[0].python.path", {"rewards": [{"python": {"path": "/data/../../reward.py"}}]}),
+        ("spec.volumes[0].mountPath", {"volumes": [VOLUME | {"mountPath": "/mnt/../data"}], "checkpoint": {"path": "/mnt/../data/run"},
+                                       "data": {"train": ["/mnt/../data/a.jsonl"]}}),
+    ],
+)  # fmt: skip
+def test_a_path_that_goes_up_is_refused(field: str, changes: dict[str, Any]) -> None:
+    assert field in broken(**changes)
+    assert not any("`..`" in v.rule for v in validate(raw_spec(model={"path": "/data/..a/b.."}), "demo").violations)
+
+
+def test_a_data_file_has_a_reader_for_its_ending() -> None:
+    assert set(DATA_SUFFIXES) == {*OPENERS} == {*READERS}
+    for name in ("a.csv", "a.txt", "a.jsonl.gz", "a", "parquet"):
+        assert broken(data={"train": [f"/data/{name}"]}) == ["spec.data.train[0]"]
+    assert broken(data={"train": [f"/data/a{suffix}" for suffix in DATA_SUFFIXES]}) == []
+    held_out = {"sets": [{"name": "a", "files": ["/data/a.jsonl", "/data/b.csv"]}], "everySteps": 1}
+    assert broken(evaluation=held_out) == ["spec.evaluation.sets[0].files[1]"]
+
+
+@pytest.mark.parametrize(("format", "refused"), [("indexed", []), ("auto", []), ("text", ["spec.data.train[0]"])])
+def test_an_indexed_data_set_is_named_without_an_ending(format: str, refused: list[str]) -> None:
+    assert broken(task="pretrain", data={"train": ["/data/corpus_text_document"], "format": format}) == refused
+
+
+def test_data_of_a_job_with_volumes_are_on_one_of_them() -> None:
+    assert broken(volumes=[VOLUME], data={"train": ["/else/a.jsonl"]}) == ["spec.data.train[0]"]
+    assert broken(data={"train": ["/else/a.jsonl"]}) == [], "without volumes everything is in the image"
+
+
+def test_other_paths_on_no_volume_are_those_that_the_image_has_to_hold() -> None:
+    spec = make_spec(volumes=[VOLUME], model={"path": "/models/m"}, rewards=[{"python": {"path": "/code/r.py"}}])
+    assert outside_volumes(spec) == {"spec.model.path": "/models/m", "spec.rewards[0].python.path": "/code/r.py"}
+    assert outside_volumes(make_spec(model={"path": "/models/m"})) == {}

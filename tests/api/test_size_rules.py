@@ -1,0 +1,63 @@
+"""How large a job may be."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api.job_policy import JobPolicy
+from rljob_api.validation import validate
+
+POOL = {"model": "/m", "replicas": 256}
+
+
+def fields(**changes: Any) -> dict[str, str]:
+    return {v.field: v.rule for v in validate(raw_spec(**changes), "demo").violations}
+
+
+def test_a_job_of_1024_nodes_and_4096_pods_is_possible_and_one_pod_more_is_not() -> None:
+    trainer = {"device": "cpu", "nodes": 1024}
+    rollout = {"replicas": 3072, "sampling": {"maxTokens": 8}}
+    train = {"promptsPerStep": 1024}
+    assert fields(trainer=trainer, rollout=rollout, train=train) == {}
+    found = fields(trainer=trainer, rollout=rollout | {"replicas": 3073}, train=train)
+    assert found == {
+        "spec.rollout.replicas": "with spec.trainer 1024 that makes 4097 pods; a job may have at most 4096 pods"
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"trainer": {"nodes": 1025}}, "spec.trainer.nodes"),
+        ({"trainer": {"nodes": 100_000}}, "spec.trainer.nodes"),
+        ({"trainer": {"processesPerNode": 65}}, "spec.trainer.processesPerNode"),
+        ({"reference": {"nodes": 1025, "processesPerNode": 1}}, "spec.reference.nodes"),
+        ({"reference": {"processesPerNode": 65}}, "spec.reference.processesPerNode"),
+        ({"rollout": {"replicas": 4097}}, "spec.rollout.replicas"),
+        ({"rollout": {"minReplicas": 4097}}, "spec.rollout.minReplicas"),
+        ({"rollout": {"tensorParallel": 65}}, "spec.rollout.tensorParallel"),
+        ({"pools": [POOL | {"name": "judge", "replicas": 257}]}, "spec.pools[0].replicas"),
+        ({"pools": [POOL | {"name": f"judge{i}"} for i in range(9)]}, "spec.pools"),
+    ],
+)
+def test_every_number_of_pods_and_processes_has_a_bound(changes: dict[str, Any], field: str) -> None:
+    assert "at most" in fields(**changes)[field]
+
+
+def test_pools_and_gangs_count() -> None:
+    pools = [POOL | {"name": f"judge{i}"} for i in range(8)]
+    rewards = [{"vllm": {"pool": pool["name"]}, "dataSource": pool["name"]} for pool in pools]
+    found = fields(pools=pools, rewards=rewards, rollout={"replicas": 2048, "sampling": {"maxTokens": 8}})
+    assert found["spec.rollout.replicas"].endswith("that makes 4097 pods; a job may have at most 4096 pods")
+
+
+def test_the_administrator_lowers_the_number_of_pods() -> None:
+    policy = JobPolicy.model_validate({"maxPods": 4})
+    spec = raw_spec(trainer={"device": "cpu", "nodes": 4})
+    (violation,) = policy.admit(spec, "demo").result.violations
+    assert str(violation) == (
+        "spec.trainer.nodes = 4: with spec.rollout 1 that makes 5 pods; the administrator allows at most 4 pods; "
+        "lower it, or ask the administrator of rljob"
+    )
+    assert policy.admit(raw_spec(), "demo").result.valid

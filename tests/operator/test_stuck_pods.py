@@ -1,0 +1,198 @@
+"""Pods that were deleted and do not end although their nodes answer: named, and passed over."""
+
+from typing import Any
+
+import pytest
+
+from rljob_api import names, reasons
+from rljob_api.status import Condition
+from rljob_operator.cache.pods import Pod
+from rljob_operator.metrics import Metrics
+from rljob_operator.model.ordinals import ordinals, server_ordinals
+from rljob_operator.times import stamp
+from simulator.crowd import Crowd
+from simulator.makers import NOW, make_job
+from simulator.scraping import samples
+from simulator.world import NAMESPACE, World
+
+LIMIT = 60
+POD = "demo-trainer-1"
+
+
+def hang(world: World, name: str = POD) -> None:
+    """Somebody deletes it, and its process sleeps in the kernel."""
+    meta = world.cluster.edit("Pod", NAMESPACE, name)["metadata"]
+    meta["deletionTimestamp"] = stamp(world.now)
+    world.leaving[meta["uid"]] = 10**9
+    if (launcher := world.launchers.get(meta["uid"])) is not None:
+        launcher.dark = True
+
+
+def keep(world: World) -> None:
+    """Somebody deletes it, it ends, and the finalizer of another controller keeps it."""
+    hang(world)
+    pod = world.cluster.edit("Pod", NAMESPACE, POD)
+    pod["metadata"]["finalizers"] = ["example.com/keep"]
+    pod["status"] |= {"phase": "Failed", "containerStatuses": []}
+
+
+async def running(**lifecycle: Any) -> World:
+    world = World(steps=4000)
+    world.apply(lifecycle={"nodeLossSeconds": LIMIT, "drainTimeoutSeconds": 20} | lifecycle)
+    await world.until(state="Running", step=3)
+    return world
+
+
+def stalled(world: World) -> Condition:
+    return next(c for c in world.status.conditions if c.type == "Stalled")
+
+
+def warnings(world: World) -> list[str]:
+    events = (o for (kind, _, _), o in world.cluster.objects.items() if kind == "Event")
+    return [o["message"] for o in events if (o["type"], o["reason"]) == ("Warning", reasons.POD_STUCK)]
+
+
+async def test_a_pod_whose_container_cannot_be_killed_is_named_and_another_stands_in() -> None:
+    world = await running()
+    hang(world)
+    await world.until(state="Restarting")
+    assert world.status.message == f"finishing the step and saving (PodDeleting: {POD})"
+    begun = world.now
+    while not world.status.stuck_pods:
+        await world.turn()
+    assert world.now - begun < LIMIT + 2
+    since = stamp(begun - 1)
+    said = f"pod {POD} on node node-1 should have ended at {since} and its container still runs"
+    assert said in world.status.message and "taint the node node.kubernetes.io/out-of-service" in world.status.message
+    assert (stalled(world).status, stalled(world).reason) == ("True", reasons.POD_STUCK)
+    assert said in stalled(world).message
+    await world.until(state="Running", attempt=2)
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", "demo-trainer-2"]
+    assert world.status.restarts.counted == 0
+    await world.until(step=world.status.progress.step + 20)
+    assert stalled(world).status == "False", "the job goes on"
+    assert said in world.status.message, "and the pod still holds its devices"
+    assert len(warnings(world)) == 1 and warnings(world)[0].startswith(said)
+    world.feed.deliver()
+    found = {x.name: x.value for x in samples(Metrics(world.feed.cache, {}, lambda: 0.0, {}))}
+    assert found["rljob_job_stuck_pods"] == 1
+
+
+async def test_a_pod_that_a_foreign_finalizer_keeps_is_passed_over_too() -> None:
+    world = await running()
+    keep(world)
+    await world.until(state="Running", attempt=2)
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", "demo-trainer-2"]
+    (said,) = warnings(world)
+    assert said.startswith(f"pod {POD} on node node-1 has ended, and since ")
+    assert said.endswith("is kept by finalizer example.com/keep, whose controller has to remove it")
+
+
+async def test_when_the_pod_is_gone_nothing_is_said_of_it_and_its_ordinal_is_used_again() -> None:
+    world = await running()
+    hang(world)
+    await world.until(state="Running", attempt=2)
+    world.kill_pod(POD)
+    await world.until(step=world.status.progress.step + 5)
+    assert world.status.stuck_pods == [] and POD not in world.status.message
+    assert world.status.attempt and world.status.attempt.number == 2, "nobody is disturbed"
+    world.launcher(0).fail("application", "ValueError", world.now)
+    await world.until(state="Running", attempt=3)
+    attempt = world.status.attempt
+    assert attempt and [m.pod for m in attempt.members] == ["demo-trainer-0", POD]
+
+
+async def test_a_pod_that_cannot_die_does_not_suspend_the_limits_of_the_job() -> None:
+    world = await running(activeDeadlineSeconds=30)
+    hang(world)
+    await world.until(state="Failed")
+    assert world.status.outcome_reason == reasons.ACTIVE_DEADLINE_EXCEEDED
+
+
+async def test_a_job_is_suspended_although_a_pod_cannot_die() -> None:
+    world = await running()
+    hang(world)
+    world.request("n1", "suspend")
+    await world.until(state="Suspended")
+    assert POD in world.status.message
+
+
+async def test_a_rollout_that_cannot_die_is_replaced_while_the_attempt_runs() -> None:
+    world = await running()
+    hang(world, "demo-rollout-0")
+    for _ in range(LIMIT + 5):
+        await world.turn()
+    status = world.cluster.objects["Pod", NAMESPACE, "demo-rollout-1"]["status"]
+    assert status["phase"] == "Running"
+    assert world.status.attempt and world.status.attempt.number == 1
+    assert world.control and [x.pod for x in world.control.rollouts] == ["demo-rollout-1"]
+    assert stalled(world).status == "False"
+    assert len(warnings(world)) == 1
+
+
+async def test_a_gang_without_room_for_another_pod_stays_stalled_by_the_one_that_hangs() -> None:
+    crowd = Crowd({"a": 3}, lingering=True)
+    crowd.apply("demo", trainers=2, lifecycle={"nodeLossSeconds": LIMIT})
+    await crowd.turns(4)
+    crowd.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["deletionTimestamp"] = stamp(crowd.now)
+    await crowd.turns(LIMIT + 10)
+    status = crowd.status("demo")
+    assert status.placement and status.placement.problem
+    conditions = {c.type: c for c in status.conditions}
+    assert (conditions["Stalled"].status, conditions["Stalled"].reason) == ("True", reasons.POD_STUCK)
+    assert conditions["Reconciling"].status == "False", "never both"
+    assert [(x.pod, x.node) for x in status.stuck_pods] == [(POD, "a")]
+
+
+def pod(ordinal: int, **fields: Any) -> Pod:
+    return Pod(name=f"demo-trainer-{ordinal}", uid=f"u{ordinal}", role="trainer", ordinal=ordinal, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"deleting": True, "delete_by": 941.0}, [0, 1]),
+        ({"deleting": True, "delete_by": 940.0}, [0, 2]),
+        ({"deleting": True, "delete_by": 2000.0}, [0, 1]),
+        ({"deleting": True, "delete_by": 1.0, "answers_since": 941.0}, [0, 1]),
+        ({"deleting": True, "delete_by": 1.0, "answers_since": 940.0}, [0, 2]),
+        ({"deleting": True, "delete_by": 1.0, "lost_since": 0.0}, [0, 1]),
+        ({"deleting": True, "delete_by": 1.0, "lost_since": 0.0, "finalizers": ("x/y",)}, [0, 2]),
+    ],
+)
+def test_an_ordinal_is_passed_over_when_its_pod_does_not_end(fields: dict[str, Any], wanted: list[int]) -> None:
+    """A node that is back has as much time to end its pods. A pod whose node is gone is deleted by force, which finalizers survive."""
+    assert ordinals((pod(0), pod(1, **fields)), names.ROLE_TRAINER, 2, LIMIT, now=1000.0) == wanted
+
+
+async def test_the_observer_says_since_when_the_node_of_a_pod_answers() -> None:
+    world = await running()
+    node = world.cluster.edit("Node", None, "node-1")
+    node["status"]["conditions"][0]["lastTransitionTime"] = stamp(world.now)
+    hang(world)
+    world.cluster.edit("Pod", NAMESPACE, POD)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
+    world.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["deletionTimestamp"] = stamp(world.now - 10_000)
+    back = world.now
+    while not world.status.stuck_pods:
+        await world.turn()
+    assert LIMIT <= world.now - back <= LIMIT + 2
+
+
+def test_a_server_that_does_not_end_is_passed_over_while_an_attempt_runs() -> None:
+    status = make_job().with_attempt().status
+    stuck = Pod(name="demo-rollout-0", uid="r", role="rollout", ordinal=0, running=True, deleting=True, delete_by=1.0)
+    assert server_ordinals(status, (stuck,), names.ROLE_ROLLOUT, 1, LIMIT, now=1000.0) == [1]
+
+
+def test_a_reconcile_is_due_when_a_deleted_pod_counts_as_stuck() -> None:
+    job = make_job(lifecycle={"nodeLossSeconds": LIMIT}, scheduling={"backend": "none"}).with_pods()
+    assert job.changing_pod(1, deleting=True, delete_by=NOW - 20).decide().requeue_after == 40
+
+
+def test_many_pods_that_do_not_end_are_one_sentence_and_a_bounded_part_of_the_status() -> None:
+    job = make_job(nodes=20).with_pods(deleting=True, delete_by=NOW - 1000)
+    status = job.next()
+    assert len(status.stuck_pods) == 8
+    assert status.message.endswith("; others do not end either")

@@ -1,0 +1,63 @@
+"""Chat templates whose end of turn no server knows, as those of Qwen2.5's base models."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from api.specs import make_spec
+from rljob_trainer.data.endings import stops, turn_end, unheard_end, write_ends
+from trainer.data.templates import ENDS, QWEN, tokenizer
+
+
+def made(tmp_path: Path, task: str = "sft", eos: object = 1, generation: object = None):
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": eos, "vocab_size": 9999}))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation, "top_p": 0.8}))
+    data = {"train": ["/d"]} | ({} if task == "rl" else {"maxTokens": 64})
+    return make_spec(task=task, data=data, model={"path": str(tmp_path)})
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_end_of_a_turn_is_found_in_every_kind_of_template(tmp_path, name):
+    template, end = ENDS[name]
+    tok = tokenizer(template, end)
+    assert turn_end(made(tmp_path), tok) == (end, tok.convert_tokens_to_ids(end))
+    assert turn_end(made(tmp_path), tokenizer(None)) is None
+    assert turn_end(made(tmp_path), tokenizer("{% for m in messages %}{{ m.content }}\n{% endfor %}")) is None
+    assert turn_end(made(tmp_path), tokenizer("{{ raise_exception('no') }}")) is None
+
+
+TOK = tokenizer(QWEN, "<|im_end|>")
+END = TOK.convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo"])
+@pytest.mark.parametrize("generation", [None, 1, [1, 2]])
+def test_an_unheard_end_is_warned_of_and_written_into_the_export(tmp_path, task, generation):
+    spec = made(tmp_path, task, generation=generation)
+    said = unheard_end(spec, TOK)
+    assert f"ends a turn with '<|im_end|>' (id {END})" in said and "exports get it" in said
+    write_ends(spec, TOK, tmp_path)
+    before = [1, 2] if generation == [1, 2] else [1]
+    for name in ("generation_config.json", "config.json"):
+        assert json.loads((tmp_path / name).read_text())["eos_token_id"] == [END, *before]
+    assert stops(tmp_path) == ("generation_config.json", [END, *before]) and unheard_end(spec, TOK) == ""
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] == 9999
+
+
+def test_rollouts_that_would_not_stop_are_warned_of_and_their_export_stays_as_it_is(tmp_path):
+    spec = made(tmp_path, "rl", generation=1)
+    assert f"add {END} to its eos_token_id" in unheard_end(spec, TOK)
+    write_ends(spec, TOK, tmp_path)
+    assert stops(tmp_path) == ("generation_config.json", [1])
+
+
+@pytest.mark.parametrize("eos", [END, [1, END], None])
+def test_nothing_is_said_where_servers_stop_or_nobody_knows(tmp_path, eos):
+    spec = made(tmp_path, eos=eos)
+    before = (tmp_path / "config.json").read_text()
+    assert unheard_end(spec, TOK) == ""
+    if eos is not None:
+        write_ends(spec, TOK, tmp_path)
+        assert (tmp_path / "config.json").read_text() == before

@@ -1,0 +1,156 @@
+"""The files of a Hugging Face model directory against each other, before anything loads them: only headers are read. Without torch."""
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rljob_api.families import has_latent_attention, language_of
+from rljob_api.validation.result import Violation
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+INDEX = "model.safetensors.index.json"
+COPY = "copy the whole model directory again"
+LONGEST_HEADER = 100 * 2**20
+"""Bytes, as the library safetensors has it."""
+LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+COUNTS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size"),
+    *("vocab_size", "head_dim"),
+)
+"""Keys of config.json that are whole numbers from 1."""
+Shapes = Mapping[str, tuple[str, Sequence[int]]]
+"""File and shape of each tensor."""
+
+
+class Damaged(Exception):
+    """Completes "its FILE": what is wrong."""
+
+    def __init__(self, file: Path, problem: str, fix: str = COPY):
+        super().__init__(f"its {file.name} {problem}")
+        self.problem, self.fix = str(self), fix
+
+
+def is_pointer(file: Path) -> bool:
+    """Whether Git LFS has left its note of three lines in place of the file. Raises OSError."""
+    with file.open("rb") as stream:
+        return stream.read(len(POINTER)) == POINTER
+
+
+def damage(field: str, directory: str, config: dict[str, Any], weights: bool = True) -> Iterator[Violation]:
+    """What is wrong with a model's directory, which `field` names and whose config.json is `config`; nothing where there is none. `weights`: they
+    are read too. Raises OSError: a volume may be away."""
+    path = Path(directory)
+    if not path.is_dir():
+        return
+    try:
+        _require_files(path)
+        shapes = _shapes(path) if weights else {}
+    except Damaged as damaged:
+        yield Violation(field, directory, damaged.problem, damaged.fix)
+        return
+    for problem in _contradictions(language_of(config), shapes):
+        yield Violation(field, directory, problem, "use the config.json that belongs to the weights")
+
+
+def _require_files(path: Path) -> None:
+    for file in sorted(path.iterdir()):
+        if file.is_file() and is_pointer(file):
+            raise Damaged(file, "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull")
+
+
+def _shapes(path: Path) -> Shapes:
+    """Of all tensors. Empty without safetensors. Raises Damaged."""
+    index = path / INDEX
+    where = _index(index) if index.is_file() else {}
+    files = sorted({*where.values()}) or sorted(file.name for file in path.glob("*.safetensors"))
+    if missing := [name for name in files if not (path / name).is_file()]:
+        raise Damaged(path / missing[0], f"is missing, and {INDEX} names it")
+    found = {tensor: (name, shape) for name in files for tensor, shape in header(path / name).items()}
+    if lost := sorted(tensor for tensor, name in where.items() if found.get(tensor, ("",))[0] != name):
+        raise Damaged(path / where[lost[0]], f"does not hold {lost[0]}, which {INDEX} looks for in it")
+    return found
+
+
+def _index(file: Path) -> dict[str, str]:
+    try:
+        where = json.loads(file.read_text())["weight_map"]
+        return {str(tensor): str(name) for tensor, name in where.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(file, f"cannot be read: {type(error).__name__}: {error}") from error
+
+
+def header(file: Path) -> dict[str, list[int]]:
+    """Shapes of the tensors in a safetensors file, whose length has to fit. Raises Damaged."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8).ljust(8, b"\0"))
+        if not 2 <= length <= min(LONGEST_HEADER, size - 8):
+            raise Damaged(file, f"is no whole safetensors file: it has {size} bytes")
+        text = stream.read(length)
+    try:
+        tensors = {name: held for name, held in json.loads(text).items() if name != "__metadata__"}
+        end = 8 + length + max((held["data_offsets"][1] for held in tensors.values()), default=0)
+        shapes = {name: [int(n) for n in held["shape"]] for name, held in tensors.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise Damaged(file, f"has a header that cannot be read: {type(error).__name__}: {error}") from error
+    if size != end:
+        raise Damaged(file, f"has {size} bytes, and {end} by its header: it was cut, or is still being copied")
+    return shapes
+
+
+def _contradictions(config: dict[str, Any], shapes: Shapes) -> Iterator[str]:
+    """Numbers of config.json that contradict each other, or the weights."""
+    if wrong := [key for key in COUNTS if config.get(key) is not None and not _is_count(config[key])]:
+        yield f"its config.json has {wrong[0]} = {config[wrong[0]]!r}, which is not a whole number from 1"
+        return
+    heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and groups and heads % groups:
+        yield f"its config.json has num_attention_heads = {heads}, not divisible by num_key_value_heads = {groups}"
+    if (
+        heads
+        and config.get("hidden_size", 0) % heads
+        and not config.get("head_dim")
+        and not has_latent_attention(config)
+    ):
+        yield f"its config.json has hidden_size = {config['hidden_size']}, not divisible by num_attention_heads = {heads}"
+    for key, expected in _expected(config):
+        for name, (file, shape) in shapes.items():
+            if expected(name) not in (None, *shape[:1]):
+                yield f"its config.json has {key} = {config[key]}, and {name} in {file} has the shape {list(shape)}"
+                break
+    yield from _wrong_depth(config, shapes)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _expected(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys of config.json, each with a function from a tensor's name to its number of rows by that key; None: of another tensor."""
+    heads, groups, width = (config.get(key) for key in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
+    head = config.get("head_dim") or (width // heads if width and heads else None)
+    latent = has_latent_attention(config)
+    rows = {
+        "vocab_size": (("embed_tokens.weight",), config.get("vocab_size")),
+        "hidden_size": (("layers.0.input_layernorm.weight", "language_model.norm.weight", "model.norm.weight"), width),
+        "num_attention_heads": ((".self_attn.q_proj.weight",), heads and head and not latent and heads * head),
+        "num_key_value_heads": ((".self_attn.k_proj.weight",), groups and head and not latent and groups * head),
+        "intermediate_size": ((".mlp.gate_proj.weight",), config.get("intermediate_size")),
+    }
+    for key, (suffixes, count) in rows.items():
+        if count:
+            yield key, lambda name, s=suffixes, n=count: n if name.endswith(s) and not _of_vision(name) else None
+
+
+def _wrong_depth(config: dict[str, Any], shapes: Shapes) -> Iterator[str]:
+    layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
+    held = {int(found[1]) for name in shapes if not _of_vision(name) and (found := LAYER.search(name))}
+    if layers and held and not layers <= len(held) <= layers + further:
+        yield f"its config.json has num_hidden_layers = {layers}, and its weights have {len(held)} layers"
+
+
+def _of_vision(name: str) -> bool:
+    return "visual" in name or "vision" in name or name.startswith("mtp.")
