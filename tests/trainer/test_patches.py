@@ -27,6 +27,14 @@ def test_a_patch_is_applied_to_a_version_that_it_was_proven_on() -> None:
     assert done == ["patched"]
 
 
+def test_a_patch_is_applied_once_however_often_it_is_asked_for() -> None:
+    done: list[str] = []
+    wanted = patch("pydantic", version("pydantic"), apply=lambda: done.append("patched"))
+    patches.install([wanted])
+    patches.install([wanted])
+    assert done == ["patched"], "two would collect each step's experts twice"
+
+
 def test_one_error_names_every_package_with_what_was_found_and_what_is_supported_and_nothing_is_patched() -> None:
     done: list[str] = []
     good = patch("pyyaml", version("pyyaml"), apply=lambda: done.append("patched"))

