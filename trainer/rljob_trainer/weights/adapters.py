@@ -57,7 +57,7 @@ def apply_adapters(model: Any, tensors: dict[str, Tensor]) -> None:
         settings,
         device="cpu",
         dtype=manager.lora_config.lora_dtype,
-        weights_mapper=mapper.get_unstacked_mapper() if mapper else None,
+        weights_mapper=mapper.get_rename_mapper() if mapper else None,
     )
     manager.remove_adapter(ADAPTERS)
     manager.add_adapter(adapters)

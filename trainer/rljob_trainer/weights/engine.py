@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -177,11 +178,6 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def shutdown(self) -> None:
         self.discard()
 
-    @staticmethod
-    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Abstract in the base class, and not used: the trainer's side is publisher.py."""
-        raise NotImplementedError
-
 
 class GlooEngine(StagedEngine):
     """Buckets in host memory."""
@@ -212,6 +208,7 @@ class WorkerExtension:
     `self` is the vLLM worker. Importing this module registers our engines.
     """
 
+    vllm_config: VllmConfig
     weight_transfer_engine: StagedEngine
     _weight_update_active: bool
 
@@ -219,7 +216,13 @@ class WorkerExtension:
         """Verify the whole staged update."""
         self.weight_transfer_engine.verify(attempt, digest)
 
+    def rljob_apply(self) -> None:
+        """Apply a verified update. vLLM's own `finish_weight_update` would remove all adapters after it, also those that it brought."""
+        with set_current_vllm_config(self.vllm_config):
+            self.weight_transfer_engine.finish_weight_update()
+        self._weight_update_active = False
+
     def rljob_discard(self) -> None:
-        """Abandon an update at any point before it is applied, which vLLM 0.26 does not offer."""
+        """Abandon an update at any point before it is applied, which vLLM 0.32 does not offer."""
         self.weight_transfer_engine.discard()
         self._weight_update_active = False
