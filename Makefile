@@ -120,10 +120,10 @@ generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md charts/rljob/README.md
 	$(PY) -m rljob_api.schema.values charts/rljob-job/values.schema.json
 	$(PY) gitops/argocd/config_map.py gitops/argocd/argocd-cm.yaml
-	$(PY) -W ignore -m rljob_trainer.known_keys
+	$(PY) -W ignore -m rljob_trainer.commands.known_keys
 	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
-	$(PY) -m kubectl_rljob.importer.reference docs/reference/import.md
+	$(PY) -m rljob_import.reference docs/reference/import.md
 	$(PY) -m docs.pictures docs/images
 
 .PHONY: generate-check
@@ -131,14 +131,14 @@ generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
-	$(PY) -m kubectl_rljob.importer.reference $$tmp/reference/import.md && \
+	$(PY) -m rljob_import.reference $$tmp/reference/import.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md $$tmp/README.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -u charts/rljob/README.md $$tmp/README.md && \
 	$(PY) -m rljob_api.schema.values $$tmp/job && diff -u charts/rljob-job/values.schema.json $$tmp/job && \
 	diff -ru docs/reference $$tmp/reference && \
 	$(PY) -m docs.pictures $$tmp/images && diff -ru docs/images $$tmp/images && \
 	$(PY) gitops/argocd/config_map.py $$tmp/argocd && diff -u gitops/argocd/argocd-cm.yaml $$tmp/argocd && \
-	$(PY) -W ignore -m rljob_trainer.known_keys --check
+	$(PY) -W ignore -m rljob_trainer.commands.known_keys --check
 
 .PHONY: lock
 lock: ## Resolve the requirements again, with hashes

@@ -78,7 +78,7 @@ class Alone(NamedTuple):
 
 def drive(directory: Path, options: argparse.Namespace) -> None:
     """The driver's process."""
-    from rljob_trainer.driver.channel import listen
+    from rljob_trainer.wire.channel import listen
 
     asyncio.run(_drive(directory, listen(directory / "driver.sock"), options))
 
@@ -126,8 +126,8 @@ class Lag:
 
 def responses(options: argparse.Namespace) -> list[Any]:
     """What the rollouts answered, scored."""
-    from rljob_trainer.buffer.assembly import Outcome
-    from rljob_trainer.trajectory import Trajectory
+    from rljob_trainer.driver.buffer.assembly import Outcome
+    from rljob_trainer.wire.trajectory import Trajectory
 
     chance = np.random.default_rng(0)
     found = []
@@ -150,8 +150,8 @@ def responses(options: argparse.Namespace) -> list[Any]:
 
 
 def assembled(outcomes: list[Any], options: argparse.Namespace) -> Any:
-    from rljob_trainer.buffer.assembly import assemble
-    from rljob_trainer.buffer.batch_files import record
+    from rljob_trainer.driver.buffer.assembly import assemble
+    from rljob_trainer.driver.buffer.batch_files import record
 
     batch = assemble(1, range(1), options.prompts, options.samples, outcomes, {})
     if options.record:
@@ -161,10 +161,10 @@ def assembled(outcomes: list[Any], options: argparse.Namespace) -> Any:
 
 def receive(directory: Path, options: argparse.Namespace) -> Received:
     """On a rank."""
-    from rljob_trainer.collective import Ranks
-    from rljob_trainer.driver.client import DriverClient
     from rljob_trainer.megatron.batching import Planner
-    from rljob_trainer.scatter import Scatter
+    from rljob_trainer.rank.driver_client import DriverClient
+    from rljob_trainer.rank.scatter import Scatter
+    from rljob_trainer.wire.collective import Ranks
 
     layout, spec = Layout(options.ranks), spec_of(options)
     ranks = Ranks(600)

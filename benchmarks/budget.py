@@ -21,10 +21,10 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import Work
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.batch import Columns
+from rljob_trainer.algorithm.advantages import ADVANTAGES, estimate
+from rljob_trainer.algorithm.episodes import Episodes
 from rljob_trainer.megatron.batching import Planner, StepPlan
-from rljob_trainer.objectives.advantages import ADVANTAGES, estimate
-from rljob_trainer.objectives.episodes import Episodes
+from rljob_trainer.wire.batch import Columns
 
 GROUP, PROMPT, LONGEST, MEDIAN, SPREAD = 16, 512, 65_536, 12_000, 0.9
 """Responses to a prompt; tokens of a prompt, and of the longest and the middle response; deviation of the logarithm of their lengths."""

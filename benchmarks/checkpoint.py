@@ -31,9 +31,9 @@ from benchmarks import training
 from benchmarks.shapes import MODELS, model_of
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
 from rljob_trainer.megatron import compat
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Trajectory
 
 SHAPE = {
     "hidden_size": 384,
@@ -124,8 +124,8 @@ def measure(spec: RLJobSpec, options: argparse.Namespace) -> None:
     from rljob_trainer.checkpoint.lineage import Run
     from rljob_trainer.checkpoint.saving import Saver
     from rljob_trainer.checkpoint.store import Store
-    from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron.engine import Engine
+    from rljob_trainer.wire.collective import Ranks
 
     engine, ranks = Engine(spec, lambda: None), Ranks(600)
     run = Run(

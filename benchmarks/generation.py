@@ -27,7 +27,7 @@ from benchmarks.shapes import MODELS
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.machine import gpus
-from rljob_trainer.rollout.client import Generation, GenerationRequest, RolloutClient
+from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 
 PARTS = {"half": 0.5, "nine_tenths": 0.9, "99%": 0.99, "all": 1.0}
 REPEATS = 3
@@ -84,7 +84,7 @@ def start(model: Path, options: argparse.Namespace) -> Any:
     given: dict[str, Any] = {"dtype": "bfloat16", "gpu_memory_utilization": options.share}
     if options.device == "cpu":
         given = {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": 2**28}
-        given["enable_chunked_prefill"] = False  # see WHOLE_PROMPTS in rollout/arguments.py
+        given["enable_chunked_prefill"] = False  # see WHOLE_PROMPTS in pod/arguments.py
     if options.speculate:
         tokens = options.speculate
         given["speculative_config"] = {"method": "ngram", "num_speculative_tokens": tokens, "prompt_lookup_max": 4}
@@ -137,8 +137,8 @@ def through_a_server(model: Path, options: argparse.Namespace) -> list[dict[str,
 def publish(job: RLJobSpec, model: Path) -> None:
     from safetensors.torch import load_file
 
-    from rljob_trainer.weights.publisher import Publisher
-    from rljob_trainer.weights.transport import transport_of
+    from rljob_trainer.rank.weights.publisher import Publisher
+    from rljob_trainer.wire.weights.transport import transport_of
 
     device = "cuda" if job.trainer.device == "gpu" else "cpu"
     tensors = [item for file in sorted(model.glob("*.safetensors")) for item in load_file(file, device).items()]

@@ -30,7 +30,7 @@ from rljob_api.protocol import Report
 FAILURES = ("nan", "assert", "kill")
 BEFORE, ENOUGH = 2, 1_000_000
 LIMIT_SECONDS = 280
-RANK = "python -m rljob_trainer.rank"
+RANK = "python -m rljob_trainer.rank.main"
 """How a rank is called among processes."""
 LOSS = '''
 import os

@@ -90,7 +90,7 @@ def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
 
 def save(engine: Any, directory: Path, reshardable: bool) -> None:
     from rljob_trainer.checkpoint.saving import Part
-    from rljob_trainer.collective import Ranks
+    from rljob_trainer.wire.collective import Ranks
 
     part = Part(engine, Ranks(LIMIT_SECONDS))
     part.begin(STEPS, directory, reshardable)

@@ -72,7 +72,7 @@ def scheduler_of(kind: str, requests: int) -> Any:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from rljob_trainer.rollout.compat.scheduler import AsyncSchedulerInPieces
+    from rljob_trainer.server.compat.scheduler import AsyncSchedulerInPieces
 
     model = str(write_model(Path(tempfile.gettempdir()) / "rljob-bench-tiny", MODELS["tiny"]))
     config = VllmConfig(
@@ -101,7 +101,7 @@ def scheduler_of(kind: str, requests: int) -> Any:
 
 
 def add_requests(scheduler: Any, requests: int, asked: bool) -> None:
-    """As rollout/generate.py asks."""
+    """As server/generate.py asks."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash

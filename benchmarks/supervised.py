@@ -119,8 +119,8 @@ def preferred(shape: Shape, step: int) -> Any:
 
 
 def given(shape: Shape, step: int, variants: int) -> Any:
-    from rljob_trainer.batch import Batch
-    from rljob_trainer.trajectory import Trajectory, demonstration, prompt
+    from rljob_trainer.wire.batch import Batch
+    from rljob_trainer.wire.trajectory import Trajectory, demonstration, prompt
 
     samples = [
         Trajectory(

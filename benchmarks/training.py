@@ -155,7 +155,7 @@ def start_engine(spec: Any) -> Any:
     """In a process that torchrun started."""
     start_rank()
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.tasks.choice import objective_of
+    from rljob_trainer.rank.tasks.choice import objective_of
 
     return Engine(spec, lambda: None, objective_of(spec))
 
@@ -229,8 +229,8 @@ def sampled(shape: Shape, step: int, vocabulary: int = 150000) -> Any:
     """Groups of two, with rewards that differ; drawn by an older policy, so that nothing is compared."""
     import random
 
-    from rljob_trainer.batch import Batch
-    from rljob_trainer.trajectory import Trajectory
+    from rljob_trainer.wire.batch import Batch
+    from rljob_trainer.wire.trajectory import Trajectory
 
     tokens, prompt = random.Random(step), 100
     samples = [

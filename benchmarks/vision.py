@@ -243,10 +243,10 @@ def sampled(kind: Kind, step: int) -> Any:
     """Four groups of samples with a picture of noise each; drawn by an older policy, so that nothing is compared."""
     import numpy as np
 
-    from rljob_trainer.batch import Batch
-    from rljob_trainer.images import Image
-    from rljob_trainer.trajectory import Trajectory, prompt
-    from rljob_trainer.trajectory import sampled as written
+    from rljob_trainer.wire.batch import Batch
+    from rljob_trainer.wire.images import Image
+    from rljob_trainer.wire.trajectory import Trajectory, prompt
+    from rljob_trainer.wire.trajectory import sampled as written
 
     draw, side = np.random.default_rng(step), kind.side // kind.tower["patch_size"]
     width = 3 * kind.tower["temporal_patch_size"] * kind.tower["patch_size"] ** 2

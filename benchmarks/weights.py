@@ -27,7 +27,7 @@ from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import gpus
-from rljob_trainer.rollout.arguments import server_arguments, server_environment
+from rljob_trainer.pod.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
 PORT = 29610
@@ -88,7 +88,7 @@ def spec(model: Path, device: str, placement: str) -> RLJobSpec:
 def server(job: RLJobSpec, gpu: str) -> Any:
     """One rollout server, as the supervisor starts it."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, names.ENV_ROLLOUT_TOKEN: TOKEN}
-    command = [sys.executable, "-m", "rljob_trainer.rollout.server", *server_arguments(job, PORT)]
+    command = [sys.executable, "-m", "rljob_trainer.server.server", *server_arguments(job, PORT)]
     log = Path(tempfile.gettempdir()) / "weights-server.log"
     began = time.monotonic()
     process = subprocess.Popen(
@@ -130,8 +130,8 @@ def update(job: RLJobSpec, repeats: int) -> int:
     store = dist.HashStore()
     dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.weights.publisher import Publisher
-    from rljob_trainer.weights.transport import transport_of
+    from rljob_trainer.rank.weights.publisher import Publisher
+    from rljob_trainer.wire.weights.transport import transport_of
 
     engine = Engine(job, lambda: None)
     size = sum(tensor.nbytes for _, tensor in engine.export())
@@ -165,7 +165,7 @@ def update(job: RLJobSpec, repeats: int) -> int:
 async def generated(endpoint: RolloutEndpoint) -> list[float]:
     """The server still answers: log-probabilities of a few tokens."""
     from rljob_api.spec.common import Sampling
-    from rljob_trainer.rollout.client import GenerationRequest, RolloutClient
+    from rljob_trainer.wire.rollout_client import GenerationRequest, RolloutClient
 
     async with RolloutClient(endpoint, TOKEN, 1) as client:
         (answer,) = await client.generate(GenerationRequest(tuple(range(100, 120)), 1, Sampling(max_tokens=4), seed=1))
@@ -177,7 +177,7 @@ def broadcast(size: int, device: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from rljob_trainer.weights.transport import over_gloo, over_nccl
+    from rljob_trainer.wire.weights.transport import over_gloo, over_nccl
 
     rank = int(os.environ["RANK"])
     gpu = device == "gpu"

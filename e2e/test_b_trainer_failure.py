@@ -24,7 +24,7 @@ def command(process):
     except OSError:
         return b""
 processes = [p for p in pathlib.Path("/proc").iterdir() if p.name.isdecimal()]
-(rank,) = [int(p.name) for p in processes if command(p).startswith(b"python -m rljob_trainer.rank")]
+(rank,) = [int(p.name) for p in processes if command(p).startswith(b"python -m rljob_trainer.rank.main")]
 os.kill(rank, signal.SIGKILL)
 """
 

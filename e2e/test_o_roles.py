@@ -39,7 +39,7 @@ prepare.make_readable(directory)
 KILL_RANK_0 = """
 import psutil
 words = ((p, p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
-(rank,) = [p for p, found in words if " ".join(found).startswith("python -m rljob_trainer.rank 0")]
+(rank,) = [p for p, found in words if " ".join(found).startswith("python -m rljob_trainer.rank.main 0")]
 rank.kill()
 """
 

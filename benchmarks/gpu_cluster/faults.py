@@ -59,7 +59,7 @@ class Faults:
         """What to do, and what holds once it has been survived."""
         found: dict[str, tuple[Callable[[], object], Callable[[JobStatus], bool]]] = {
             "pod": (self._delete, self._trains_again),
-            "rank": (lambda: self._kill("cmdline", "python -m rljob_trainer.rank"), self._trains_again),
+            "rank": (lambda: self._kill("cmdline", "python -m rljob_trainer.rank.main"), self._trains_again),
             "engine": (lambda: self._kill("comm", "VLLM::EngineCor"), self.trains),
             "suspend": (lambda: self._plugin("suspend"), lambda s: s.state == "Suspended" and not self._job.pods()),
             "resume": (lambda: self._plugin("resume"), self._trains_again),

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 from docs.pictures.svg import Canvas
-from rljob_trainer.buffer.selection import fit_later
+from rljob_trainer.driver.buffer.selection import fit_later
 
 WIDTH, HEIGHT = 960, 356
 LEFT, TOP, LANE, GAP, SCALE = 150, 66, 34, 6, 11.4

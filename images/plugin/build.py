@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "operator"
-PACKAGES = ("rljob_api", "rljob_placement", "kubectl_rljob")
+PACKAGES = ("rljob_api", "rljob_placement", "rljob_import", "kubectl_rljob")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 

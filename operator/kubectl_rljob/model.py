@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from kubectl_rljob.errors import UserError
-from rljob_api.validation.adapters import CONFIG
+from rljob_api.rules.lora import CONFIG
 
 HUB = "https://huggingface.co"
 HUB_ID = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")

@@ -11,6 +11,9 @@ from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.job_policy import JobPolicy
 from rljob_api.manifest import Manifest
+from rljob_api.rules import Violation
+from rljob_api.rules.lora import beginning_violations
+from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.host import HostMemory, host_memory, memory_limit
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
@@ -29,9 +32,6 @@ from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.volume import VolumeSpace, volume_space
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import PlacementReport
-from rljob_api.validation import Violation
-from rljob_api.validation.adapters import beginning_violations
-from rljob_api.validation.paths import outside_volumes
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan

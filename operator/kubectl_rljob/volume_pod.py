@@ -12,8 +12,8 @@ from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.session import Session
 from rljob_api import names
+from rljob_api.rules.volumes import OUR_VOLUMES
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.pods import OUR_VOLUMES
 
 LABEL = f"{names.GROUP}/shell"
 CONTAINER = "shell"

@@ -1,5 +1,5 @@
 """The families of models that a job can train, and what is proven for each. Validation, sizing and docs/models.md use this table, and the tests
-iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/rollout/test_families.py): a line that they do not cover fails."""
+iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/server/test_families.py): a line that they do not cover fails."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -10,11 +10,11 @@ from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.job_defaults import JobDefaults
 from rljob_api.leave_nodes import LeaveNodes
+from rljob_api.rules import ValidationResult, Violation, validate
+from rljob_api.rules.scheduling import size_violations
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PODS
 from rljob_api.spec.pod_security import MAX_ID, Id, PodSecurity
-from rljob_api.validation import ValidationResult, Violation, validate
-from rljob_api.validation.scheduling import size_violations
 
 IMAGE_USER = PodSecurity(
     run_as_user=names.USER_ID,

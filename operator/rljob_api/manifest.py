@@ -9,9 +9,9 @@ import yaml
 from rljob_api import names
 from rljob_api.kubernetes_yaml import Document, documents
 from rljob_api.overrides import Override, applied
+from rljob_api.rules import ValidationResult, Violation, validate
+from rljob_api.rules.pods import annotation_violations, label_violations
 from rljob_api.type_errors import as_written, path_of
-from rljob_api.validation import ValidationResult, Violation, validate
-from rljob_api.validation.pod_fields import annotation_violations, label_violations
 
 HINTS = {
     "expected <block end>": "indent the line as its neighbours",

@@ -6,8 +6,8 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.families import ADAPTED, FAMILIES, Family
-from rljob_api.validation import validate
-from rljob_api.validation.adapters import (
+from rljob_api.rules import validate
+from rljob_api.rules.lora import (
     adapter_violations,
     beginning_violations,
     given_violations,

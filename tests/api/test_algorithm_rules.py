@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 CRITIC = {"critic": {}}
 FUNCTION = {"path": "/data/algorithm.py", "function": "f"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
+from rljob_api.rules import validate
 from rljob_api.schema import crd
-from rljob_api.validation import validate
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

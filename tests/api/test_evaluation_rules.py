@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
+from rljob_api.rules import validate
 from rljob_api.sizing.serving import longest_context
-from rljob_api.validation import validate
 
 SET = {"name": "aime", "files": ["/data/aime.parquet"]}
 WARM = {"temperature": 0.6}

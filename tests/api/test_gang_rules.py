@@ -6,8 +6,8 @@ import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api import names
+from rljob_api.rules import validate
 from rljob_api.sizing.layout import Layout, gang_sizes, pods_of, required_pods
-from rljob_api.validation import validate
 
 KL = {"kl": {"coefficient": 0.01}}
 
@@ -112,6 +112,21 @@ def test_a_refusal_names_no_field_of_the_trainer() -> None:
         "tensor x pipeline x context = 2; make spec.reference.nodes x spec.reference.processesPerNode a multiple of it, or lower "
         "one of the sizes"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "owner"),
+    [
+        ("pipeline_dtype", "spec.model.dtype"),
+        ("context_parallel_size", "spec.critic.parallelism.context"),
+        ("recompute_method", "spec.critic.recompute.method"),
+        ("use_cpu_initialization", "spec.trainer.device"),
+    ],
+)
+def test_a_key_that_is_set_elsewhere_names_the_field_that_the_gang_has(key: str, owner: str) -> None:
+    (violation,) = validate(with_critic(processesPerNode=1, transformerConfig={key: 1}), "demo").violations
+    assert violation.field == f"spec.critic.transformerConfig.{key}"
+    assert violation.rule == f"this key is set by {owner}"
 
 
 def test_adapters_are_the_policy_s_alone() -> None:

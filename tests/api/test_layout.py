@@ -4,8 +4,8 @@ import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api import names
+from rljob_api.rules import validate
 from rljob_api.sizing.layout import Amounts, Layout, required_servers, servers_per_pod
-from rljob_api.validation import validate
 
 P, T = "spec.trainer.parallelism", "spec.trainer.transformerConfig"
 

@@ -4,7 +4,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
-from rljob_api.validation.model import model_violations
+from rljob_api.rules.model import model_violations
 
 P, M = "spec.trainer.parallelism", "spec.model.path"
 DENSE = {

@@ -7,10 +7,10 @@ import pytest
 
 from api.broken import BROKEN
 from api.specs import make_spec, raw_spec
+from rljob_api.rules import validate
+from rljob_api.rules.engine import count, either, field, literal, present, size
+from rljob_api.rules.validator import OBJECT_RULES
 from rljob_api.schema import cel
-from rljob_api.validation import validate
-from rljob_api.validation.expression import count, either, field, literal, present, size
-from rljob_api.validation.object_rules import OBJECT_RULES
 
 
 @pytest.mark.parametrize(("changes", "path"), BROKEN)
@@ -20,7 +20,7 @@ def test_a_spec_that_breaks_one_rule_gets_one_violation(changes: dict[str, Any],
 
 def test_every_rule_is_broken_by_one_of_the_examples() -> None:
     specs = [make_spec(**changes) for changes, _ in BROKEN]
-    assert [rule for rule in OBJECT_RULES if not any(list(rule.violations(spec)) for spec in specs)] == []
+    assert [rule for rule in OBJECT_RULES if not any(list(rule(spec)) for spec in specs)] == []
     assert len(BROKEN) == len(OBJECT_RULES)
 
 

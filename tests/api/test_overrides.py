@@ -5,7 +5,7 @@ import pytest
 from api.specs import raw_spec
 from rljob_api.manifest import read
 from rljob_api.overrides import Override, OverrideError, applied
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 SPEC = {"a": {"b": 1, "c": [10, {"d": 2}]}, "e": "x"}
 

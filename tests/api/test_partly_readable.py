@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 RL: dict[str, Any] = {
     "critic": {"path": "/c", "clip": 0.2, "optimizer": {"learningRate": 1e-5, "warmupSteps": 1, "decay": "linear"}},

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
-from rljob_api.validation import validate
-from rljob_api.validation.paths import DATA_SUFFIXES, outside_volumes, paths
+from rljob_api.rules import validate
+from rljob_api.rules.data import DATA_SUFFIXES
+from rljob_api.rules.volumes import outside_volumes, paths
 from rljob_trainer.data.files import READERS
 from rljob_trainer.data.tables import OPENERS
 

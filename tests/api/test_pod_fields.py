@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 
 def fields(role: str = "trainer", **template: Any) -> list[str]:

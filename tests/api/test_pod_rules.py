@@ -7,9 +7,9 @@ import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api import names
+from rljob_api.rules import validate
+from rljob_api.rules.volumes import OUR_MOUNTS, SOURCES
 from rljob_api.spec.common import Template
-from rljob_api.validation import validate
-from rljob_api.validation.pods import OUR_MOUNTS, SOURCES
 from rljob_operator.render.template import pod_template
 from simulator.makers import META, make_job
 

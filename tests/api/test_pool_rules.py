@@ -6,8 +6,8 @@ import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api import names
+from rljob_api.rules import validate
 from rljob_api.sizing.layout import pods_of, required_pods
-from rljob_api.validation import validate
 
 JUDGE = {"prompt": "Rate {response}", "score": r"Score: (\d+)"}
 

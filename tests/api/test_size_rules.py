@@ -6,7 +6,7 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api.job_policy import JobPolicy
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 POOL = {"model": "/m", "replicas": 256}
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 DATA = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
 RUNS = {"name": "runs", "mountPath": "/runs", "source": {"persistentVolumeClaim": {"claimName": "runs"}}}

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec, raw_spec
+from rljob_api.rules import validate
+from rljob_api.rules.engine import field
+from rljob_api.rules.task import READERS, SUPERVISED
 from rljob_api.sizing.layout import Amounts, required_servers, rollout_pods, servers_per_pod
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation import validate
-from rljob_api.validation.expression import field
-from rljob_api.validation.tasks import READERS, SUPERVISED
 
 VALUES: dict[str, Any] = {
     "model.megatronCheckpoint": "/data/checkpoint",

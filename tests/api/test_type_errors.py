@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from api.specs import raw_spec
 from rljob_api.protocol import Control, Report
 from rljob_api.request import Request
+from rljob_api.rules import scheduling, validate
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.type_errors import PATTERNS, SENTENCES
-from rljob_api.validation import scheduling, validate
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"checkpoint": None}, "spec.checkpoint = unset: is required; see `kubectl explain rljob.spec.checkpoint`"),

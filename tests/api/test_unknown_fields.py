@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation import validate
-from rljob_api.validation.fields import paths
-from rljob_api.validation.other_words import ADVICE, WORDS
-from rljob_api.validation.unknown_fields import HINTS, THEIRS, meant
+from rljob_api.rules import validate
+from rljob_api.rules.fields import HINTS, THEIRS, meant, paths
+from rljob_api.rules.words import ADVICE, WORDS
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.validation import validate
+from rljob_api.rules import validate
 
 
 def test_a_valid_spec_has_no_violations() -> None:

@@ -14,8 +14,8 @@ from api.specs import make_spec, raw_spec
 from apiserver.lab import TURNS, Lab, lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
-from rljob_api.validation import validate
-from rljob_api.validation.object_rules import OBJECT_RULES
+from rljob_api.rules import validate
+from rljob_api.rules.validator import OBJECT_RULES
 from rljob_operator.kube.api import NotFound
 from simulator.objects import job_object
 

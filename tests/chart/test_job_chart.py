@@ -10,8 +10,8 @@ import yaml
 
 from chart.chart import HELM, NO_HELM, ROOT
 from rljob_api import names
+from rljob_api.rules import validate
 from rljob_api.schema.values import job_chart
-from rljob_api.validation import validate
 
 CHART = ROOT / "charts" / "rljob-job"
 EXAMPLES = sorted((ROOT / "examples").glob("*/rljob.yaml"))

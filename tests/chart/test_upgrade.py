@@ -10,7 +10,7 @@ import yaml
 
 from chart.chart import CHART, HELM, NO_HELM, ROOT, container, render
 from rljob_api import names
-from rljob_trainer.control.channel import ProtocolMismatch, parse_control
+from rljob_trainer.pod.channel import ProtocolMismatch, parse_control
 from simulator.world import NAMESPACE, World
 
 APP_VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]

@@ -2,6 +2,8 @@
 
 import ast
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -40,6 +42,23 @@ def test_it_has_the_version_the_commands_and_the_libraries_of_the_whole() -> Non
     assert own["version"] == about.VERSION == WHOLE["version"]
     assert own["scripts"] == WHOLE["scripts"]
     assert sorted(own["dependencies"]) == sorted(WHOLE["dependencies"] + WHOLE["optional-dependencies"]["cli"])
+
+
+def test_the_operators_image_has_what_the_operator_imports_and_the_one_file_what_the_plugin_does() -> None:
+    dockerfile = (ROOT / "images/operator/Dockerfile").read_text()
+    assert re.findall(r"^COPY operator/(\w*)/? ", dockerfile, re.MULTILINE) == [
+        "rljob_api",
+        "rljob_placement",
+        "rljob_operator",
+    ]
+    built = runpy.run_path(str(ROOT / "images/plugin/build.py"))["PACKAGES"]
+    assert sorted(built) == sorted(PACKAGES)
+
+
+def test_only_the_verb_import_loads_the_tables_of_other_systems() -> None:
+    code = "import sys, kubectl_rljob.__main__; print(*[m for m in sys.modules if m.startswith('rljob_import.')])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == ["rljob_import.options"]
 
 
 def test_the_manifest_for_krew_names_what_the_release_builds() -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.gpu_cluster import manifests
+from rljob_api.rules import validate
 from rljob_api.spec.job import RLJobSpec
-from rljob_api.validation import validate
 
 MOUNTS = manifests.mounts_of("torch=/machine/torch:/opt/torch driver=/machine/driver:/usr/local/nvidia")
 

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from rljob_api import names
+from rljob_api.rules import validate
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation import validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rljob_api.rules import validate
 from rljob_api.sizing.memory import GIB, phases
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.traffic import links
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import PythonReward, RewardSpec
-from rljob_api.validation import validate
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import Reward, RewardRequest
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.model import model_violations
 from rljob_trainer.data.files import places
 from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.prompts import PromptSet, load_prompts

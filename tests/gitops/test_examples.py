@@ -10,8 +10,8 @@ import yaml
 from chart.chart import HELM, NO_HELM, helm
 from gitops.argocd import health
 from rljob_api import names
+from rljob_api.rules import validate
 from rljob_api.status import ConditionType
-from rljob_api.validation import validate
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "gitops"
 

@@ -11,7 +11,13 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 LISTING, REST = PAGE.split("```")[1:]
 STATEMENTS = REST.split("## How it is proven")[0].strip()
 HOLDS = re.compile(r"`(?:tests|e2e)/[\w/]+(?:\.py)?`|`pyproject\.toml`")
-PACKAGES = ("operator/rljob_api", "operator/rljob_operator", "operator/kubectl_rljob", "trainer/rljob_trainer")
+PACKAGES = (
+    "operator/rljob_api",
+    "operator/rljob_operator",
+    "operator/rljob_import",
+    "operator/kubectl_rljob",
+    "trainer/rljob_trainer",
+)
 
 
 def statements() -> Iterator[str]:

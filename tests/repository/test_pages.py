@@ -15,9 +15,9 @@ from kubectl_rljob.command_line import VERBS
 from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, name, prose, ticked, yaml_blocks
 from rljob_api import leave_nodes, reasons
 from rljob_api.metrics import METRICS
+from rljob_api.rules import validate
+from rljob_api.rules.fields import paths
 from rljob_api.status import ConditionType, State
-from rljob_api.validation import validate
-from rljob_api.validation.fields import paths
 
 CODE = "".join(path.read_text() for file in TRACKED if file.endswith(".py") and (path := ROOT / file).is_file())
 PROGRAM = r"(?:python -m ((?:benchmarks|rljob_trainer|kubectl_rljob)[\w.]*)|([\w/]*\w\.py)(?= --))([^`\n]*)"

@@ -95,7 +95,7 @@ def test_the_chart_refuses_clusters_before_the_release_that_the_page_names() -> 
 
 def test_the_patches_are_proven_on_the_versions_of_the_table() -> None:
     from rljob_trainer.megatron.compat import VERSIONS as MEGATRON
-    from rljob_trainer.rollout.compat import VERSIONS as VLLM
+    from rljob_trainer.server.compat import VERSIONS as VLLM
 
     table = {name: version for name, version, _ in TABLE}
     assert {name: (table[name],) for name in MEGATRON} == MEGATRON

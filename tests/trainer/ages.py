@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.trajectory import Trajectory
 
 
 def token_ages(step: int, trajectories: Sequence[Trajectory]) -> tuple[float, int]:

@@ -45,7 +45,7 @@ def _fork(rank: int, count: int, function: Callable[[], Any], directory: Path) -
     code = 1
     try:
         ours = {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
-        os.environ.update(ours, TORCH_FR_BUFFER_SIZE="0")  # as in rljob_trainer.rank
+        os.environ.update(ours, TORCH_FR_BUFFER_SIZE="0")  # as in rljob_trainer.rank.main
         torch.set_num_threads(1)
         dist.init_process_group(
             "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=count, timeout=TIMEOUT

@@ -11,7 +11,7 @@ from benchmarks import budget
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import Work
 from rljob_api.spec.algorithm import AlgorithmSpec
-from rljob_trainer.objectives.advantages import ADVANTAGES, estimate
+from rljob_trainer.algorithm.advantages import ADVANTAGES, estimate
 
 SIZE = budget.Size(samples=416, ranks=64)
 COLUMNS = SIZE.columns()

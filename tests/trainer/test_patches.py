@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer import patches, upstream
+from rljob_trainer import patches
+from rljob_trainer.commands import upstream
 from rljob_trainer.failure import read_first
 from rljob_trainer.megatron import compat
 from rljob_trainer.patches import Patch, UnsupportedVersionError
-from rljob_trainer.rollout import compat as vllm_compat
+from rljob_trainer.server import compat as vllm_compat
 
 
 def patch(package: str = "pydantic", *versions: str, **fields: object) -> Patch:
@@ -125,9 +126,9 @@ def test_a_rank_of_an_unsupported_image_says_so_as_why_its_attempt_failed_and_it
 ) -> None:
     code = """
 from rljob_trainer.megatron import compat
-from rljob_trainer.rollout import compat as vllm_compat
+from rljob_trainer.server import compat as vllm_compat
 compat.VERSIONS = {"torch": ("1.0",)}
-from rljob_trainer import rank
+from rljob_trainer.rank import main as rank
 rank.prepare()
 print("ready", flush=True)
 rank.main()

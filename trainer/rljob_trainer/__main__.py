@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from rljob_api import names
 from rljob_trainer.conversion.options import add_sets
-from rljob_trainer.launcher.settings import DRIVER, RANK, Settings
+from rljob_trainer.pod.settings import DRIVER, RANK, Settings
 
 if TYPE_CHECKING:
-    from rljob_trainer.control.channel import Channel
+    from rljob_trainer.pod.channel import Channel
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +96,7 @@ def _command(
 
 
 def launch_pod(options: argparse.Namespace) -> int:
-    from rljob_trainer.launcher.fork_client import ForkServers
+    from rljob_trainer.pod.fork_client import ForkServers
 
     settings = Settings.of(os.environ, options.rank, options.driver)
     fork_servers = ForkServers(settings.rank, settings.driver, settings.environment)
@@ -104,7 +104,7 @@ def launch_pod(options: argparse.Namespace) -> int:
     async def run() -> None:
         # before our own imports, which take less long
         await fork_servers.warm(driver=settings.pod.endswith(f"-{names.ROLE_TRAINER}-0"))
-        from rljob_trainer.launcher.launcher import Launcher
+        from rljob_trainer.pod.launcher import Launcher
 
         await Launcher(_channel(options), settings, fork_servers).run()
 
@@ -121,7 +121,7 @@ def pool_pod(options: argparse.Namespace) -> int:
 
 
 def _serve(options: argparse.Namespace, role: str) -> int:
-    from rljob_trainer.rollout import supervisor
+    from rljob_trainer.pod import supervisor
 
     async def run() -> int:
         return await supervisor.main(_channel(options), os.environ, options.port, role)
@@ -142,7 +142,7 @@ def convert_data(options: argparse.Namespace) -> int:
 
 
 def export_model(options: argparse.Namespace) -> int:
-    from rljob_trainer.export_command import export_checkpoint
+    from rljob_trainer.commands.export import export_checkpoint
 
     return export_checkpoint(options.checkpoint, options.model, options.out, options.dtype)
 
@@ -154,7 +154,7 @@ def fetch_source(options: argparse.Namespace) -> int:
 
 
 def doctor(_: argparse.Namespace) -> int:
-    from rljob_trainer.doctor import describe
+    from rljob_trainer.commands.doctor import describe
 
     print(describe())
     return 0
@@ -163,10 +163,10 @@ def doctor(_: argparse.Namespace) -> int:
 def _channel(options: argparse.Namespace) -> "Channel":
     """Made inside the event loop, as the Kubernetes client wants it."""
     if options.channel:
-        from rljob_trainer.control.channel import FileChannel
+        from rljob_trainer.pod.channel import FileChannel
 
         return FileChannel(options.channel)
-    from rljob_trainer.control.kubernetes import in_cluster
+    from rljob_trainer.pod.kubernetes import in_cluster
 
     return in_cluster(os.environ[names.ENV_NAMESPACE], os.environ[names.ENV_JOB], os.environ[names.ENV_POD_NAME])
 

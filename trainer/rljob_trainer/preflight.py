@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rljob_api.rules.engine import Violation
+from rljob_api.rules.lora import CONFIG, FIELD, WEIGHTS, given_violations, named_modules
+from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.adapters import CONFIG, FIELD, WEIGHTS, given_violations, named_modules
-from rljob_api.validation.model import model_violations
-from rljob_api.validation.result import Violation
 from rljob_trainer.model_files import damage, is_pointer
 
 

@@ -1,5 +1,7 @@
 """Convert another system's configuration to an RLJob."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +9,9 @@ import click
 
 from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.importer.importing import imported, problems
-from kubectl_rljob.importer.settings import Options
-from kubectl_rljob.importer.sources import Unreadable, document, repeated
-from kubectl_rljob.importer.systems import SYSTEMS
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
+from rljob_import.options import SYSTEMS, Options
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -44,7 +43,7 @@ OTHERS = {
 
 
 @verb("import")
-@click.argument("system", metavar="SYSTEM", type=System(tuple(SYSTEMS)), help=f"one of {', '.join(SYSTEMS)}")
+@click.argument("system", metavar="SYSTEM", type=System(SYSTEMS), help=f"one of {', '.join(SYSTEMS)}")
 @click.argument("file", metavar="FILE", type=click.Path(), help="its configuration: YAML, and of verl also a script")
 @click.option("--image", default=Options.image, metavar="IMAGE", help=f"image of the pods (default: {Options.image})")
 @click.option(
@@ -94,11 +93,14 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
     cannot be expressed. Scripts are read and never run. Exit code 1 for an unknown key, a value that its key or field
     cannot have, or a broken rule.
     """
-    data_sets = _data_sets(dataset_info) if dataset_info else {}
-    try:
-        result = imported(system, _text(file), Path(file).name, Options(data_sets=data_sets, **flags))
-    except Unreadable as error:
-        raise UserError(f"{file} {error}") from error
+    from rljob_import.report import data_sets, imported, problems  # tables of all systems, which no other verb needs
+
+    sets: Mapping[str, Any] = {}
+    if dataset_info:
+        with _readable(dataset_info):
+            sets = data_sets(_text(dataset_info))
+    with _readable(file):
+        result = imported(system, _text(file), Path(file).name, Options(data_sets=sets, **flags))
     if result.report:
         session.terminal.tell(result.report)
     if result.problems:
@@ -108,22 +110,19 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
         raise click.exceptions.Exit(errors.REFUSED)
 
 
+@contextmanager
+def _readable(file: str) -> Iterator[None]:
+    """Says of which file it is that it cannot be read."""
+    from rljob_import.readers.trees import Unreadable
+
+    try:
+        yield
+    except Unreadable as error:
+        raise UserError(f"{file} {error}") from error
+
+
 def _text(file: str) -> str:
     try:
         return Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _data_sets(file: str) -> dict[str, Any]:
-    """JSON, which is YAML as well, or YAML."""
-    text = _text(file)
-    try:
-        found = document(text)
-    except Unreadable as error:
-        raise UserError(f"{file} {error}") from error
-    if wrong := repeated(text):
-        raise UserError(f"{file} cannot be read:\n{problems(wrong)}")
-    if not isinstance(found, dict):
-        raise UserError(f"{file} holds no data sets by name")
-    return found

@@ -1,8 +1,7 @@
-"""Rules that the API server checks itself, as CEL: those of validation/object_rules, the job's name, and fields that may not change."""
+"""Rules that the API server checks itself, as CEL: OBJECT_RULES of rules/, the job's name, and fields that may not change."""
 
 from rljob_api import names
-from rljob_api.validation.object_rules import OBJECT_RULES
-from rljob_api.validation.validator import JOB_NAME
+from rljob_api.rules.validator import JOB_NAME, OBJECT_RULES
 
 Validation = dict[str, str]
 

@@ -1,6 +1,6 @@
 """Arithmetic of parallel layouts and batches: the one place that divides ranks and samples.
 
-What has to divide what: `validation/layout.py`, `validation/model.py`."""
+What has to divide what: `rules/layout.py`, `rules/model.py`."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """Copies of the model, each with micro-batches of its own. The layout must divide (see `validation/layout.py`)."""
+        """Copies of the model, each with micro-batches of its own. The layout must divide (see `rules/layout.py`)."""
         return self.world // self.model
 
     @property

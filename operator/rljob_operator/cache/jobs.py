@@ -7,10 +7,10 @@ from functools import cached_property
 from pydantic import ValidationError
 
 from rljob_api.job_policy import JobPolicy
+from rljob_api.rules import ValidationResult, Violation
+from rljob_api.rules.extent import extent
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.type_errors import first_problem
-from rljob_api.validation import ValidationResult, Violation
-from rljob_api.validation.extent import extent
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields
 from rljob_operator.kube.api import Object
 

@@ -6,7 +6,7 @@ by one, and it is scaled down again between attempts.
 
 The pod that is passed over may still run, and may even train on for a while. Nothing that it does reaches the attempt that goes on without it: the
 newer attempt's fence keeps it from committing or pruning checkpoints (checkpoint/fence.py), rollouts that have served the newer attempt refuse its
-weights (weights/protocol.py), its ranks find no peers, since ports differ from one attempt to the next, and its metrics are in a file of its own.
+weights (wire/weights/protocol.py), its ranks find no peers, since ports differ from one attempt to the next, and its metrics are in its own file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

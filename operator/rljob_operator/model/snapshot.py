@@ -7,10 +7,10 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import Control, Member, Report
+from rljob_api.rules import Violation
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
-from rljob_api.validation import Violation
 from rljob_operator.cache.failed import FailedPod
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model import effective_spec

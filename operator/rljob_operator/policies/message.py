@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Progress
+from rljob_api.rules.engine import lines
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, LastFailure
 from rljob_api.text import one_line, plain
-from rljob_api.validation.result import lines
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.effective_spec import is_open
 from rljob_operator.model.snapshot import Snapshot

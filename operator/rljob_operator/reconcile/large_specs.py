@@ -9,8 +9,8 @@ import pickle
 import sys
 from dataclasses import dataclass
 
-from rljob_api.validation import ValidationResult, Violation
-from rljob_api.validation.extent import extent_violations
+from rljob_api.rules import ValidationResult, Violation
+from rljob_api.rules.extent import extent_violations
 from rljob_operator.cache.jobs import LazyValidation
 from rljob_operator.kube.api import Key
 from rljob_operator.times import stamp

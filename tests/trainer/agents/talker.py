@@ -6,10 +6,10 @@ from typing import Any
 
 from aiohttp import web
 
-from rljob_trainer.batch import Batch
-from rljob_trainer.driver.client import DriverLost
-from rljob_trainer.rollout.wire import Completion, encode
-from rljob_trainer.weights.protocol import STEP_HEADER
+from rljob_trainer.rank.driver_client import DriverLost
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.driver.bench import Bench, batch, call, publish, until
 from trainer.driver.servers import Server
 

@@ -19,10 +19,10 @@ from rljob_trainer.agents.endpoint import Endpoint, _message
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
-from rljob_trainer.rollout.client import ReplicaLost, RequestRefusedError
-from rljob_trainer.rollout.wire import CONTEXT_TOO_LONG
-from rljob_trainer.trajectory import Ints, Segment
-from rljob_trainer.weights.protocol import AttemptSuperseded
+from rljob_trainer.wire.generate import CONTEXT_TOO_LONG
+from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
+from rljob_trainer.wire.trajectory import Ints, Segment
+from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 from trainer.agents.talker import first_step, with_agent
 from trainer.agents.test_tools import END, Caller, words, written
 from trainer.driver.bench import Bench

@@ -8,10 +8,10 @@ import pytest
 from rljob_api import names
 from rljob_trainer.agents import python_file
 from rljob_trainer.agents.api import Policy
-from rljob_trainer.batch import Batch
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Trajectory
 from trainer.agents.talker import TWO_TURNS, Talker, first_step, with_agent
 from trainer.driver.bench import Bench, Characters
 from trainer.driver.servers import Server

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
-from rljob_trainer.trajectory import Segment, sampled
+from rljob_trainer.wire.trajectory import Segment, sampled
 
 
 def answer(context: list[int], *tokens: int, step: int = 3, truncated: bool = False) -> Recorded:

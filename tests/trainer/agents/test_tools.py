@@ -12,8 +12,8 @@ from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.conversation import MARK, reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rollout.wire import Completion, encode
-from rljob_trainer.weights.protocol import STEP_HEADER
+from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
 from trainer.data.templates import MISTRAL, QWEN, tokenizer
 from trainer.driver.bench import Bench

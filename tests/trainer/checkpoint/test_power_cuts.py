@@ -70,8 +70,8 @@ def look(left: Path, committed: int, when: str) -> None:
 
 def saver_of(root: Path, attempt: int, step: int | None = None) -> Any:
     from rljob_trainer.checkpoint.saving import Part, Saver
-    from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron import compat
+    from rljob_trainer.wire.collective import Ranks
 
     compat.install()
     ranks = Ranks(60)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rljob_trainer import arrays
-from rljob_trainer.batch import Batch
 from rljob_trainer.data.examples import Example
-from rljob_trainer.images import Image
-from rljob_trainer.trajectory import Segment, Trajectory, demonstration, prompt
+from rljob_trainer.wire import arrays
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.images import Image
+from rljob_trainer.wire.trajectory import Segment, Trajectory, demonstration, prompt
 
 USER = Segment(np.array([7, 8], np.int32), "environment")
 

@@ -22,7 +22,7 @@ from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.data.workers import Workers, default_count
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import QWEN, QWEN3, tokenizer
-from trainer.launcher.gang import alive, wait_for
+from trainer.pod.gang import alive, wait_for
 
 TOK = tokenizer(QWEN, "<|im_end|>")
 USER = {"role": "user", "content": "аб"}

@@ -16,7 +16,7 @@ from rljob_trainer.data.prompts import load_prompts, require_prompts_of_every_fi
 from rljob_trainer.data.tokenizer import ToolTokenizer, Vocabulary, load_tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.rules import validate_row
-from trainer.buffer.specs import job
+from trainer.driver.buffer.specs import job
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"

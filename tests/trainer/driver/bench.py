@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 
 from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Progress, Resume, RolloutEndpoint
-from rljob_trainer import arrays
-from rljob_trainer.batch import Batch, Columns
 from rljob_trainer.driver import main
-from rljob_trainer.driver.channel import listen
-from rljob_trainer.driver.client import DriverClient
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.rank.driver_client import DriverClient
+from rljob_trainer.wire import arrays
+from rljob_trainer.wire.batch import Batch, Columns
+from rljob_trainer.wire.channel import listen
+from rljob_trainer.wire.trajectory import Trajectory
 from trainer.driver.servers import EOS, Server
 
 SECONDS = 120

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rollout.wire import Completion, encode
-from rljob_trainer.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
+from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")
 PACE = 0.01

@@ -3,7 +3,7 @@
 import asyncio
 import os
 
-from rljob_trainer.driver.launcher_files import follow_control
+from rljob_trainer.wire.launcher_files import follow_control
 from trainer.driver.bench import SECONDS, Bench
 
 

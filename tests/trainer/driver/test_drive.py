@@ -6,8 +6,8 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.driver import main
-from rljob_trainer.driver.client import DriverLost
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.rank.driver_client import DriverLost
 from trainer.ages import token_ages
 from trainer.driver.bench import SECONDS, Bench, Characters, batch, begun, call, publish, trained, until
 from trainer.driver.servers import Server

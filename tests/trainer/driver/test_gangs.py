@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 
 from api.specs import make_spec
-from rljob_trainer import arrays
-from rljob_trainer.batch import ROWS, SCORES, Batch
-from rljob_trainer.buffer.measured import measured
-from rljob_trainer.buffer.sources import Ready
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver import server
-from rljob_trainer.driver.channel import encode
-from rljob_trainer.driver.client import DriverLost, RoleClient
+from rljob_trainer.driver.buffer.measured import measured
+from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import HELLO_SECONDS, Gangs, RoleLost
-from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
+from rljob_trainer.rank.driver_client import DriverLost, RoleClient
 from rljob_trainer.reporting.alarms import Alarms
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire import arrays
+from rljob_trainer.wire.batch import ROWS, SCORES, Batch
+from rljob_trainer.wire.channel import encode
+from rljob_trainer.wire.launcher_files import ProgressFile
+from rljob_trainer.wire.trajectory import Trajectory
 
 SECONDS = 120
 """Longer than anything here takes."""

@@ -6,7 +6,7 @@ import pytest
 from rljob_api.metrics import require_known
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.buffer.assembly import (
+from rljob_trainer.driver.buffer.assembly import (
     Outcome,
     assemble,
     data_source_metrics,
@@ -15,13 +15,13 @@ from rljob_trainer.buffer.assembly import (
     reward_metrics,
     shaped,
 )
-from rljob_trainer.buffer.batch_files import record, replay
-from rljob_trainer.buffer.seeds import continuation_seed, evaluation_seed, training_seed
+from rljob_trainer.driver.buffer.batch_files import record, replay
+from rljob_trainer.driver.buffer.seeds import continuation_seed, evaluation_seed, training_seed
+from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import Kind, RewardFailed
-from rljob_trainer.rollout.replicas import Replicas
-from rljob_trainer.trajectory import Trajectory
-from trainer.buffer.specs import job
+from rljob_trainer.wire.trajectory import Trajectory
+from trainer.driver.buffer.specs import job
 
 
 def outcome(group: int, sample: int, reward: float = 1.0, policy_step: int = 2) -> Outcome:

@@ -14,8 +14,8 @@ import torch
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
-from rljob_trainer.trajectory import Segment, Trajectory, appended, sampled
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Segment, Trajectory, appended, sampled
 
 SHAPE = {
     "hidden_size": 64,

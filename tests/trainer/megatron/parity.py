@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed
 from trainer.megatron.models import job, train_step
 from trainer.ranks import run_ranks

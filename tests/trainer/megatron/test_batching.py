@@ -9,10 +9,10 @@ import pytest
 from api.specs import make_spec
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import Work
-from rljob_trainer.batch import Columns
 from rljob_trainer.megatron import batching
 from rljob_trainer.megatron.batching import Planner, plan
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.batch import Columns
+from rljob_trainer.wire.trajectory import Trajectory
 
 
 def flat(found: list[list[list[int]]]) -> list[int]:

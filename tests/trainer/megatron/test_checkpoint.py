@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, run_engines
 from trainer.megatron.models import job, make_batch, make_model, ranks_of, train_step
 from trainer.megatron.test_parity import off_policy

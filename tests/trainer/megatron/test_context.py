@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.trajectory import Trajectory
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -45,7 +45,7 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(
 ) -> None:
     def on_a_rank() -> list[torch.Tensor]:
         from rljob_trainer.megatron import context_parallel
-        from rljob_trainer.megatron.attention import TEDotProductAttention
+        from rljob_trainer.megatron.without_te.attention import TEDotProductAttention
 
         group = torch.distributed.group.WORLD
         starts = tuple(torch.tensor((0, *LENGTHS)).cumsum(0).tolist())

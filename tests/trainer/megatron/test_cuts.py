@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import gradient, run_engines
 from trainer.megatron.models import changed_samples, job, make_batch, train_step
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Trajectory
 from trainer.megatron.models import (
     changed_samples,
     job,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rljob_api.families import FAMILIES, Family, has_latent_attention, language_of, rope_of
+from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from trainer.megatron.models import (
     KINDS,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import equal, run_engines
 from trainer.megatron.models import job, make_batch, make_model, train_step
 

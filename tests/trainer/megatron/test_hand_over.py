@@ -15,13 +15,13 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.sizing.layout import Layout
-from rljob_trainer import arrays
-from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.measured import joined
-from rljob_trainer.driver.channel import announced, listen, part_of
-from rljob_trainer.driver.client import DriverClient
+from rljob_trainer.driver.buffer.measured import joined
 from rljob_trainer.driver.server import serve
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.rank.driver_client import DriverClient
+from rljob_trainer.wire import arrays
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.channel import announced, listen, part_of
+from rljob_trainer.wire.trajectory import Trajectory
 from trainer.ranks import run_ranks
 
 SECONDS = 120
@@ -114,10 +114,10 @@ def same(found: Mapping[int, arrays.Array], expected: Mapping[int, arrays.Array]
 def on_a_rank(directory: Path, batch: Batch, layout: Layout) -> Received:
     import torch
 
-    from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron import parallel_state
     from rljob_trainer.megatron.batching import Planner
-    from rljob_trainer.scatter import Scatter
+    from rljob_trainer.rank.scatter import Scatter
+    from rljob_trainer.wire.collective import Ranks
 
     model, ranks = parallel_state.initialize(layout, torch.device("cpu"), SECONDS), Ranks(SECONDS)
     model.share(np.zeros(1, np.uint8))  # connects the copy's ranks

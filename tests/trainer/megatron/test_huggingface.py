@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rljob_trainer.checkpoint.manifest import engine_directory
-from rljob_trainer.export_command import export_checkpoint
+from rljob_trainer.commands.export import export_checkpoint
 from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.ranks import run_ranks
 

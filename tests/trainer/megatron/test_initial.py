@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, equal
 from trainer.megatron.models import job, make_batch, make_model, train_step
 from trainer.ranks import run_ranks

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch.func import functional_call
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import CONFIG, WEIGHTS, modules_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import CONFIG, WEIGHTS, modules_of
-from rljob_trainer.batch import Batch
+from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, run_engines, weights
 from trainer.megatron.models import TIED, job, load_model, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_checkpoint import write
@@ -241,7 +241,7 @@ def test_another_reference_takes_the_place_of_the_base(
 def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, batches: list[Batch]) -> None:
     from rljob_trainer.megatron.huggingface import write_adapters
     from rljob_trainer.megatron.lora_start import PREFIX
-    from rljob_trainer.publication import scaled
+    from rljob_trainer.rank.publication import scaled
 
     spec = changed(with_adapters(model), trainer={"nodes": 4, "parallelism": {"tensor": 2, "pipeline": 2}})
 

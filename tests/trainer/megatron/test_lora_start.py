@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.lora import MODULES, MODULES_OF_FUSED, modules_of, parts_of
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import MODULES, MODULES_OF_FUSED, modules_of, parts_of
-from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, run_engines, weights
 from trainer.megatron.models import TIED, job, make_batch, make_model, response_log_probs, train_step
 from trainer.megatron.test_lora import far_apart, same, texts

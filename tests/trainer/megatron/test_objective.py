@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from rljob_api.spec.agent import AgentSpec
-from rljob_trainer.batch import Batch
-from rljob_trainer.objectives.advantages import estimate, reinforce
-from rljob_trainer.objectives.episodes import Episodes
-from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import MeasuredStep, Objective, Output, Targets, TokenLoss
-from rljob_trainer.objectives.tokens import Sequences
-from rljob_trainer.trajectory import Segment, Trajectory
+from rljob_trainer.algorithm.advantages import estimate, reinforce
+from rljob_trainer.algorithm.episodes import Episodes
+from rljob_trainer.algorithm.metrics import MetricAccumulator
+from rljob_trainer.algorithm.objective import MeasuredStep, Objective, Output, Targets, TokenLoss
+from rljob_trainer.algorithm.tokens import Sequences
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Segment, Trajectory
 from trainer.megatron.gang import column, of_all_rows, run_engines, weights
 from trainer.megatron.models import job, make_batch, train_step
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
-from rljob_trainer.images import Placed
-from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
-from rljob_trainer.objectives.objective import Objective
-from rljob_trainer.objectives.pairs import RewardModelObjective
-from rljob_trainer.objectives.policy import PolicyObjective
-from rljob_trainer.objectives.preference import PreferenceObjective
-from rljob_trainer.trajectory import Trajectory, prompt, sampled
+from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
+from rljob_trainer.algorithm.objective import Objective
+from rljob_trainer.algorithm.pairs import RewardModelObjective
+from rljob_trainer.algorithm.policy import PolicyObjective
+from rljob_trainer.algorithm.preference import PreferenceObjective
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.images import Placed
+from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
 from trainer.megatron.gang import changed
 from trainer.megatron.models import KINDS, TIED, job, make_model
 from trainer.megatron.operators import Count, Operators

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.families import FAMILIES
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron import parity
 from trainer.megatron.models import make_batch, make_model
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.ranks import run_ranks
 

@@ -27,7 +27,7 @@ def test_what_moves_may_take_longer_than_a_rank_waits_for_its_peers() -> None:
     """By a clock that says that most of the patience passes between two looks."""
 
     def wait() -> int:
-        from rljob_trainer import collective
+        from rljob_trainer.wire import collective
 
         looks: list[float] = []
         collective.time = SimpleNamespace(monotonic=lambda: 0.9 * PATIENCE * len(looks))  # type: ignore[assignment]
@@ -45,7 +45,7 @@ def test_what_moves_may_take_longer_than_a_rank_waits_for_its_peers() -> None:
 
 def test_what_moves_nothing_is_given_up_without_a_beat() -> None:
     def wait_for_rank_1() -> tuple[list[int], str]:
-        from rljob_trainer.collective import Ranks
+        from rljob_trainer.wire.collective import Ranks
 
         beats: list[int] = []
         ranks = Ranks(GIVEN_UP)
@@ -69,9 +69,9 @@ def on_a_rank(model: Path, root: Path) -> dict[str, int]:
     from rljob_trainer.checkpoint.checks import corruption
     from rljob_trainer.checkpoint.manifest import read_manifest
     from rljob_trainer.checkpoint.saving import Saver
-    from rljob_trainer.collective import Ranks
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.huggingface import write_hugging_face
+    from rljob_trainer.wire.collective import Ranks
     from trainer.checkpoint.saving import open_store
 
     beats: list[int] = []

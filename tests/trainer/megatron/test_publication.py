@@ -1,4 +1,4 @@
-"""When the policy is exported. With real ranks and servers: tests/trainer/loop, tests/trainer/rollout/test_publish.py."""
+"""When the policy is exported. With real ranks and servers: tests/trainer/rank, tests/trainer/server/test_publish.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.collective import Ranks
-from rljob_trainer.weights.publisher import Publisher, Senders
-from rljob_trainer.weights.transport import over_gloo
+from rljob_trainer.rank.weights.publisher import Publisher, Senders
+from rljob_trainer.wire.collective import Ranks
+from rljob_trainer.wire.weights.transport import over_gloo
 
 
 class Exports:
@@ -45,7 +45,7 @@ def ranks(megatron: None, tmp_path: Path) -> Iterator[Ranks]:
 
 
 def publication(ranks: Ranks, engine: Any, driver: Any) -> Any:
-    from rljob_trainer.publication import Publication
+    from rljob_trainer.rank.publication import Publication
 
     senders = Senders(ranks, Publisher(1, "token", over_gloo("127.0.0.1")), lambda: None)
     return Publication(SimpleNamespace(model=SimpleNamespace(lora=None)), ranks, engine, senders, driver)
@@ -62,7 +62,7 @@ def test_a_policy_that_nobody_gets_is_exported_only_for_the_digest_of_a_checkpoi
 
 
 def test_a_restored_policy_whose_digest_is_not_the_manifests_is_refused(ranks: Ranks) -> None:
-    from rljob_trainer.publication import PolicyMismatchError
+    from rljob_trainer.rank.publication import PolicyMismatchError
 
     policy = publication(ranks, Exports(), Said())
     policy.expect(3, "of another policy")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_trainer.batch import Batch
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.trajectory import Experts, Trajectory
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Experts, Trajectory
 from trainer.megatron.gang import column
 from trainer.megatron.models import changed_samples, job, load_model, make_batch, make_model, train_step
 from trainer.ranks import run_ranks

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.batch import Batch
+from rljob_trainer.wire.batch import Batch
 from trainer.megatron.classifiers import make_classifier, scores_of_prefixes
 from trainer.megatron.gang import changed, equal, run_engines, weights
 from trainer.megatron.models import changed_samples, job, make_batch, make_model, train_step

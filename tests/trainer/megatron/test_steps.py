@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rljob_trainer.algorithm.advantages import ADVANTAGES
+from rljob_trainer.algorithm.losses import LOSSES
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.objectives.advantages import ADVANTAGES
-from rljob_trainer.objectives.losses import LOSSES
+from trainer.algorithm.test_functions import EXAMPLE
 from trainer.megatron.gang import changed, equal, moments, run_engines, weights
 from trainer.megatron.models import changed_samples, job, make_batch, train_step
-from trainer.objectives.test_functions import EXAMPLE
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -72,9 +72,9 @@ def test_ranks_that_find_different_files_say_so(tmp_path: Path) -> None:
     field = "spec.algorithm.advantageFunction.path"
 
     def on_a_rank() -> str:
-        from rljob_trainer.collective import Ranks
-        from rljob_trainer.objectives.objective import Objective, UserFile
-        from rljob_trainer.tasks.choice import require_same_files
+        from rljob_trainer.algorithm.objective import Objective, UserFile
+        from rljob_trainer.rank.tasks.choice import require_same_files
+        from rljob_trainer.wire.collective import Ranks
 
         ranks, objective = Ranks(60), Objective()
         objective.files = (UserFile(field, "/data/algorithm.py", "1" * 64),)

@@ -11,12 +11,12 @@ from torch.nn.functional import logsigmoid
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Batch
-from rljob_trainer.objectives.cross_entropy import CrossEntropyObjective
-from rljob_trainer.objectives.objective import Objective
-from rljob_trainer.objectives.pairs import RewardModelObjective
-from rljob_trainer.objectives.preference import PreferenceObjective
-from rljob_trainer.trajectory import Trajectory, demonstration
+from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
+from rljob_trainer.algorithm.objective import Objective
+from rljob_trainer.algorithm.pairs import RewardModelObjective
+from rljob_trainer.algorithm.preference import PreferenceObjective
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Trajectory, demonstration
 from trainer.megatron.classifiers import make_classifier
 from trainer.megatron.gang import changed, equal, gradient, run_engines, weights
 from trainer.megatron.models import job, make_batch, make_model, train_step

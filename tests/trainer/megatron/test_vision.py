@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.batch import Batch
-from rljob_trainer.images import positions
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.images import positions
 from trainer.megatron.gang import changed, gradient, run_engines
 from trainer.megatron.models import TIED, job, load_model, make_model, train_step
 from trainer.megatron.test_checkpoint import run

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from rljob_trainer.batch import Batch
-from rljob_trainer.images import Image, Placed
-from rljob_trainer.trajectory import Trajectory, prompt, sampled
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.images import Image, Placed
+from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled
 from trainer.megatron.models import QWEN_VL, load_model, make_batch
 
 PAD, FIRST, LAST = (QWEN_VL[f"{name}_token_id"] for name in ("image", "vision_start", "vision_end"))

@@ -1,9 +1,9 @@
 import json
 
 from rljob_api import names
-from rljob_trainer.batch import Batch
 from rljob_trainer.reporting.samples import KEPT_STEPS, LONGEST_TEXT, PROMPTS, SAMPLES, write_samples
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Trajectory
 
 
 class Letters:

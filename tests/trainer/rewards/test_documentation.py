@@ -9,12 +9,12 @@ import pytest
 import yaml
 
 from rljob_api.metrics import METRICS
+from rljob_api.rules import validate
 from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
-from rljob_api.validation import validate
 from rljob_trainer.machine import free_port
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import Reward, RewardRequest
-from trainer.buffer.specs import job
+from trainer.driver.buffer.specs import job
 
 TEXT = (Path(__file__).parents[3] / "docs/data-and-rewards.md").read_text()
 SNIPPETS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)

@@ -8,7 +8,7 @@ from rljob_api.spec.model import MegatronReward, PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from trainer.launcher.gang import alive, wait_for
+from trainer.pod.gang import alive, wait_for
 
 CASE = RewardRequest("1+1=", " 2\n", "2", "s")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import SampleFailed, ServiceDown
-from rljob_trainer.trajectory import Ints, Segment, Trajectory, appended, environment, prompt
+from rljob_trainer.wire.trajectory import Ints, Segment, Trajectory, appended, environment, prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from rljob_trainer.agents.conversation import Conversations, encoded, reply
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
-from rljob_trainer.rollout.client import RequestRefusedError
-from rljob_trainer.trajectory import Ints, Segment
+from rljob_trainer.wire.rollout_client import RequestRefusedError
+from rljob_trainer.wire.trajectory import Ints, Segment
 
 
 class OwnTime:

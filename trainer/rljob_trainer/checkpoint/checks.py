@@ -8,8 +8,8 @@ from pathlib import Path
 from rljob_trainer.checkpoint.fence import newest
 from rljob_trainer.checkpoint.files import Tally, appears
 from rljob_trainer.checkpoint.manifest import Manifest
-from rljob_trainer.collective import Ranks
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.wire.collective import Ranks
 
 
 def prove_shared(root: Path, ranks: Ranks) -> None:

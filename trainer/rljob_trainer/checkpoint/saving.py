@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from rljob_trainer.checkpoint.manifest import Contents, Files, engine_directory, fingerprints
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.checkpoint.torch_dist import Writing
-from rljob_trainer.collective import Ranks
 from rljob_trainer.failure import PeerLost
+from rljob_trainer.wire.collective import Ranks
 
 
 class Checkpointable(Protocol):

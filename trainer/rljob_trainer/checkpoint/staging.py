@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import torch
 
-from rljob_trainer.host_memory import BLOCK, bytes_of, within_blocks
+from rljob_trainer.checkpoint.host_memory import BLOCK, bytes_of, within_blocks
 
 ALIGNMENT = 64
 MAP_NORESERVE = 0x4000

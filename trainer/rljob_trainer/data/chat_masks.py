@@ -17,7 +17,7 @@ import numpy as np
 from rljob_trainer.data.conversations import spoken
 from rljob_trainer.data.formats import Chat
 from rljob_trainer.data.tokenizer import OffsetTokenizer
-from rljob_trainer.trajectory import Bools
+from rljob_trainer.wire.trajectory import Bools
 
 Span = tuple[int, int]
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")

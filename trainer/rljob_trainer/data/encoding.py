@@ -15,8 +15,8 @@ from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.pictures import images_in, lifted, require_no_images, require_none_unread, with_parts
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, text_tokens
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.images import Image, Placed
-from rljob_trainer.trajectory import Bools, Ints, Segment
+from rljob_trainer.wire.images import Image, Placed
+from rljob_trainer.wire.trajectory import Bools, Ints, Segment
 
 Encoded = tuple[Ints, Bools]
 """[T] tokens, and which of them are learnt."""

@@ -8,7 +8,7 @@ from typing import overload
 from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.formats import Reason
 from rljob_trainer.data.order import Mixture
-from rljob_trainer.trajectory import LEARNT, Segment
+from rljob_trainer.wire.trajectory import LEARNT, Segment
 
 Variant = tuple[Segment, ...]
 """One sequence: first a `prompt` of at least one token, since nothing predicts the first token of a sequence; then `demonstration` where tokens are

@@ -11,8 +11,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.pictures import opened
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.images import Image, Placed
-from rljob_trainer.trajectory import Bools, Ints
+from rljob_trainer.wire.images import Image, Placed
+from rljob_trainer.wire.trajectory import Bools, Ints
 
 
 class ImageReader:

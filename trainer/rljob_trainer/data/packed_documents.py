@@ -27,7 +27,7 @@ from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary
 from rljob_trainer.data.workers import Workers
 from rljob_trainer.processes import tied
-from rljob_trainer.trajectory import Ints, Segment
+from rljob_trainer.wire.trajectory import Ints, Segment
 
 log = logging.getLogger(__name__)
 PROBES = 64

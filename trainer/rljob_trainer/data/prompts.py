@@ -20,7 +20,7 @@ from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tables import FileRows
 from rljob_trainer.data.tokenizer import Tokenizer, Vocabulary
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.images import Placed
+from rljob_trainer.wire.images import Placed
 
 RowValidator = Callable[[str, str], tuple[str, str] | None]
 """Of data source and answer: why no reward can score such a row (rule and fix), or None."""

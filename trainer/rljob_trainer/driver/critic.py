@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rljob_api import names
-from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.measured import joined
-from rljob_trainer.buffer.sources import Ready
+from rljob_trainer.driver.buffer.measured import joined
+from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.driver.gangs import Gang
+from rljob_trainer.wire.batch import Batch
 
 
 class Buffer(Protocol):

@@ -10,34 +10,34 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
-from rljob_trainer.arrays import Array
-from rljob_trainer.batch import Batch
-from rljob_trainer.buffer import saved
-from rljob_trainer.buffer.buffer import Ready, RolloutBuffer
-from rljob_trainer.buffer.examples import ExampleBuffer, Examples
-from rljob_trainer.buffer.measured import Measure, joined
-from rljob_trainer.buffer.sources import BatchSource
 from rljob_trainer.data.order import Cursor, Dataset
-from rljob_trainer.driver.channel import Arrays, announced, part_of
+from rljob_trainer.driver.buffer import saved
+from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
+from rljob_trainer.driver.buffer.examples import ExampleBuffer, Examples
+from rljob_trainer.driver.buffer.measured import Measure, joined
+from rljob_trainer.driver.buffer.sources import BatchSource
 from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.gangs import Gangs
-from rljob_trainer.driver.launcher_files import ProgressFile
+from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
-from rljob_trainer.parity import probe_sequences
 from rljob_trainer.reporting import trackers
 from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import Sinks
 from rljob_trainer.reporting.tracker import End
 from rljob_trainer.rewards.pool import Pools
-from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.wire.arrays import Array
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.channel import Arrays, announced, part_of
+from rljob_trainer.wire.launcher_files import ProgressFile
+from rljob_trainer.wire.parity import probe_sequences
 
 ANSWER_SECONDS = 1.0
 """A call that has to wait is answered after this time at the latest: meanwhile the other ranks wait in a broadcast, which has a time limit."""
 
 
 class Driver:
-    """The driver of one attempt. The methods that rank 0 calls are documented in driver/client.py (DriverClient)."""
+    """The driver of one attempt. The methods that rank 0 calls are documented in rank/driver_client.py (DriverClient)."""
 
     def __init__(
         self,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api import names
-from rljob_trainer.arrays import Array
-from rljob_trainer.batch import Batch
-from rljob_trainer.buffer.measured import Measure
-from rljob_trainer.driver.channel import Arrays, announced, part_of, write
+from rljob_trainer.driver.buffer.measured import Measure
 from rljob_trainer.driver.server import Call, RankLost, answer, read
 from rljob_trainer.failure import PeerLost
+from rljob_trainer.wire.arrays import Array
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.channel import Arrays, announced, part_of, write
 
 ANSWER_SECONDS = 1.0
 """A role without work is answered after this time at the latest."""
@@ -52,7 +52,7 @@ class _Request:
 
 @dataclass
 class Gang:
-    """One role. The methods `next`, `part`, `done`, `saved` and `end` answer its rank 0; see RoleClient in driver/client.py."""
+    """One role. The methods `next`, `part`, `done`, `saved` and `end` answer its rank 0; see RoleClient in rank/driver_client.py."""
 
     role: str
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]

@@ -16,11 +16,6 @@ from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
-from rljob_trainer.buffer.examples import Examples
-from rljob_trainer.buffer.generation import Generator
-from rljob_trainer.buffer.measured import Measure
-from rljob_trainer.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
-from rljob_trainer.buffer.teacher import Teacher, require_same_vocabulary
 from rljob_trainer.data.endings import unheard_end
 from rljob_trainer.data.files import places
 from rljob_trainer.data.held_out import HeldOutSet, load_held_out
@@ -30,15 +25,20 @@ from rljob_trainer.data.order import Dataset, steps_of, with_steps
 from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer
 from rljob_trainer.data.workers import Workers
-from rljob_trainer.driver.channel import listen
+from rljob_trainer.driver.buffer.examples import Examples
+from rljob_trainer.driver.buffer.generation import Generator
+from rljob_trainer.driver.buffer.measured import Measure
+from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
+from rljob_trainer.driver.buffer.teacher import Teacher, require_same_vocabulary
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
-from rljob_trainer.driver.launcher_files import ProgressFile, follow_control, read_control
+from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.server import Call, serve
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.rules import validate_row
-from rljob_trainer.rollout.pool import RolloutPool
+from rljob_trainer.wire.channel import listen
+from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rljob_trainer.driver.launcher_files import ProgressFile
 from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import EVALUATIONS, Sinks
+from rljob_trainer.wire.launcher_files import ProgressFile
 
 
 class Reporter:

@@ -7,9 +7,9 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from rljob_trainer.arrays import Array, allocated, raw
-from rljob_trainer.driver.channel import BUFFER_BYTES, LENGTH, write
 from rljob_trainer.failure import PeerLost
+from rljob_trainer.wire.arrays import Array, allocated, raw
+from rljob_trainer.wire.channel import BUFFER_BYTES, LENGTH, write
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from rljob_api.manifest import ManifestError, read
 from rljob_api.overrides import OverrideError
+from rljob_api.rules.engine import Violation, lines
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.result import Violation, lines
 from rljob_trainer.local.presence import absent, exists, on_this_machine
 from rljob_trainer.machine import VISIBLE
 from rljob_trainer.preflight import adapter_violations, model_config

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from rljob_api.base import Model
+from rljob_api.rules.engine import Violation
+from rljob_api.rules.volumes import volume_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import AbsolutePath
-from rljob_api.validation.pods import volume_of
-from rljob_api.validation.result import Violation
 
 WRITTEN = "spec.checkpoint.path"
 STARTING_POINTS = ("spec.checkpoint.resumeFrom", "spec.model.lora.path")

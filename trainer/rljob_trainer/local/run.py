@@ -13,12 +13,12 @@ from rljob_api.address import http_url
 from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import pods_of
-from rljob_trainer.launcher.settings import DRIVER, RANK
 from rljob_trainer.local import status
 from rljob_trainer.local.decide import End, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.machine import free_port, gpus, loopback
+from rljob_trainer.pod.settings import DRIVER, RANK
 
 POLL_SECONDS = 0.2
 

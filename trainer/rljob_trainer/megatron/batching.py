@@ -11,7 +11,7 @@ import numpy as np
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import NOMINAL, Work
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.batch import Columns
+from rljob_trainer.wire.batch import Columns
 
 Plan = list[list[list[int]]]
 """[data-parallel rank][micro-batch] -> indices of sequences, ascending. A micro-batch may be empty."""

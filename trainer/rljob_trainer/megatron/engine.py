@@ -14,13 +14,14 @@ import torch
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.arrays import Array
-from rljob_trainer.batch import Batch, Columns
+from rljob_trainer.algorithm.objective import Objective, Targets
+from rljob_trainer.algorithm.policy import PolicyObjective
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
 from rljob_trainer.megatron.batching import Planner
 from rljob_trainer.megatron.frozen import LogProbs, RewardModels, reference_of
+from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
@@ -28,11 +29,10 @@ from rljob_trainer.megatron.packing import micro_batch
 from rljob_trainer.megatron.provider import MODEL, work_of
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
-from rljob_trainer.memory import Meter
-from rljob_trainer.objectives.objective import Objective, Targets
-from rljob_trainer.objectives.policy import PolicyObjective
-from rljob_trainer.parity import MismatchError
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.arrays import Array
+from rljob_trainer.wire.batch import Batch, Columns
+from rljob_trainer.wire.parity import MismatchError
+from rljob_trainer.wire.trajectory import Trajectory
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 

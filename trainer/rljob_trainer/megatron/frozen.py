@@ -14,8 +14,8 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
+from rljob_trainer.checkpoint.host_memory import HostMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.host_memory import HostMemory, bytes_of
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
 from rljob_trainer.megatron.network import LoadedModel, Network

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.adapters import CONFIG, WEIGHTS
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.lora_start import PREFIX
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rljob_trainer.algorithm.tokens import Predictions
 from rljob_trainer.kernels import triton_kernels
-from rljob_trainer.objectives.tokens import Predictions
 
 KERNELS = "rljob_trainer.megatron.logprob_kernels"
 CHUNK = 2048

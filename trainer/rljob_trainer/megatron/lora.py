@@ -16,9 +16,9 @@ from megatron.bridge.peft.lora_layers import LoRALinear
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.spec.model import LoraSpec
-from rljob_trainer.megatron.layers import TELayerNormColumnParallelLinear
 from rljob_trainer.megatron.lora_parts import LoRAOfParts, PartsLinear
 from rljob_trainer.megatron.lora_start import GivenAdapters
+from rljob_trainer.megatron.without_te.layers import TELayerNormColumnParallelLinear
 
 ROWS = 1024
 """Rows of a matrix that are merged at a time, in float64."""

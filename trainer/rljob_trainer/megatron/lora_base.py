@@ -8,7 +8,7 @@ import torch
 
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.weights.bucket import digest, pack
+from rljob_trainer.wire.weights.bucket import digest, pack
 
 BUCKET_BYTES = 2**28
 """Size of the copies from which the digest is computed."""

@@ -18,7 +18,7 @@ from megatron.bridge.peft.canonical_lora import (
 )
 from torch import nn
 
-from rljob_api.validation.adapters import LORA_B
+from rljob_api.rules.lora import LORA_B
 
 PARTS = ("adapter_q", "adapter_k", "adapter_v"), ("adapter_gate", "adapter_up")
 """The parts of the two fused matrices by megatron-bridge's names, in the order of the rows."""

@@ -9,9 +9,9 @@ import torch
 from megatron.bridge.peft.lora_layers import LoRALinear
 from safetensors import safe_open
 
+from rljob_api.rules.engine import Violation
+from rljob_api.rules.lora import CONFIG, FIELD, LORA_A, LORA_B, WEIGHTS, given_violations, modules_of, parts_of
 from rljob_api.spec.model import LoraSpec
-from rljob_api.validation.adapters import CONFIG, FIELD, LORA_A, LORA_B, WEIGHTS, given_violations, modules_of, parts_of
-from rljob_api.validation.result import Violation
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora_parts import PARTS_OF_FUSED, PartsLinear, from_files, interleaved
 from rljob_trainer.preflight import absent

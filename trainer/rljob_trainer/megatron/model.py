@@ -15,17 +15,17 @@ from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.transformer.module import Float16Module, MegatronModule
 
+from rljob_api.rules.lora import settled
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.adapters import settled
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
-from rljob_trainer.megatron.layers import mark_expert_parameters
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
 from rljob_trainer.megatron.lora_parts import as_in_files
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
+from rljob_trainer.megatron.without_te.layers import mark_expert_parameters
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
 MTP_LAYERS = "num_nextn_predict_layers"

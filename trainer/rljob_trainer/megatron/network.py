@@ -10,6 +10,8 @@ from megatron.core.transformer.module import MegatronModule
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.roles import Offload
+from rljob_trainer.algorithm.metrics import MetricAccumulator
+from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.lora import Adapters
 from rljob_trainer.megatron.lora_base import Base
@@ -21,8 +23,6 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.passes import ModelOutput, Passes
 from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch, Step
-from rljob_trainer.objectives.metrics import MetricAccumulator
-from rljob_trainer.objectives.objective import Objective
 
 
 class LoadedModel(Protocol):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from rljob_api.spec.roles import Offload
-from rljob_trainer.host_memory import HostMemory
+from rljob_trainer.checkpoint.host_memory import HostMemory
 
 Part = Literal["parameters", "gradients", "optimizer"]
 Tensors = Callable[[], Iterable[torch.Tensor]]

@@ -13,10 +13,10 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.algorithm import Optimizer
+from rljob_trainer.algorithm.metrics import LOSS, MetricAccumulator
+from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.offload import Offloader
-from rljob_trainer.objectives.metrics import LOSS, MetricAccumulator
-from rljob_trainer.objectives.objective import Objective
 
 MOST_SKIPS = 10
 """Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
-from rljob_trainer.images import Placed, positions
+from rljob_trainer.algorithm.tokens import Sequences
 from rljob_trainer.megatron import context_parallel
 from rljob_trainer.megatron.batching import padded_length
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.objectives.tokens import Sequences
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.images import Placed, positions
+from rljob_trainer.wire.trajectory import Trajectory
 
 GRIDS = "image_grid_thw"
 

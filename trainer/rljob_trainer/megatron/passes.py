@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from rljob_trainer.algorithm.tokens import Predictions
 from rljob_trainer.megatron.compat import pipeline_shapes
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch
-from rljob_trainer.objectives.tokens import Predictions
 
 Measure = Callable[[MicroBatch, torch.Tensor], Any]
 """A function of a micro-batch and the model's output, called on the last pipeline stage."""
@@ -79,7 +79,7 @@ def _for_schedule(loss: Measure, micro: MicroBatch, output: torch.Tensor) -> tup
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """Implements objectives.objective.Output, for a language model with `vocabulary` tokens, or for a value model (None)."""
+    """Implements algorithm.objective.Output, for a language model with `vocabulary` tokens, or for a value model (None)."""
 
     micro: MicroBatch
     raw: torch.Tensor

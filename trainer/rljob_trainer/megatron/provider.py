@@ -15,16 +15,16 @@ from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.families import FAMILIES
+from rljob_api.rules.layout import COMPILED
+from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import NOMINAL, Shape, Work
 from rljob_api.spec import RLJobSpec
-from rljob_api.validation.layout import COMPILED, RECOMPUTE
-from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron import layers
 from rljob_trainer.megatron.compat.glm4 import sandwiched
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.tower import choose_attention
+from rljob_trainer.megatron.without_te import layers
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
@@ -216,7 +216,7 @@ def _recompute(spec: RLJobSpec) -> dict[str, Any]:
     full = r.granularity == "full"
     if not HAVE_TE and r.granularity == "selective" and (unfit := sorted(set(COMPILED) & set(r.modules))):
         rule = "needs Transformer Engine, which is not installed in the image"
-        raise ConfigurationError(f"{RECOMPUTE}.modules", unfit[0], rule, "remove it, or use another image")
+        raise ConfigurationError("spec.trainer.recompute.modules", unfit[0], rule, "remove it, or use another image")
     return {
         "recompute_granularity": None if r.granularity == "none" else r.granularity,
         "recompute_modules": list(r.modules),

@@ -14,8 +14,7 @@ from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
-from rljob_trainer.arrays import Array
-from rljob_trainer.batch import Batch, Columns
+from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import checkpoint, parallel_state
@@ -26,7 +25,8 @@ from rljob_trainer.megatron.optimizer import update_metrics
 from rljob_trainer.megatron.provider import work_of
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.value_model import critic_model
-from rljob_trainer.objectives.objective import Objective
+from rljob_trainer.wire.arrays import Array
+from rljob_trainer.wire.batch import Batch, Columns
 
 
 class Measured(NamedTuple):

@@ -16,7 +16,7 @@ from megatron.core.transformer.moe.router_replay import RouterReplay, RouterRepl
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.packing import MicroBatch, PackedRow
 from rljob_trainer.megatron.parallel_state import ParallelState
-from rljob_trainer.trajectory import Trajectory
+from rljob_trainer.wire.trajectory import Trajectory
 
 
 class Routing:

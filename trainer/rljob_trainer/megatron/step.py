@@ -7,14 +7,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.batch import Batch
+from rljob_trainer.algorithm.losses import of_branches
+from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.megatron.batching import Plan, Planner
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import returned_experts
-from rljob_trainer.objectives.losses import of_branches
-from rljob_trainer.objectives.objective import Objective
-from rljob_trainer.trajectory import NO_POLICY, Ints, Trajectory
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import NO_POLICY, Ints, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class MiniBatch:
 
 @dataclass(slots=True)
 class Step:
-    """The result of `Engine.measure`; implements objectives.objective.MeasuredStep. A rank has the trajectories of its data-parallel copy only."""
+    """The result of `Engine.measure`; implements algorithm.objective.MeasuredStep. A rank has the trajectories of its data-parallel copy only."""
 
     batch: Batch
     batches: list[MiniBatch]

@@ -13,9 +13,9 @@ from megatron.core import parallel_state as mpu
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import MegatronModule
 
+from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import CriticSpec
-from rljob_api.validation.model import model_violations
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rljob_api.protocol import Control
-from rljob_api.validation.tasks import read_by_task
+from rljob_api.rules.task import read_by_task
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reporting.tracker import End, wait_for_last_points
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api import names
-from rljob_trainer.batch import Batch
 from rljob_trainer.textfile import replace
-from rljob_trainer.trajectory import Ints, Segment
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Ints, Segment
 
 PROMPTS = 4
 SAMPLES = 4

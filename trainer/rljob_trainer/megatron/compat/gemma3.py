@@ -10,10 +10,10 @@ from megatron.bridge.models.gemma import gemma3_provider
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer import transformer_block
 
-from rljob_trainer.megatron.attention import TEDotProductAttention
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.megatron.compat.torch_layers import has_transformer_engine
-from rljob_trainer.megatron.layers import TELayerNormColumnParallelLinear, TENorm
+from rljob_trainer.megatron.without_te.attention import TEDotProductAttention
+from rljob_trainer.megatron.without_te.layers import TELayerNormColumnParallelLinear, TENorm
 from rljob_trainer.patches import Patch
 
 

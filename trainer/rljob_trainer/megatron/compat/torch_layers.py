@@ -23,7 +23,7 @@ def _use_torch_layers() -> None:
     from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
     from megatron.core.transformer import multi_latent_attention
 
-    from rljob_trainer.megatron.layers import TELinear, TENorm, TorchBackend
+    from rljob_trainer.megatron.without_te.layers import TELinear, TENorm, TorchBackend
 
     for module in (gpt_layer_specs, moe_module_specs, transformer_engine_spec_provider):
         module.TESpecProvider = TorchBackend
@@ -34,7 +34,7 @@ def _use_torch_layers() -> None:
 def _rotate_at_once() -> None:
     from megatron.core.models.common.embeddings import rope_utils
 
-    from rljob_trainer.megatron.attention import rotate_packed
+    from rljob_trainer.megatron.without_te.attention import rotate_packed
 
     rope_utils._apply_rotary_pos_emb_thd = rotate_packed
 

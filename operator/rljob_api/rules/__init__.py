@@ -1,0 +1,19 @@
+"""Every rule of a spec that can be checked before a pod exists. A file has all rules about one subject.
+
+task data evaluation              what is learnt, from what, and how it is measured
+algorithm rollout rewards         how it is learnt: losses, generation, rewards and teachers
+layout keys lora vision model     ranks and models; `model` needs the model's config.json
+gangs                             the rules of ranks for models on gangs of their own
+pods volumes scheduling           pods, and where they run
+validator                         all of them at once
+engine ranks                      what rules are made of, and whom they judge
+fields words extent               what a spec may look like before it has the schema of one
+
+In a file, OBJECT_RULES need nothing but the object: they are declared once, and the CRD has them as CEL, so that the API server answers at once.
+RULES are these and what needs Python, since it reads more than CEL can, or too much of it.
+"""
+
+from rljob_api.rules.engine import ValidationResult, Violation
+from rljob_api.rules.validator import validate
+
+__all__ = ["ValidationResult", "Violation", "validate"]

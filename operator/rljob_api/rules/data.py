@@ -1,0 +1,184 @@
+"""Rules of what is trained on, held out and kept: `spec.data`, the batches of `spec.train`, and the sources that files are copied from."""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit
+
+from rljob_api.rules.engine import AGENT, CONTEXT, RL, TENSOR, TURN, Check, Rule, Violation, either, field, size
+from rljob_api.rules.volumes import volume_of
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Source
+from rljob_api.spec.job import PAIRED
+
+PAIRS = field("task").is_in(PAIRED)
+LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.maxTokens"), TURN)).named(
+    "maxPromptTokens + maxTokens"
+)
+ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
+"""`Layout.alignment` as an expression."""
+ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
+LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT * either(PAIRS, 2, 1)).named(
+    "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
+)
+
+TOKEN_RULES = (
+    Rule(
+        "train.tokensPerMicroBatch",
+        RL.implies(field("train.tokensPerMicroBatch") >= ALIGNED),
+        "the longest sample must fit into a micro-batch: {0}, {1}",
+        "raise it, or lower spec.data.maxPromptTokens or maxTokens of spec.rollout.agent or else spec.rollout.sampling",
+        (LONGEST, ALIGNED),
+    ),
+    Rule(
+        "train.tokensPerMicroBatch",
+        RL | (field("train.tokensPerMicroBatch") >= LONGEST_EXAMPLE),
+        "the longest sample must fit into a micro-batch: {0}",
+        "raise it, or lower spec.data.maxTokens",
+        (LONGEST_EXAMPLE,),
+    ),
+)
+"""Rules that hold for the ranks of any model."""
+OBJECT_RULES = (
+    Rule(
+        "checkpoint.keepExports",
+        (field("checkpoint.exportEverySteps") > 0) | field("checkpoint.keepExports").equals(3),
+        "only the exports of spec.checkpoint.exportEverySteps are counted, and there are none",
+        "remove it, or set spec.checkpoint.exportEverySteps",
+    ),
+    Rule(
+        "train.miniBatches",
+        RL.implies(field("train.miniBatches").divides(field("train.promptsPerStep"))),
+        "the samples of a prompt stay in one mini-batch, and {0} is not divisible by it",
+        "choose a divisor of spec.train.promptsPerStep",
+        (field("train.promptsPerStep"),),
+    ),
+    Rule(
+        "train.miniBatches",
+        RL | field("train.miniBatches").divides(field("train.samplesPerStep")),
+        "all mini-batches are of one size, and {0} is not divisible by it",
+        "choose a divisor of spec.train.samplesPerStep",
+        (field("train.samplesPerStep"),),
+    ),
+    *TOKEN_RULES,
+    Rule(
+        "data.weights",
+        size("data.weights").equals(0) | size("data.weights").equals(size("data.train")),
+        "there is one number for each file of spec.data.train",
+        "give as many numbers as files, or remove it",
+        value=lambda spec: f"{len(spec.data.weights)} numbers, {len(spec.data.train)} files",
+    ),
+    Rule(
+        "evaluation",
+        (field("evaluation.everySteps").equals(0) & ~field("evaluation.only"))
+        | (size("data.validation") > 0)
+        | (size("evaluation.sets") > 0),
+        "there is no held-out data",
+        "name files in spec.data.validation, for task rl also in spec.evaluation.sets, or remove everySteps and only",
+        value=lambda spec: "only" if spec.evaluation.only else f"everySteps: {spec.evaluation.every_steps}",
+    ),
+)
+
+_MESSAGES = {"conversation", "messages", "tools", "documents"}
+_RENDERING = {"add_generation_prompt", "continue_final_message", "chat_template", "return_assistant_tokens_mask"}
+_TOKENS = {
+    "tokenize",
+    "tokenizer_kwargs",
+    "processor_kwargs",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+}
+OWNED = _MESSAGES | _RENDERING | _TOKENS
+"""Arguments that the trainer passes to apply_chat_template itself."""
+
+
+def argument_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Arguments of the template may not replace arguments of apply_chat_template."""
+    for name in sorted(spec.data.chat_template.arguments.keys() & OWNED):
+        rule = "the trainer says it whenever it applies the template"
+        yield Violation(f"spec.data.chatTemplate.arguments.{name}", "set", rule, "remove it")
+
+
+DATA_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl")
+"""Ends of the names of data files, by which the trainer chooses a reader."""
+DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
+
+
+def target_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Sources are copied to a writable volume, and each to a directory of its own."""
+    found = list(spec.sources.items())
+    for i, (where, source) in enumerate(found):
+        volume = volume_of(spec, source.path)
+        if spec.volumes and (volume is None or volume.read_only):
+            rule = "is on none of the writable volumes in spec.volumes, so that nothing can be fetched to it"
+            yield Violation(f"{where}.path", source.path, rule, "put it below a mountPath without readOnly")
+        for other, earlier in found[:i]:
+            if _nested(source.path, earlier.path):
+                rule = f"is not apart from {other}.path = {earlier.path}"
+                yield Violation(f"{where}.path", source.path, rule, "give each source a directory of its own")
+
+
+def address_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    for where, source in spec.sources.items():
+        yield from _address_violations(f"{where}.source", source)
+
+
+def _address_violations(where: str, source: Source) -> Iterator[Violation]:
+    parts = urlsplit(source.source)
+    web = parts.scheme in ("http", "https")
+    if web and "@" in parts.netloc:
+        fix = "fetch from a store that takes its credentials from the environment, and name a Secret in spec.envFrom"
+        yield Violation(
+            where, f"{parts.scheme}://...", "holds a password, which everybody can read who reads the job", fix
+        )
+    if parts.fragment and not (web and DIGEST.fullmatch(parts.fragment)):
+        rule = "what follows `#` is the digest of a file on the web, sha256= and 64 hexadecimal digits"
+        yield Violation(where, source.source, rule, "correct or remove it")
+    if parts.scheme == "hf" and re.fullmatch(r"datasets/[^/]+", source.source.removeprefix("hf://")):
+        yield Violation(
+            where, source.source, "a data set of the hub has an owner", "write hf://datasets/ORG/SET@REVISION"
+        )
+
+
+def _nested(path: str, other: str) -> bool:
+    a, b = PurePosixPath(path), PurePosixPath(other)
+    return a.is_relative_to(b) or b.is_relative_to(a)
+
+
+def suffix_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Data files of formats that nothing reads. Megatron's indexed data sets are named without a suffix."""
+    if spec.task == "pretrain" and spec.data.format in ("auto", "indexed"):
+        return
+    for where, path in data_files(spec):
+        if PurePosixPath(path).suffix not in DATA_SUFFIXES:
+            rule = f"its name ends in none of {', '.join(DATA_SUFFIXES)}, by which the trainer chooses a reader"
+            yield Violation(where, path, rule, "convert the file, or rename it")
+
+
+def data_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """If the job has volumes, its data are on one of them."""
+    for where, path in data_files(spec):
+        if spec.volumes and volume_of(spec, path) is None:
+            rule = "is on none of spec.volumes"
+            yield Violation(where, path, rule, "put it below a mountPath, or mount the volume that holds it")
+
+
+def data_files(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
+    """Fields and paths of training and held-out data."""
+    yield from ((f"spec.data.train[{i}]", path) for i, path in enumerate(spec.data.train))
+    yield from ((f"spec.data.validation[{i}]", path) for i, path in enumerate(spec.data.validation))
+    for i, one in enumerate(spec.evaluation.sets):
+        yield from ((f"spec.evaluation.sets[{i}].files[{j}]", path) for j, path in enumerate(one.files))
+
+
+RULES: tuple[Check, ...] = (
+    *OBJECT_RULES,
+    argument_violations,
+    target_violations,
+    address_violations,
+    suffix_violations,
+    data_violations,
+)

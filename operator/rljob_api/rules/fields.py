@@ -1,0 +1,222 @@
+"""The fields of the spec by their paths, as users write them; and what is wrong with a spec that has not the schema of one: values of the wrong
+type, missing fields, and unknown ones, which are typing errors, fields of another section, or another system's names."""
+
+import inspect
+import math
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from typing import Any, NamedTuple, get_args
+
+from pydantic import ValidationError
+
+from rljob_api.base import Model
+from rljob_api.nearest import nearest
+from rljob_api.rules.engine import Violation
+from rljob_api.rules.words import ADVICE, WORDS
+from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, problems
+from rljob_api.unreadable import UNREADABLE
+
+Location = Iterable[str | int]
+"""Keys of objects and indices of lists, from the outermost one."""
+
+
+def section(location: Location) -> tuple[list[str], type[Model] | None]:
+    """The keys of a location that are fields of the spec, and the model of the last one's value, if it has one. Free keys, such as those of labels,
+    and what is below them are no fields."""
+    found: list[str] = []
+    model: type[Model] | None = RLJobSpec
+    for key in location:
+        if model is None or (isinstance(key, str) and key not in names_of(model)):
+            break
+        if isinstance(key, str):
+            found.append(key)
+            model = names_of(model)[key]
+    return found, model
+
+
+def names_of(model: type[Model]) -> dict[str, type[Model] | None]:
+    """A model's fields by their YAML names, with the models of their values, or of the items of their lists."""
+    return {str(field.alias): _held(field.annotation) for field in model.model_fields.values()}
+
+
+def is_optional(model: type[Model], name: str) -> bool:
+    """Whether the field, as it is written, is None unless it is written."""
+    return any(field.alias == name and field.default is None for field in model.model_fields.values())
+
+
+def paths(model: type[Model] = RLJobSpec, above: str = "") -> Iterator[str]:
+    """Paths of all fields, without indices, such as `rewards.rule`."""
+    for name, held in names_of(model).items():
+        yield above + name
+        if held:
+            yield from paths(held, f"{above}{name}.")
+
+
+def _held(annotation: Any) -> type[Model] | None:
+    if inspect.isclass(annotation) and issubclass(annotation, Model):
+        return annotation
+    return next(filter(None, map(_held, get_args(annotation))), None)
+
+
+NEAR, NEARER = 0.75, 0.85
+"""Similarity from which on a name of the same section, and any other name, is likely to be meant (difflib's ratio)."""
+MOST_MEANT = 3
+"""Largest number of fields to choose from: with more, none is likely."""
+GENERAL = ("name",)
+"""Fields of list entries whose names say too little to be meant elsewhere."""
+GANGS = ("critic", "reference", "rewards.model")
+"""Sections of models that may have ranks of their own, with fields of the trainer's names."""
+
+
+def _same(name: str) -> str:
+    """Equal for names that differ in case, `_` and `-` only."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for word, path in pairs:
+        found.setdefault(_same(word), []).append(path)
+    return found
+
+
+def _other_gangs(path: str) -> list[str]:
+    """The same field of other gangs, where it is one of the trainer's."""
+    section, _, name = path.partition(".")
+    return [field for gang in GANGS if section == "trainer" and (field := f"{gang}.{name}") in KNOWN]
+
+
+KNOWN = frozenset(paths())
+OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
+"""Seldom meant outside their own section."""
+OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
+THEIRS = _index(
+    (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
+)
+WORDS_OF_ALL = OURS.keys() | THEIRS.keys()
+HINTS = {_same(word): fix for word, fix in ADVICE.items()}
+
+
+class Meant(NamedTuple):
+    """What to write in place of an unknown field."""
+
+    fix: str = ""
+    """Empty: nobody knows."""
+    fields: list[str] = []
+    """Those of ours, one of which it probably is."""
+
+
+def meant(location: Location) -> Meant:
+    """What to write in place of the unknown field at a location."""
+    *keys, name = location
+    fields, model = section(keys)
+    word, own = _same(str(name)), {_same(known): known for known in names_of(model)} if model else {}
+    if word in own:
+        return Meant(f"write {own[word]}", [".".join([*fields, own[word]])])
+    if found := _elsewhere(word, fields):
+        return found
+    if near := nearest(word, own, NEAR):
+        return Meant(f"did you mean {own[near]}?", [".".join([*fields, own[near]])])
+    near = nearest(word, WORDS_OF_ALL, NEARER)
+    known = _nearest(OURS.get(near) or THEIRS[near], fields) if near else []
+    return Meant(f"did you mean {_listed(known)}?", known) if known else Meant()
+
+
+def _elsewhere(word: str, fields: list[str]) -> Meant | None:
+    """The meaning of a name that is a field of another section, another system's name, or one that we have advice for."""
+    ours, theirs = _nearest(OURS.get(word, []), fields), _nearest(THEIRS.get(word, []), fields)
+    if word in HINTS and not (ours and _shared(ours[0], fields)):
+        return Meant(HINTS[word])
+    if ours and (not theirs or _shared(ours[0], fields) >= _shared(theirs[0], fields)):
+        return Meant(f"it belongs to {_listed(ours)}", ours)
+    if theirs:
+        return Meant(f"it is called {_listed(theirs)} here", theirs)
+    return None
+
+
+def _nearest(among: list[str], section: list[str]) -> list[str]:
+    """The fields that share most of their path with the section of the unknown field, and of these the least nested; none if they are too many."""
+    places = {path: (-_shared(path, section), path in OF_OTHER_GANGS, path.count(".")) for path in among}
+    best = [path for path in among if places[path] == min(places.values())]
+    return best if len(best) <= MOST_MEANT else []
+
+
+def _shared(path: str, section: list[str]) -> int:
+    """Sections that both are in."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(path.split("."), section, strict=False))))
+
+
+def _listed(paths: list[str]) -> str:
+    return " or ".join(f"spec.{path}" for path in paths)
+
+
+def schema_violations(error: ValidationError, most: int) -> tuple[list[Violation], set[str]]:
+    """Violations of a spec that could not be parsed, in the order of its fields, `most` of them at most; and the fields that unknown ones probably
+    stand for. A missing field that seems to be there under another name is not reported."""
+    found = problems(error, most)
+    unknown = {problem.location: meant(problem.location) for problem in found if problem.kind == "extra_forbidden"}
+    renamed = {field for known in unknown.values() for field in known.fields}
+    reported = (problem for problem in found if problem.kind != "missing" or problem.path not in renamed)
+    return [_violation(problem, unknown.get(problem.location, Meant(problem.fix)).fix) for problem in reported], renamed
+
+
+def wrong_values(spec: dict[str, Any]) -> list[Violation]:
+    """Values of the wrong type in a spec of which parts are still missing."""
+    try:
+        RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
+    except ValidationError as error:
+        return [_violation(found, found.fix) for found in problems(error) if found.kind != "missing"]
+    return []
+
+
+def without(spec: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:
+    """A copy of the spec in which those of `fields` that it does not have are UNREADABLE, in place of their defaults."""
+    for field in fields:
+        spec = _unreadable(spec, RLJobSpec, field.split("."))
+    return spec
+
+
+def _unreadable(given: dict[str, Any], model: type[Model], keys: list[str]) -> dict[str, Any]:
+    """An optional section that is not written is unreadable as a whole: nobody knows whether it is meant. Lists stay as they are: nobody knows
+    which entry is meant."""
+    key, *below = keys
+    value, held = given.get(key), names_of(model)[key]
+    if value is None:
+        value = {} if below and not is_optional(model, key) else UNREADABLE
+    if below and held and isinstance(value, dict):
+        value = _unreadable(value, held, below)
+    return given | {key: value}
+
+
+def verbatim_violations(spec: dict[str, Any], broken: set[str]) -> Iterator[Violation]:
+    """What JSON cannot hold, in the parts of a spec that pass through as they are. `broken`: fields that are wrong already."""
+    for location, value in _leaves(spec):
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        if infinite and (field := f"spec.{path_of(location)}") not in broken:
+            yield Violation(field, as_written(value), *SENTENCES["finite_number"](value, {}))
+
+
+def _leaves(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Values that are neither objects nor lists, in their order."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), spec)]
+    while waiting:
+        location, value = waiting.pop()
+        if isinstance(value, dict | list):
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += reversed([((*location, key), below) for key, below in inner])
+        else:
+            yield location, value
+
+
+def _violation(found: TypeProblem, fix: str) -> Violation:
+    """`fix`: empty: the documentation of the field says more."""
+    return Violation(
+        f"spec.{found.path}", found.value, found.rule, fix or f"see `kubectl explain {explain(found.location)}`"
+    )
+
+
+def explain(location: Location) -> str:
+    """What `kubectl explain` knows of it: the field, or the innermost one around it."""
+    fields, _ = section(location)
+    return ".".join(["rljob.spec", *fields])

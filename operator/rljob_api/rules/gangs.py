@@ -1,0 +1,62 @@
+"""Models on gangs of their own: the trainer's rules about ranks, layouts and keys of Megatron, for each gang; and settings that only a gang reads."""
+
+from collections.abc import Iterator
+
+from rljob_api import names
+from rljob_api.base import Model
+from rljob_api.rules import data, keys, layout
+from rljob_api.rules.engine import Check, Violation, as_given
+from rljob_api.rules.ranks import Ranks
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.gang import Gang
+from rljob_api.spec.roles import CriticSpec, Offload
+
+SHARED_RULES = (*layout.OBJECT_RULES, *data.TOKEN_RULES)
+SHARED_CHECKS = (*layout.RANKS_CHECKS, *keys.RANKS_CHECKS)
+"""Rules about the trainer's ranks that hold for those of any model."""
+RECOMPUTE = {"recompute": CriticSpec.model_fields["recompute"]}
+
+
+def gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Violations of these rules by other models' gangs."""
+    for role in spec.gangs:
+        ranks = Ranks.of(spec, role)
+        for rule in SHARED_RULES:
+            yield from rule.violations(ranks.spec, ranks.at)
+        for check in SHARED_CHECKS:
+            yield from check(ranks)
+
+
+def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Settings of a gang for a model that is on the trainer's ranks."""
+    for field, model in _models(spec):
+        if model.processes_per_node is not None:
+            continue
+        for name, info in (Gang.model_fields | RECOMPUTE).items():
+            value = getattr(model, name, info.default)
+            if value != info.default:
+                shown = as_given(value) if isinstance(value, Model) else str(value)
+                rule = "the model is on the trainer's ranks, in their layout, and nothing reads it"
+                fix = f"set {field}.processesPerNode for a gang of its own, or remove it"
+                yield Violation(f"{field}.{info.alias}", shown, rule, fix)
+
+
+def offload_of_gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Offloading from GPUs that no other model uses. `offload` of references and reward models is true by default, so it is not refused."""
+    critic = spec.critic
+    if critic and critic.processes_per_node and critic.offload != Offload():
+        rule = "the critic's gang has GPUs of its own, and shares them with no other model"
+        yield Violation("spec.critic.offload", as_given(critic.offload), rule, "remove it")
+
+
+def _models(spec: RLJobSpec) -> Iterator[tuple[str, Gang]]:
+    """Models that may have a gang of their own, with the paths of their sections."""
+    if spec.critic:
+        yield f"spec.{names.ROLE_CRITIC}", spec.critic
+    yield f"spec.{names.ROLE_REFERENCE}", spec.reference
+    for i, reward in enumerate(spec.rewards):
+        if reward.model:
+            yield spec.field_of(names.reward_role(i)), reward.model
+
+
+RULES: tuple[Check, ...] = (gang_violations, unread_violations, offload_of_gang_violations)

@@ -1,0 +1,271 @@
+"""The parallel layout against a model's config.json, and which models there are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from rljob_api import names
+from rljob_api.config_json import unfit
+from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
+from rljob_api.rules.engine import SIZES, Violation
+from rljob_api.rules.keys import SPLITS
+from rljob_api.rules.layout import unfit_module
+from rljob_api.rules.lora import adapter_violations
+from rljob_api.rules.ranks import Ranks
+from rljob_api.rules.vision import vision_violations
+from rljob_api.sizing.serving import longest_context
+from rljob_api.sizing.shape import experts_of
+from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import as_written
+
+UNFIT = {
+    "mlp": "the model has experts in its place: name moe",
+    "moe": "the model has no experts",
+    "moe_act": "the model has no experts",
+    "layernorm": "the norms of a model without experts are parts of its matrices",
+}
+"""Modules that only models with, or without, experts have."""
+REPLAYED_EXPERTS = 256
+"""Largest number of experts for router replay: the index of an expert is stored in a byte."""
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""vLLM's environment variable that allows more positions than the model's config.json has."""
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""The only frequencies of this rope scaling that megatron-core has (core/models/common/embeddings/rotary_pos_embedding.py, `_apply_scaling`)."""
+
+
+def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """A Hugging Face config.json against what can be trained, and against the layout. An empty config is not known yet, and breaks no rule."""
+    if not config:
+        return
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind and kind not in FAMILIES:
+        yield Violation(
+            "spec.model.path", spec.model.path, f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}"
+        )
+        return
+    if damaged := [*_value_violations(spec, config)]:
+        yield from damaged
+        return
+    config = language_of(config)
+    yield from _feature_violations(spec, config)
+    for check in (_width_violations, _depth_violations, _expert_violations):
+        for role in (names.ROLE_TRAINER, *_like_the_policy(spec)):
+            yield from check(Ranks.of(spec, role), config)
+    yield from adapter_violations(spec, config)
+    yield from _router_replay_violations(spec, config)
+    yield from vision_violations(spec, config)
+    if not spec.train.batches.replay:
+        yield from _server_violations(spec, config)
+
+
+def _value_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    for key, value, rule in unfit(config):
+        shown = "unset" if value is None else as_written(value)
+        fix = "restore the file from where the model was published, or use another model"
+        yield Violation("spec.model.path", spec.model.path, f"its config.json has {key} = {shown}, which {rule}", fix)
+
+
+def _like_the_policy(spec: RLJobSpec) -> list[str]:
+    """Gangs whose model has the policy's architecture."""
+    same = {names.ROLE_REFERENCE} | ({names.ROLE_CRITIC} if spec.critic and not spec.critic.path else set())
+    return [role for role in spec.gangs if role in same]
+
+
+def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Features of a model, in a supported family, that would be trained wrongly."""
+    family = family_of(config)
+    rope_type, rope = rope_of(config)
+    published = LLAMA3 if rope_type == "llama3" else family.rope if family else {}
+    other_frequencies = any(rope.get(key, number) != number for key, number in published.items())
+    unusual = {
+        "rope_type": family and rope_type not in family.rotations,
+        "rope_scaling": other_frequencies or (rope_type == "yarn" and rope.get("attention_factor")),
+        "sliding_window": config.get("sliding_window") and config.get("use_sliding_window"),
+        "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
+        "attention_bias": config.get("attention_bias") and not (family and family.biases),
+        "topk_group": _groups_of_experts(config),
+        **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
+        **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
+    }
+    for key in (key for key, broken in unusual.items() if broken):
+        value = config.get(key, rope_type)
+        yield Violation(
+            "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
+        )
+
+
+def _groups_of_experts(config: dict[str, Any]) -> bool:
+    """Whether megatron-core would rank groups of experts by another number of their experts than DeepSeek-V3, which takes the best two. It takes
+    num_experts_per_tok / topk_group (core/transformer/moe/moe_utils.py, `group_limited_topk`)."""
+    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    return groups > 1 and (config.get("num_experts_per_tok") or 0) // chosen != 2
+
+
+def _width_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
+    """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they always divide."""
+    layout = ranks.layout
+    heads, groups = _heads(config)
+    if heads and heads % layout.tensor:
+        yield _indivisible(ranks.at(f"{SIZES}.tensor"), layout.tensor, "num_attention_heads", heads)
+    if groups and groups % layout.tensor and layout.tensor % groups:
+        yield _unshared(ranks.at(f"{SIZES}.tensor"), layout.tensor, groups)
+    for key, width, is_expert in _feed_forward(config):
+        name, size = ("expertTensor", layout.expert_tensor) if is_expert else ("tensor", layout.tensor)
+        if width % size:
+            yield _indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
+
+
+def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
+    """Layers over stages, pieces of stages, and recomputed blocks."""
+    layout, layers, r = ranks.layout, config.get("num_hidden_layers"), ranks.spec.trainer.recompute
+    if not layers or any(ranks.spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
+        return  # megatron-core checks an uneven split when it builds the model
+    if layers % layout.pipeline:
+        yield _indivisible(ranks.at(f"{SIZES}.pipeline"), layout.pipeline, "num_hidden_layers", layers)
+        return
+    stage = layers // layout.pipeline
+    if stage % layout.virtual_pipeline:
+        yield Violation(
+            ranks.at(f"{SIZES}.virtualPipeline"),
+            str(layout.virtual_pipeline),
+            f"num_hidden_layers / pipeline = {stage} layers of a stage are not divisible by it",
+            f"choose a divisor of {stage}",
+        )
+    elif r.granularity == "full" and r.layers > stage // layout.virtual_pipeline:
+        yield Violation(
+            ranks.at("trainer.recompute.layers"),
+            str(r.layers),
+            f"a piece of a stage has {stage // layout.virtual_pipeline} layers",
+            "set at most that",
+        )
+
+
+def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
+    """Experts over expert-parallel ranks; nothing about experts in a model without."""
+    layout, p, experts = ranks.layout, ranks.spec.trainer.parallelism, experts_of(config)
+    if experts and experts % layout.expert:
+        yield _indivisible(ranks.at(f"{SIZES}.expert"), layout.expert, "the number of experts", experts)
+    if experts and layout.expert_tensor > 1 and _are_whole(config):
+        rule = f"the experts of {config['model_type']} are not cut"
+        yield Violation(ranks.at(f"{SIZES}.expertTensor"), str(layout.expert_tensor), rule, "set 1")
+    if experts and layout.tensor > 1 and not p.sequence:
+        yield Violation(
+            ranks.at(f"{SIZES}.sequence"),
+            "false",
+            "with tensor parallelism a mixture-of-experts layer trains on sequence-parallel shares only",
+            "set true",
+        )
+    unfit = ("mlp",) if experts else ("moe", "moe_act", "layernorm")
+    for module in (m for m in ranks.spec.trainer.recompute.modules if m in unfit):
+        yield unfit_module(ranks, module, UNFIT[module])
+    if experts:
+        return
+    if layout.expert > 1:
+        yield Violation(ranks.at(f"{SIZES}.expert"), str(layout.expert), "the model has no experts", "set 1")
+    if p.expert_tensor:
+        yield Violation(
+            ranks.at(f"{SIZES}.expertTensor"), str(p.expert_tensor), "the model has no experts", "remove it"
+        )
+
+
+def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Experts that fit into a byte, and that vLLM 0.26 returns: it keeps them by the places of a cache that sees everything."""
+    value, experts = spec.algorithm.rollout_correction.router_replay, experts_of(config)
+    field = "spec.algorithm.rolloutCorrection.routerReplay"
+    if value == "none":
+        return
+    if not experts:
+        yield Violation(field, value, "the model has no experts", "remove it")
+    elif experts > REPLAYED_EXPERTS:
+        rule = f"the model has {experts} experts, and the number of one takes a byte"
+        yield Violation(field, value, rule, "remove it")
+    if value == "rollout" and config.get("model_type") == "mixtral" and config.get("sliding_window"):
+        rule = "vLLM does not return the experts of a model in which every layer has a sliding window"
+        yield Violation(field, value, rule, "set trainer or none")
+
+
+def _are_whole(config: dict[str, Any]) -> bool:
+    family = family_of(config)
+    return family is not None and family.whole_experts
+
+
+def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """What vLLM 0.26 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
+    rollout, field = spec.rollout, "spec.rollout.tensorParallel"
+    if spec.supervised:
+        return
+    family = family_of(config)
+    if family and spec.trainer.device not in family.servers:
+        rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
+        fix = f"set spec.trainer.device: {family.servers[0]}, or set spec.task to sft, dpo or pretrain"
+        yield Violation("spec.model.path", spec.model.path, rule, fix)
+    heads, groups = _heads(config)
+    if heads and heads % rollout.tensor_parallel:
+        yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
+    elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
+        yield _unshared(field, rollout.tensor_parallel, groups)
+    for key, width, is_expert in _feed_forward(config):
+        whole = is_expert and rollout.vllm_args.get("enable-expert-parallel")
+        if not whole and width % rollout.tensor_parallel:
+            yield _indivisible(field, rollout.tensor_parallel, key, width)
+    yield from _context_violations(spec, config)
+
+
+def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """vllm/config/model.py:2152, `_get_and_verify_max_len`."""
+    positions = _positions(config)
+    longest = longest_context(spec)
+    pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
+    if any(v.name == LONGER for v in (*spec.env, *pods.template.env)) or "hf-overrides" in spec.rollout.vllm_args:
+        return
+    if not positions or longest <= positions:
+        return
+    yield Violation(
+        spec.longest_response_field,
+        str(spec.longest_response),
+        f"the longest prompt and response, also in evaluation, have {longest} tokens, and the model has {positions:g} positions",
+        f"lower it, spec.data.maxPromptTokens or maxTokens in spec.evaluation, or set {LONGER} in spec.env",
+    )
+
+
+def _positions(config: dict[str, Any]) -> float:
+    """Number of positions that vLLM gives the model: those that it was trained on, times the factor of its rope scaling; 0: not known."""
+    rope_type, rope = rope_of(config)
+    trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor") or 1
+    if rope_type == "yarn":
+        return (rope.get("original_max_position_embeddings") or trained) * factor
+    return trained * (factor if rope_type == "linear" else 1)
+
+
+def _heads(config: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Heads of queries, and of keys and values: with multi-latent attention each head has its own."""
+    heads = config.get("num_attention_heads")
+    return heads, heads if has_latent_attention(config) else config.get("num_key_value_heads") or heads
+
+
+def _feed_forward(config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
+    """Key and width of the feed-forward matrices, and whether they are an expert's; where there are experts also those of the shared experts and of
+    layers without."""
+    if not experts_of(config):
+        yield "intermediate_size", config.get("intermediate_size") or 0, False
+        return
+    key = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
+    width = config.get(key) or 0
+    yield key, width, True
+    if shared := config.get("n_shared_experts"):
+        yield "moe_intermediate_size * n_shared_experts", width * shared, False
+    if config.get("first_k_dense_replace"):
+        yield "intermediate_size", config.get("intermediate_size") or 0, False
+
+
+def _unshared(field: str, size: int, groups: int) -> Violation:
+    rule = f"num_key_value_heads = {groups} of the model must be a multiple or a divisor of it"
+    return Violation(field, str(size), rule, f"choose a divisor or a multiple of {groups}")
+
+
+def _indivisible(field: str, size: int, key: str, value: int) -> Violation:
+    return Violation(
+        field,
+        str(size),
+        f"{key} = {value} of the model is not divisible by it",
+        f"choose a divisor of {value}",
+    )

@@ -1,0 +1,158 @@
+"""Rules about backends, queues, topology levels, affinities, and how many pods a job may have."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from rljob_api import names
+from rljob_api.base import Wire
+from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
+from rljob_api.rules.pods import templates
+from rljob_api.sizing.layout import pods_of
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import MOST_PODS
+from rljob_api.type_errors import path_of, problems
+
+QUEUED = ("kueue", "volcano")
+BACKEND = field("scheduling.backend")
+
+OBJECT_RULES = (
+    Rule(
+        "scheduling.queue",
+        BACKEND.is_in(QUEUED).implies(present("scheduling.queue")),
+        "{0} takes no job without a queue",
+        "name one",
+        (BACKEND,),
+        lambda _: "unset",
+    ),
+    Rule(
+        "scheduling.queue",
+        present("scheduling.queue").implies(BACKEND.is_in(QUEUED)),
+        "{0} has no queues",
+        "remove it, or set spec.scheduling.backend to kueue or volcano",
+        (BACKEND,),
+        lambda _: "set",
+    ),
+    Rule(
+        "scheduling.topologyLevels",
+        BACKEND.is_in(("builtin", "kueue")) | size("scheduling.topologyLevels").equals(0),
+        "{0} does not read labels of nodes",
+        "remove them, or set spec.scheduling.backend to builtin or kueue",
+        (BACKEND,),
+        lambda _: "set",
+    ),
+    Rule(
+        "scheduling.priority",
+        BACKEND.equals("builtin") | field("scheduling.priority").equals(0),
+        "{0} does not read it: it orders the jobs of the builtin backend",
+        "remove it; spec.trainer.template.priorityClassName is for the others",
+        (BACKEND,),
+    ),
+)
+
+SCHEDULING = "spec.scheduling"
+HOST = "kubernetes.io/hostname"
+OPERATORS = ("Gt", "Lt", "In", "NotIn", "Exists", "DoesNotExist")
+NOT_PLANNED = ("podAffinity", "podAntiAffinity")
+
+
+def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    levels = spec.scheduling.topology_levels
+    for i, level in enumerate(levels):
+        if level in levels[:i]:
+            yield Violation(f"{SCHEDULING}.topologyLevels[{i}]", level, "is named twice", "keep one of them")
+        if level == HOST and spec.scheduling.assigns_nodes:
+            yield Violation(
+                f"{SCHEDULING}.topologyLevels[{i}]", level, "the node itself is always the last level", "take it out"
+            )
+
+
+def size_violations(
+    spec: RLJobSpec, most: int = MOST_PODS, rule: str = "a job may have", fix: str = "lower it"
+) -> Iterator[Violation]:
+    """A job with more than `most` pods, by its largest role. `rule`: who says so; `fix`: what to do."""
+    pods = pods_of(spec)
+    if (total := sum(pods.values())) > most:
+        role = max(pods, key=lambda role: pods[role])
+        count = "nodes" if names.is_model_role(role) else "replicas"
+        others = ", ".join(f"{spec.field_of(other)} {pods[other]}" for other in pods if other != role and pods[other])
+        together = f"with {others} that makes {total} pods; " if others else ""
+        yield Violation(f"{spec.field_of(role)}.{count}", str(pods[role]), f"{together}{rule} at most {most} pods", fix)
+
+
+class _Compared(Wire):
+    """A node's label against a number."""
+
+    key: str
+    operator: Literal["Gt", "Lt"]
+    values: Annotated[list[Annotated[str, StringConstraints(pattern=r"^-?[0-9]+$")]], Field(min_length=1, max_length=1)]
+
+
+class _Listed(Wire):
+    key: str
+    operator: Literal["In", "NotIn"]
+    values: Annotated[list[str], Field(min_length=1)]
+
+
+class _Present(Wire):
+    key: str
+    operator: Literal["Exists", "DoesNotExist"]
+
+
+_Expression = Annotated[_Compared | _Listed | _Present, Field(discriminator="operator")]
+
+
+class _Term(Wire):
+    match_expressions: list[_Expression] = []
+    match_fields: list[_Expression] = []
+
+
+class _Required(Wire):
+    node_selector_terms: Annotated[list[_Term], Field(min_length=1)]
+
+
+class _NodeAffinity(Wire):
+    required_during_scheduling_ignored_during_execution: _Required | None = None
+
+
+class _Affinity(Wire):
+    """The part of a Kubernetes affinity that plans take into account."""
+
+    node_affinity: _NodeAffinity | None = None
+
+
+def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Node affinities have to be well-formed. The API server only checks that when pods are created, and plans read them before."""
+    for where, template in templates(spec):
+        try:
+            _Affinity.model_validate(template.affinity or {})
+        except ValidationError as error:
+            (first,) = problems(error, 1)
+            path = path_of(p for p in first.location if p not in OPERATORS)
+            fix = first.fix or "see `kubectl explain pod.spec.affinity.nodeAffinity`"
+            yield Violation(f"{where}.template.affinity.{path}", first.value, first.rule, fix)
+
+
+def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Affinities that the builtin backend does not take into account, so that the cluster's scheduler would refuse its nodes."""
+    if not spec.scheduling.assigns_nodes:
+        return
+    for where, template in templates(spec):
+        for kind in NOT_PLANNED:
+            if (template.affinity or {}).get(kind):
+                yield Violation(
+                    f"{where}.template.affinity.{kind}",
+                    "set",
+                    "the backend builtin does not plan by other pods",
+                    f"take it out, use {SCHEDULING}.topologyLevels, or choose the backend none",
+                )
+
+
+RULES: tuple[Check, ...] = (
+    *OBJECT_RULES,
+    level_violations,
+    node_affinity_violations,
+    affinity_violations,
+    size_violations,
+)

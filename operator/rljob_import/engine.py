@@ -1,0 +1,210 @@
+"""From a configuration and its system's table to the parts of an RLJob."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, get_args
+
+from pydantic_core import PydanticUndefined
+
+from rljob_api.base import Model
+from rljob_api.spec import RLJobSpec
+from rljob_import.options import Options
+from rljob_import.settings import REFUSED, Given, NotANumber, Rule, Settings, System, said_of_rows, show
+from rljob_import.table import Field, Note, Outcome, Problem, Said
+
+NAME = "metadata.name"
+DEFAULT = "default of "
+MOST_NAMED = 3
+"""Fields of one key."""
+
+
+@dataclass
+class Imported:
+    """What came of a configuration."""
+
+    name: str = "imported"
+    spec: dict[str, Any] = field(default_factory=dict)
+    comments: dict[str, str] = field(default_factory=dict)
+    """By dotted path: where a value comes from."""
+    notes: list[Note] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    """Why there is no RLJob; empty: there is one."""
+
+
+def convert(system: System, values: Mapping[str, Any], options: Options) -> Imported:
+    """`values`: leaves by dotted path. Everything that is wrong comes back at once."""
+    settings = Settings.of(system, values, options)
+    found = _said(settings)
+    found.notes += _of_unsaid(settings, values, found)
+    found.notes = list(dict.fromkeys(found.notes))
+    found.problems = list(dict.fromkeys(found.problems))
+    return found
+
+
+def _of_unsaid(settings: Settings, values: Mapping[str, Any], found: Imported) -> list[Note]:
+    """Keys without a line of their own, and what would be another job without each."""
+    notes = []
+    for given in settings.unsaid(_text(found)):
+        without = {name: value for name, value in values.items() if name != given.name}
+        meaning = _difference(found, _said(Settings.of(settings.system, without, settings.options)))
+        notes.append(Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", meaning))
+    return notes
+
+
+def _said(settings: Settings) -> Imported:
+    """What rows and rules make of the configuration."""
+    found = Imported(notes=[*settings.notes], problems=[*settings.problems])
+    by_rules = (said for rule in settings.system.rules for said in said_by(rule, settings))
+    for said in _of_sections_read((*said_of_rows(settings), *by_rules), unread(settings)):
+        _take(found, said)
+    return found
+
+
+def _difference(found: Imported, without: Imported) -> str:
+    """Fields that have another value without a key."""
+    here, there = dict(_leaves(found.spec)), dict(_leaves(without.spec))
+    changed = [path for path in dict.fromkeys((*here, *there)) if here.get(path) != there.get(path)]
+    if changed:
+        return f"decides about {', '.join(changed[:MOST_NAMED])}{', ...' if changed[MOST_NAMED:] else ''}"
+    same = found.name == without.name and found.problems == without.problems
+    return "the job is the same without it" if same else "decides how other keys are read"
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path, value
+
+
+def _text(found: Imported) -> str:
+    """Everything that is said, without the values."""
+    keys = [*(note.key.split(" = ")[0] for note in found.notes), *(problem.key for problem in found.problems)]
+    return "\n".join([*found.comments.values(), *keys])
+
+
+def _of_sections_read(said: Iterable[Said], others: Mapping[str, str]) -> Iterator[Said]:
+    """A field of a section that the job does not have becomes a note, if the file gives it."""
+    for one in said:
+        section = next((s for s in others if isinstance(one, Field) and f"{one.path}.".startswith(f"{s}.")), None)
+        if section is None or not isinstance(one, Field):
+            yield one
+        elif "(default " not in one.source and not one.source.startswith(DEFAULT):
+            yield Note(Outcome.IMPLIED, one.source, others[section])
+
+
+def _take(found: Imported, said: Said) -> None:
+    if isinstance(said, Note):
+        found.notes.append(said)
+    elif isinstance(said, Problem):
+        found.problems.append(said)
+    elif said.path == NAME:
+        found.name, found.comments[NAME] = said.value, said.source
+    elif not _says_nothing(said):
+        _put(found.spec, said.path.split("."), said.value)
+        found.comments[said.path] = said.source
+
+
+def _says_nothing(said: Field) -> bool:
+    """A default of the other system that is ours as well need not be written."""
+    defaulted = said.source.startswith(DEFAULT) or "(default " in said.source
+    return said.value is None or (defaulted and said.value == default_of(said.path))
+
+
+def _put(spec: dict[str, Any], parts: list[str], value: Any) -> None:
+    for part in parts[:-1]:
+        spec = spec.setdefault(part, {})
+    if value != {}:
+        spec[parts[-1]] = value
+    else:
+        spec.setdefault(parts[-1], value)
+
+
+def default_of(path: str) -> Any:
+    """Of a field of the spec that is not written; None: it has no default."""
+    section: type[Model] | None = RLJobSpec
+    default: Any = None
+    for part in path.split("."):
+        fields = {field.alias: field for field in section.model_fields.values()} if section else {}
+        if part not in fields:
+            return None
+        section, default = _section(fields[part].annotation), fields[part].default
+    return None if default is PydanticUndefined else default
+
+
+def _section(annotation: Any) -> type[Model] | None:
+    """The model that a field holds; None: it holds none."""
+    kinds = (annotation, *get_args(annotation))
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Model)), None)
+
+
+UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What computing with a value raises that has another type, or is out of all bounds."""
+
+
+def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:
+    """What a rule says, up to a value that it cannot compute with, and further such values."""
+    wrong: Given | None
+    try:
+        yield from rule(settings)
+        return
+    except NotANumber as error:
+        wrong = settings.given.get(error.key)
+        yield Problem(settings.origin(error.key), str(error))
+    except UNFIT:
+        wrong = _culprit(lambda these: [*rule(these)], settings)
+        if wrong is None:
+            raise
+        yield refused(wrong.name, wrong.value)
+    if wrong:
+        yield from _of_other_values(rule, _without(settings, [wrong]))
+
+
+def _of_other_values(rule: Rule, settings: Settings) -> Iterator[Problem]:
+    """Only what is wrong with keys of the file: what else the rule says follows from the key that is left out."""
+    names = {given.name for given in settings.given.values()}
+    yield from (said for said in said_by(rule, settings) if isinstance(said, Problem) and said.key in names)
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    """Sections that the job does not have; of values that no rule can compute with, none."""
+    try:
+        return settings.system.unread(settings)
+    except UNFIT:
+        if _culprit(settings.system.unread, settings) is None:
+            raise
+        return {}
+
+
+def refused(name: str, value: Any) -> Problem:
+    return Problem(name, f"{show(value)} {REFUSED}")
+
+
+def _culprit(compute: Callable[[Settings], object], settings: Settings) -> Given | None:
+    """The key without which it can be computed: the oddest that suffices alone, else the last of several. None: it is no key of the file."""
+    given = sorted(settings.given.values(), key=_plainness)
+    alone = (one for one in given if _computes(compute, settings, (one,)))
+    together = (one for i, one in enumerate(given) if _computes(compute, settings, given[: i + 1]))
+    return next(chain(alone, together), None)
+
+
+def _computes(compute: Callable[[Settings], object], settings: Settings, without: Iterable[Given]) -> bool:
+    try:
+        compute(_without(settings, without))
+    except NotANumber:
+        return True
+    except UNFIT:
+        return False
+    return True
+
+
+def _without(settings: Settings, dropped: Iterable[Given]) -> Settings:
+    names = {one.name for one in dropped}
+    return replace(settings, given={k: g for k, g in settings.given.items() if g.name not in names})
+
+
+def _plainness(given: Given) -> int:
+    """Most failures come of a list or a mapping in place of one value, then of nothing and zero."""
+    return 0 if isinstance(given.value, list | dict) else 2 if given.value else 1

@@ -1,0 +1,170 @@
+"""From the text of a file to an RLJob and a report: what the verb `import` prints. Pure."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from rljob_api import names
+from rljob_api.kubernetes_yaml import documents
+from rljob_api.rules import Violation, validate
+from rljob_api.rules.fields import wrong_values
+from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import path_of
+from rljob_import.engine import NAME, Imported, convert
+from rljob_import.options import Options
+from rljob_import.readers.trees import Unreadable, document
+from rljob_import.systems.choice import SYSTEMS
+from rljob_import.table import Note, Outcome, Problem
+
+HEADINGS = {
+    Outcome.LACKING: "Not expressible in an RLJob, and left out:",
+    Outcome.CHANGED: "Changed or assumed:",
+    Outcome.IMPLIED: "Implied, and left out:",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    manifest: str
+    """The commented RLJob; empty: there are problems."""
+    report: str
+    problems: tuple[Problem, ...] = ()
+    valid: bool = True
+    """Whether no rule is broken."""
+
+
+def imported(system: str, text: str, file: str, options: Options) -> Result:
+    """`file`: its name, for the heading. Raises Unreadable."""
+    source = SYSTEMS[system].read(text, options.environment)
+    found = convert(source.system, source.values, options)
+    wrong = [*repeated(text), *found.problems]
+    checked = validate(found.spec, found.name)
+    if wrong:
+        wrong += _further(found, source.values.keys())
+    elif checked.spec is None:
+        wrong = [_unfit(found, violation) for violation in checked.violations]
+    if wrong:
+        return Result("", report([*source.notes, *found.notes], ()), tuple(wrong), valid=False)
+    manifest = write(found, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
+    return Result(manifest, report([*source.notes, *found.notes], checked.violations), valid=checked.valid)
+
+
+def _further(found: Imported, keys: Iterable[str]) -> list[Problem]:
+    """What is wrong in addition to other problems: values that fields have from one key each. All else may follow from those problems."""
+    unfit = {problem.key.split(" = ")[0]: problem for problem in (_unfit(found, v) for v in wrong_values(found.spec))}
+    reported = {problem.key for problem in found.problems}
+    return [unfit[key] for key in keys if key in unfit and key not in reported]
+
+
+def _unfit(found: Imported, violation: Violation) -> Problem:
+    """A value that its field cannot have, at the key that it comes from."""
+    field = violation.field.removeprefix("spec.")
+    around = [path for path in found.comments if re.match(rf"{re.escape(path)}(?![^.[])", field)]
+    if not around:
+        return Problem(violation.field, f"{violation.rule}; {violation.fix}")
+    source = found.comments[max(around, key=len)]
+    return Problem(source, f"would be {violation.field} = {violation.value}, which {violation.rule}")
+
+
+def report(notes: Iterable[Note], violations: Iterable[Violation]) -> str:
+    """What an import says on standard error: all notes by outcome, what matters most last, where a terminal ends."""
+    given = [*notes]
+    parts = [
+        "\n".join(_section(heading, [n for n in given if n.outcome is o])) for o, heading in reversed(HEADINGS.items())
+    ]
+    broken = [f"  {violation}" for violation in violations]
+    if broken:
+        parts.append("\n".join(["Broken rules, to be fixed before the job is applied:", *broken]))
+    return "\n\n".join(filter(None, parts))
+
+
+def _section(heading: str, notes: list[Note]) -> Iterator[str]:
+    if notes:
+        yield heading
+        yield from (f"  {note.key}: {note.text}" for note in notes)
+
+
+def problems(found: Iterable[Problem]) -> str:
+    """Everything that keeps a file from being imported."""
+    return "\n".join(f"  {problem.key}: {problem.text}" for problem in found)
+
+
+def repeated(text: str) -> list[Problem]:
+    """Keys that a YAML text has twice, of which readers take the last one. A script has none."""
+    try:
+        found = [key for document in documents(text) for key in document.duplicates]
+    except yaml.YAMLError:
+        return []
+    return [Problem(f"{path_of(key.location)} = {' and '.join(key.values)}", _repeated(*key.lines)) for key in found]
+
+
+def _repeated(first: int, second: int) -> str:
+    return f"stands twice, in lines {first} and {second}; keep one of them"
+
+
+def data_sets(text: str) -> dict[str, Any]:
+    """LLaMA-Factory's data sets by name: JSON, which is YAML as well, or YAML. Raises Unreadable."""
+    found = document(text)
+    if wrong := repeated(text):
+        raise Unreadable(f"cannot be read:\n{problems(wrong)}")
+    if not isinstance(found, dict):
+        raise Unreadable("holds no data sets by name")
+    return found
+
+
+POWER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number to Kubernetes, and a text to YAML 1.1 where it lacks a dot or a sign."""
+WIDEST = 200
+"""Columns of a comment; a longer one is cut."""
+ORDER = [field.alias for field in RLJobSpec.model_fields.values()]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts texts in quotes that Kubernetes would read as numbers."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", POWER, [*"-+.0123456789"])
+
+
+def write(found: Imported, heading: str) -> str:
+    """The manifest. `heading`: what it was made from."""
+    lines = [
+        f"# {heading}",
+        f"apiVersion: {names.API_VERSION}",
+        f"kind: {names.KIND}",
+        "metadata:",
+        _line(1, f"name: {flow(found.name)}", found.comments.get(NAME, "")),
+        "spec:",
+    ]
+    spec = {key: found.spec[key] for key in sorted(found.spec, key=ORDER.index)}
+    return "\n".join([*lines, *_object(spec, "", 1, found.comments)])
+
+
+def _object(value: dict[str, Any], path: str, depth: int, comments: dict[str, str]) -> Iterator[str]:
+    for key, inner in value.items():
+        here = f"{path}.{key}" if path else key
+        if isinstance(inner, dict) and any(path.startswith(f"{here}.") for path in comments):
+            yield _line(depth, f"{key}:", comments.get(here, ""))
+            yield from _object(inner, here, depth + 1, comments)
+        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
+            yield _line(depth, f"{key}:", comments.get(here, ""))
+            yield from (f"{'  ' * (depth + 1)}- {flow(item)}" for item in inner)
+        else:
+            yield _line(depth, f"{key}: {flow(inner)}", comments.get(here, ""))
+
+
+def flow(value: Any) -> str:
+    """On one line."""
+    text = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=float("inf"), allow_unicode=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...").strip()
+
+
+def _line(depth: int, text: str, comment: str) -> str:
+    comment = " ".join(comment.split())
+    short = comment if len(comment) <= WIDEST else f"{comment[: WIDEST - 3]}..."
+    return f"{'  ' * depth}{text}" + (f"  # {short}" if short else "")

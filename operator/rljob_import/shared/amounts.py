@@ -1,0 +1,64 @@
+"""How long a job runs, in steps, and what depends on it. Steps are the other system's where it counts them as we do."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_import.settings import Settings
+from rljob_import.table import Problem, Said
+
+
+@dataclass(frozen=True)
+class Length:
+    """Keys of a number of steps, which wins, and of epochs; `per_step` rows are used in a step."""
+
+    steps: str
+    epochs: str
+    per_step: int
+
+    def total(self, settings: Settings) -> int | None:
+        """Steps of the whole job; None: it takes the number of rows to say."""
+        if self._counted(settings):
+            return settings.integer(self.steps)
+        if settings.options.rows is None or settings[self.epochs] is None:
+            return None
+        return max(1, int(settings.options.rows // max(1, self.per_step) * settings.number(self.epochs)))
+
+    def _counted(self, settings: Settings) -> bool:
+        return settings[self.steps] is not None and settings.number(self.steps) > 0
+
+    def said(self, settings: Settings) -> Iterator[Said]:
+        total = self.total(settings)
+        if self._counted(settings):
+            yield settings.field("train.steps", total, self.steps)
+            if self.epochs in settings:
+                yield settings.implied(self.epochs, f"{self.steps} decides")
+        elif settings[self.epochs] is None:
+            yield Problem(self.steps, f"neither {self.steps} nor {self.epochs} says how long to train")
+        elif total is None:
+            yield settings.field("train.epochs", settings.number(self.epochs), self.epochs)
+        else:
+            why = f"{settings.options.rows} rows of --rows, {self.per_step} in a step"
+            yield settings.field("train.steps", total, self.epochs, why=why)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Keys of warm-up steps (above 0 they win) and of their share of all optimizer steps."""
+
+    steps: str
+    ratio: str
+    field: str = "train.optimizer.warmupSteps"
+
+    def said(self, settings: Settings, total: int | None, updates: int) -> Iterator[Said]:
+        """`total` steps of `updates` optimizer steps each."""
+        given, ratio = settings[self.steps], settings[self.ratio]
+        if given is not None and settings.number(self.steps) > 0:
+            yield settings.field(self.field, settings.integer(self.steps), self.steps)
+        elif ratio is None or not settings.number(self.ratio):
+            return
+        elif total is None:
+            text = "a share of the optimizer steps, whose number depends on the rows of the data: give --rows N"
+            yield settings.lacking(self.ratio, text)
+        else:
+            steps = int(settings.number(self.ratio) * total * updates)
+            yield settings.field(self.field, steps, self.ratio, why=f"of {total * updates} optimizer steps")

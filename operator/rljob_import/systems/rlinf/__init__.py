@@ -1,0 +1,1 @@
+"""RLinf: reasoning jobs."""

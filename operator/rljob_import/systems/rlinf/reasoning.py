@@ -1,0 +1,303 @@
+"""RLinf: reasoning jobs (`runner.task_type: reasoning`), YAML of Hydra with resolvers of its own."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rljob_api.spec.job import MOST_CHECKPOINTS, LifecycleSpec
+from rljob_import.readers.hydra import plain
+from rljob_import.readers.trees import Unreadable, flatten, resolve, tree_of
+from rljob_import.settings import Settings, Source, System, show
+from rljob_import.shared import places, values
+from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
+from rljob_import.shared.amounts import Length, Warmup
+from rljob_import.shared.megatron import (
+    Layout,
+    recompute,
+    transformer_config,
+    virtual_pipeline,
+)
+from rljob_import.shared.values import divisor
+from rljob_import.systems.rlinf.reasoning_rows import ROWS
+from rljob_import.table import Field, Note, Outcome, Problem, Said
+
+ADVANTAGES = {"grpo": "grpo", "gae": "gae", "reinpp": "reinforce++", "rloo": "rloo"}
+
+
+def sources(settings: Settings) -> Iterator[Said]:
+    keys = (
+        "actor.megatron.ckpt_convertor.hf_model_path",
+        "actor.model.model_path",
+        "rollout.model.model_path",
+        "actor.tokenizer.tokenizer_model",
+    )
+    given = [key for key in keys if key in settings]
+    if not given:
+        yield Problem("rollout.model.model_path", "is missing")
+        return
+    yield from places.found(settings, "model.path", given[0])
+    model = str(settings[given[0]]).rstrip("/")
+    for key in given[1:]:
+        other = str(settings[key]).rstrip("/")
+        if other != model and other.rpartition("/")[2] == model.rpartition("/")[2]:
+            yield settings.changed(key, f"{given[0]} holds the tokenizer too")
+        elif other != model:
+            yield Problem(
+                settings.origin(key), f"{settings[key]} is another directory than {given[0]}; an RLJob has one model"
+            )
+    if "actor.model.megatron_checkpoint" in settings:
+        yield from places.found(settings, "model.megatronCheckpoint", "actor.model.megatron_checkpoint")
+    yield from dtype(settings)
+    yield from places.files(settings, "data.train", "data.train_data_paths")
+    yield from places.files(settings, "data.validation", "data.val_data_paths")
+
+
+def longest(settings: Settings) -> int:
+    return settings.integer("runner.seq_length")
+
+
+def response(settings: Settings) -> int:
+    return longest(settings) - settings.integer("data.max_prompt_length")
+
+
+def amounts(settings: Settings) -> Iterator[Said]:
+    prompts, mini = settings.integer("data.rollout_batch_size"), "algorithm.n_minibatches"
+    updates = divisor(prompts, settings.integer(mini))
+    yield settings.field("train.miniBatches", updates, mini)
+    if updates != settings[mini]:
+        yield settings.changed(mini, f"{updates}: prompts are divided evenly")
+    length = Length("runner.max_steps", "runner.max_epochs", prompts)
+    yield from length.said(settings)
+    for prefix, target in (("actor.", "train.optimizer"), ("critic.", "critic.optimizer")):
+        s, o = f"{prefix}lr_sched.", f"{prefix}optim."
+        yield from Warmup(f"{s}lr_warmup_iters", f"{s}lr_warmup_fraction", f"{target}.warmupSteps").said(
+            settings, length.total(settings), updates
+        )
+        low = f"{s}min_lr" if settings[f"{s}min_lr"] else f"{o}min_lr"
+        if settings[f"{s}lr_decay_style"] != "constant" and settings[low]:
+            yield settings.field(f"{target}.minLearningRate", settings.number(low), low)
+    yield settings.field(
+        "rollout.sampling.maxTokens", response(settings), "runner.seq_length", "data.max_prompt_length"
+    )
+    yield from micro_batches(settings)
+
+
+def micro_batches(settings: Settings) -> Iterator[Said]:
+    least, dynamic = Layout.of(settings, "actor.model.").aligned(longest(settings)), "runner.max_tokens_per_mbs"
+    if settings["runner.enable_dynamic_batch_size"] and dynamic in settings:
+        yield settings.field("train.tokensPerMicroBatch", max(least, settings.integer(dynamic)), dynamic)
+    else:
+        key = "algorithm.training_batch_size_per_gpu"
+        yield settings.field(
+            "train.tokensPerMicroBatch", max(least, settings.integer(key) * longest(settings)), key, "runner.seq_length"
+        )
+
+
+def algorithm(settings: Settings) -> Iterator[Said]:
+    key = "algorithm.adv_type"
+    ours = ADVANTAGES.get(settings[key])
+    if ours is None:
+        yield from own(settings, key, "advantage", ADVANTAGES)
+    if ours == "reinforce++" and settings["algorithm.use_reinpp_baseline"]:
+        ours = "reinforce++-baseline"
+    if ours is not None:
+        yield settings.field("algorithm.advantage", ours, key)
+    if ours == "grpo" and settings["algorithm.normalize_advantages"] is False:
+        yield settings.field("algorithm.group.divideByStd", False, "algorithm.normalize_advantages")
+    if ours == "gae":
+        yield settings.field("critic", {}, key)
+        yield settings.field(
+            "algorithm.gaeLambda", float(settings.number("algorithm.gae_lambda")), "algorithm.gae_lambda"
+        )
+    if ours in ("gae", "reinforce++") and settings.number("algorithm.gamma") != 1:
+        yield settings.field("algorithm.gamma", float(settings.number("algorithm.gamma")), "algorithm.gamma")
+    for side in ("low", "high"):
+        name = f"algorithm.clip_ratio_{side}"
+        name = name if name in settings else "algorithm.ratio_clip_eps"
+        yield settings.field(f"algorithm.clip.{side}", float(settings.number(name)), name)
+    aggregation = "algorithm.loss_agg_func"
+    if settings[aggregation] not in AGGREGATIONS:
+        yield settings.lacking(aggregation, f"the aggregations are {', '.join(AGGREGATIONS)}; token-mean in its place")
+    yield settings.field("algorithm.aggregation", AGGREGATIONS.get(settings[aggregation], "tokenMean"), aggregation)
+    yield from kl(settings)
+    yield from kl_in_reward(settings)
+    yield from correction(settings)
+
+
+def kl(settings: Settings) -> Iterator[Said]:
+    if settings.number("algorithm.kl_beta"):
+        kind = "algorithm.kl_penalty_type"
+        estimator = ESTIMATORS.get(settings[kind])
+        yield settings.field(
+            "algorithm.kl.coefficient", float(settings.number("algorithm.kl_beta")), "algorithm.kl_beta"
+        )
+        if estimator == "k1":
+            yield settings.changed(kind, "k2 in its place: the expected gradient of k1 in the loss is zero")
+            estimator = "k2"
+        elif estimator is None:
+            yield settings.lacking(kind, "the estimators are k2 and k3; k3 in its place")
+        yield settings.field("algorithm.kl.estimator", estimator or "k3", kind)
+
+
+def kl_in_reward(settings: Settings) -> Iterator[Said]:
+    """REINFORCE++ takes its penalty from the rewards."""
+    key, kind = "algorithm.reinpp_kl_beta", "algorithm.kl_penalty_type"
+    if not settings.number(key):
+        return
+    if settings["algorithm.adv_type"] != "reinpp":
+        yield settings.implied(key, "read with adv_type reinpp only")
+    elif settings.number("algorithm.kl_beta"):
+        yield settings.lacking(key, "one penalty at a time: that of the loss is kept")
+    else:
+        yield settings.field("algorithm.kl.coefficient", float(settings.number(key)), key)
+        yield settings.field("algorithm.kl.where", "reward", key)
+        yield settings.field("algorithm.kl.estimator", ESTIMATORS.get(settings[kind], "k1"), kind)
+
+
+def correction(settings: Settings) -> Iterator[Said]:
+    fix, target = "algorithm.importance_sampling_fix", "algorithm.rolloutCorrection"
+    if not settings["algorithm.recompute_logprobs"]:
+        yield settings.field(f"{target}.bypass", True, "algorithm.recompute_logprobs")
+    elif settings[fix]:
+        cap = "algorithm.importance_sampling_clip"
+        yield settings.field(f"{target}.importanceSampling", "token", fix)
+        yield settings.field(f"{target}.cap", float(settings.number(cap)), cap)
+    rounds = "algorithm.max_num_gen_batches"
+    if settings.integer(rounds) > 1:
+        yield settings.field("algorithm.dynamicSampling.maxRounds", settings.integer(rounds), rounds)
+
+
+def layout(settings: Settings) -> Iterator[Said]:
+    yield from virtual_pipeline(settings, "actor.model.")
+    yield from recompute(settings, "actor.model.")
+    yield from transformer_config(settings, "actor.model")
+    options, per_node = settings.options, settings.options.gpus_per_node or 8
+    yield (
+        Field("trainer.nodes", options.nodes, "--nodes")
+        if options.nodes
+        else settings.field("trainer.nodes", settings.integer("cluster.num_nodes"), "cluster.num_nodes")
+    )
+    yield Field(
+        "trainer.processesPerNode",
+        per_node,
+        "--gpus-per-node" if options.gpus_per_node else "assumed: see --gpus-per-node",
+    )
+    key = "rollout.tensor_parallel_size"
+    size = divisor(per_node, min(per_node, settings.integer(key)))
+    yield settings.field("rollout.tensorParallel", size, key)
+    placements = {k: str(g.value) for k, g in settings.below("cluster.component_placement").items()}
+    together = any("actor" in k and "rollout" in k for k in placements) or not placements
+    names = ", ".join(f"cluster.component_placement.{k}" for k in placements) or "cluster.component_placement"
+    yield Field("rollout.placement", "colocated" if together else "separate", names)
+    if not together:
+        shown = ", ".join(f"{k}: {v}" for k, v in placements.items())
+        yield Note(
+            Outcome.CHANGED,
+            f"cluster.component_placement = {shown}",
+            "choose trainer.nodes and rollout.replicas: roles on GPUs of their own",
+        )
+    if settings["rollout.rollout_backend"] != "vllm":
+        yield settings.changed("rollout.rollout_backend", "vLLM generates")
+
+
+def rewards(settings: Settings) -> Iterator[Said]:
+    kind, scale = "reward.reward_type", "reward.reward_scale"
+    if settings[kind] != "math":
+        yield settings.lacking(kind, "math in its place; judge it with a python or http reward of your own")
+    yield settings.field("rewards", [{"rule": "math"}], kind)
+    if settings.number(scale) != 1:
+        grouped = settings["algorithm.adv_type"] == "grpo" and settings["algorithm.normalize_advantages"]
+        text = "right is 1 and wrong is 0 here: " + (
+            "the same advantages, which are normalised"
+            if grouped
+            else f"weight: {2 * settings.number(scale):g} has the same differences"
+        )
+        yield settings.changed(scale, text)
+    if "data.answer_key" in settings:
+        yield settings.changed(
+            "data.answer_key", "RLinf's files may hold lists of answers there: store one answer, as text"
+        )
+    if settings["data.val_data_paths"]:
+        yield settings.field("evaluation.sampling.maxTokens", response(settings), "runner.seq_length")
+
+
+def output(settings: Settings) -> Iterator[Said]:
+    name = settings["runner.experiment_name"]
+    directory = f"{str(settings['runner.output_dir']).replace('../', '')}/{name}"
+    yield from places.placed(settings, "checkpoint.path", directory, "runner.output_dir", "runner.experiment_name")
+    yield from places.name(settings, "runner.experiment_name")
+    yield Field("checkpoint.keepLast", MOST_CHECKPOINTS, "all are kept there; the most here")
+    yield Note(Outcome.CHANGED, "checkpoint.keepLast", places.SPACE)
+    resume = "runner.resume_dir"
+    if settings[resume] not in (None, "auto"):
+        yield settings.lacking(resume, "checkpoint.resumeFrom takes an RLJob's checkpoints, not RLinf's")
+    minutes = "actor.megatron.distributed_timeout_minutes"
+    if minutes in settings and settings.number(minutes) * 60 > LifecycleSpec().stall_timeout_seconds:
+        yield settings.field("lifecycle.stallTimeoutSeconds", int(settings.number(minutes) * 60), minutes)
+    loggers = settings["runner.logger.logger_backends"]
+    if "wandb" in loggers:
+        yield settings.field(
+            "env",
+            [{"name": "WANDB_PROJECT", "value": show(settings["runner.logger.project_name"])}],
+            "runner.logger.logger_backends",
+        )
+    if {*loggers} - {"wandb", "tensorboard"}:
+        yield settings.lacking("runner.logger.logger_backends", "metrics are written to TensorBoard and metrics.jsonl")
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    found = {} if settings["algorithm.adv_type"] == "gae" else {"critic": "only advantage gae has a critic"}
+    if not settings["data.val_data_paths"]:
+        found["evaluation"] = "there are no held-out prompts"
+    return found
+
+
+RLINF = System(
+    "RLinf",
+    ROWS,
+    (sources, amounts, algorithm, layout, rewards, output, places.pods),
+    values.RLINF,
+    unread,
+)
+
+
+def read_file(text: str, environment: Mapping[str, str]) -> Source:
+    """YAML. Raises Unreadable, also of a task that no RLJob has."""
+    tree, lost = resolve(tree_of(text), environment)
+    runner = tree.get("runner")
+    if not isinstance(runner, dict):
+        raise Unreadable("has no section `runner`: it is a part that others name in their `defaults`")
+    if (task := runner.get("task_type", "reasoning")) not in ("reasoning", "math"):
+        more = ": write a job of `task: sft`, with data.imageKey for pictures (docs/sft.md)" if task == "sft" else ""
+        raise Unreadable(f"is of the task `{task}`; of RLinf's tasks `reasoning` is read{more}")
+    found: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
+    return Source(RLINF, found, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+
+
+HALF = ("bf16", "bfloat16", "fp16", "16", "float16")
+WHOLE = ("fp32", "32", "float32")
+"""How types are written; of the first, from the third on, float16."""
+
+
+def dtype(settings: Settings) -> Iterator[Said]:
+    """With mixed precision, float32 is only what FSDP keeps its shards in: passes and generation have another type."""
+    precision, rollout = "actor.model.precision", "rollout.model.precision"
+    autocast = settings["actor.fsdp_config.amp_autocast.enabled"]
+    mixed = (
+        "actor.fsdp_config.mixed_precision.param_dtype",
+        *(["actor.fsdp_config.amp_autocast.precision"] if autocast else []),
+    )
+    passes = next((key for key in mixed if str(settings[key]) in HALF), None)
+    whole = str(settings[precision]) in WHOLE
+    if str(settings[precision]) in HALF[2:]:
+        yield settings.changed(precision, "bfloat16 in its place, without loss scaling")
+    elif whole and passes:
+        yield settings.field("model.dtype", "bfloat16", passes)
+        yield settings.changed(
+            precision, f"bfloat16, as {passes} says of the passes; main weights and moments are float32 in any case"
+        )
+        if str(settings[passes]) in HALF[2:]:
+            yield settings.changed(passes, "bfloat16 in its place, without loss scaling")
+    elif whole:
+        yield settings.field("model.dtype", "float32", precision)
+        if rollout in settings and str(settings[rollout]) not in WHOLE:
+            yield settings.changed(rollout, "servers have the policy's type, float32")

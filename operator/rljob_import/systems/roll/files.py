@@ -1,0 +1,80 @@
+"""How ROLL's configurations are written, and which of its pipelines one is of."""
+
+from collections.abc import Mapping
+
+from rljob_import.readers.hydra import plain
+from rljob_import.readers.trees import Unreadable, flatten, resolve, tree_of
+from rljob_import.settings import Settings, Source, System
+from rljob_import.shared import places
+from rljob_import.shared.values import ROLL
+from rljob_import.systems.roll.rl import algorithm, asynchrony, offload, prompts, rewards, rollouts
+from rljob_import.systems.roll.rl_rows import RL_ROWS
+from rljob_import.systems.roll.rows import DPO_ROWS, SFT_ROWS
+from rljob_import.systems.roll.run import (
+    amounts,
+    environment,
+    layout,
+    other_roles,
+    sources,
+    supervised,
+    tuning,
+    weights,
+)
+from rljob_import.table import Note, Outcome
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    found = {} if settings["adv_estimator"] == "gae" else {"critic": "only advantage gae has a critic"}
+    if not settings["validation.data_args.file_name"]:
+        found["evaluation"] = "there are no held-out prompts"
+    return found
+
+
+RL = System(
+    "ROLL, RLVR",
+    RL_ROWS,
+    (
+        sources,
+        tuning,
+        weights,
+        prompts,
+        layout,
+        other_roles,
+        amounts,
+        rewards,
+        rollouts,
+        offload,
+        asynchrony,
+        algorithm,
+        environment,
+        places.pods,
+    ),
+    ROLL,
+    unread,
+)
+SFT = System("ROLL, SFT", SFT_ROWS, (sources, tuning, weights, layout, supervised, environment, places.pods), ROLL)
+DPO = System(
+    "ROLL, DPO", DPO_ROWS, (sources, tuning, weights, layout, other_roles, supervised, environment, places.pods), ROLL
+)
+
+
+def read(text: str, variables: Mapping[str, str]) -> Source:
+    """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
+    tree, lost = resolve(tree_of(text), variables)
+    for key in ("custom_envs", "train_env_manager"):
+        if key in tree:
+            raise Unreadable(
+                f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
+                "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
+            )
+    for key in ("student_train", "student", "teacher", "reward"):
+        if key in tree:
+            more = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
+            raise Unreadable(
+                f"is of a pipeline that is not read (`{key}`{more if key != 'reward' else ''}): RLVR, SFT and DPO are"
+            )
+    if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
+        raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
+    system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL
+    values = {k: plain(v) for k, v in flatten(tree).items()}
+    return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

@@ -1,0 +1,213 @@
+"""What all of ROLL's pipelines say alike: model, files, directory, trackers, variables."""
+
+from collections.abc import Iterator
+
+from rljob_import.readers.arithmetic import devices
+from rljob_import.settings import NotANumber, Settings
+from rljob_import.shared import places
+from rljob_import.shared.adapters import adapters
+from rljob_import.shared.amounts import Length, Warmup
+from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.values import divisor, items
+from rljob_import.table import Field, Said
+
+HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
+
+
+def sources(settings: Settings) -> Iterator[Said]:
+    yield from places.found(settings, "model.path", "pretrain")
+    yield from places.files(settings, "data.train", f"{role(settings)}data_args.file_name")
+    yield from places.files(settings, "data.validation", "validation.data_args.file_name")
+    yield from places.name(settings, "exp_name")
+    key = "checkpoint_config.output_dir" if "checkpoint_config.output_dir" in settings else "output_dir"
+    yield from places.written(settings, "checkpoint.path", key, "output")
+    yield from places.kept(settings, "max_ckpt_to_keep")
+    if "eval_steps" in settings and "validation.data_args.file_name" in settings:
+        yield settings.field("evaluation.everySteps", max(0, settings.integer("eval_steps")), "eval_steps")
+
+
+def tuning(settings: Settings) -> Iterator[Said]:
+    """LoRA, where the model's section of the role that learns has a rank."""
+    m = f"{role(settings)}model_args."
+    if settings[f"{m}lora_rank"]:
+        rank = settings.integer(f"{m}lora_rank")
+        alpha = settings.integer(f"{m}lora_alpha") if settings[f"{m}lora_alpha"] else 2 * rank
+        yield from adapters(settings, f"{m}lora_rank", f"{m}lora_alpha", f"{m}lora_target", (rank, alpha))
+
+
+def weights(settings: Settings) -> Iterator[Said]:
+    """Shares of the files, which ROLL writes as a text with commas."""
+    key, files = f"{role(settings)}data_args.interleave_probs", f"{role(settings)}data_args.file_name"
+    if key not in settings:
+        return
+    count = len(items(settings[files])) if settings[files] else 0
+    try:
+        shares = [float(share) for share in str(settings[key]).split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != count or min(shares, default=0) <= 0:
+        yield settings.lacking(key, f"data.weights has one number above 0 for each of the {count} files")
+    elif count > 1:
+        yield settings.field("data.weights", shares, key)
+
+
+def environment(settings: Settings) -> Iterator[Said]:
+    given = {name: g for name, g in settings.below("system_envs").items() if name.startswith(HANDED_ON)}
+    env = [{"name": name, "value": str(g.value)} for name, g in given.items()]
+    if settings["track_with"] == "wandb":
+        env.append({"name": "WANDB_PROJECT", "value": str(settings["tracker_kwargs.project"] or settings["exp_name"])})
+        yield settings.changed("track_with", "needs WANDB_API_KEY from a Secret in spec.envFrom")
+    elif settings["track_with"] not in (None, "tensorboard", "stdout"):
+        yield settings.lacking("track_with", "metrics are written to TensorBoard and metrics.jsonl")
+    if env:
+        yield Field("env", env, "system_envs, track_with")
+
+
+def role(settings: Settings) -> str:
+    """The prefix of the role that learns."""
+    return "sft_train." if "sft_train.training_args.learning_rate" in settings.system_keys else "actor_train."
+
+
+def config(settings: Settings) -> str:
+    return f"{role(settings)}strategy_args.strategy_config."
+
+
+def gpus(settings: Settings, key: str) -> list[int]:
+    """The numbers of a device_mapping. Raises NotANumber."""
+    value = settings[key]
+    found = value if isinstance(value, list) else devices(str(value)) if value is not None else []
+    if found is None:
+        raise NotANumber(key, value)
+    return found
+
+
+def machine(settings: Settings) -> tuple[int, int]:
+    """Nodes, and ranks of each."""
+    options, ranks = settings.options, len(gpus(settings, f"{role(settings)}device_mapping"))
+    per_node = options.gpus_per_node or min(settings.integer("num_gpus_per_node"), ranks or 1)
+    return options.nodes or max(1, ranks // per_node), per_node
+
+
+def layout(settings: Settings) -> Iterator[Said]:
+    c = config(settings)
+    nodes, ranks = machine(settings)
+    flags = settings.options.nodes or settings.options.gpus_per_node
+    key = f"{role(settings)}device_mapping"
+    for field, value in (("trainer.nodes", nodes), ("trainer.processesPerNode", ranks)):
+        yield (
+            Field(field, value, "--nodes, --gpus-per-node")
+            if flags
+            else settings.field(field, value, key, "num_gpus_per_node")
+        )
+    yield from virtual_pipeline(settings, c)
+    yield from recompute(settings, c)
+    yield from transformer_config(settings, c.removesuffix("."))
+    for extra in ("moe_permute_fusion",):
+        if f"{c}additional_configs.{extra}" in settings:
+            yield settings.field(
+                f"trainer.transformerConfig.{extra}",
+                settings[f"{c}additional_configs.{extra}"],
+                f"{c}additional_configs.{extra}",
+            )
+    strategy = f"{role(settings)}strategy_args.strategy_name"
+    if settings[strategy] != "megatron_train":
+        yield settings.changed(
+            strategy, "the trainer is Megatron: choose trainer.parallelism; data and batches are taken over"
+        )
+
+
+def other_roles(settings: Settings) -> Iterator[Said]:
+    yield from other_layout(settings, "reference.strategy_args.strategy_config.", config(settings), "the reference")
+
+
+def samples(settings: Settings) -> int:
+    """Samples of an optimizer step."""
+    nodes, ranks = machine(settings)
+    t, copies = f"{role(settings)}training_args.", max(1, nodes * ranks // Layout.of(settings, config(settings)).copy)
+    return (
+        settings.integer(f"{t}per_device_train_batch_size")
+        * settings.integer(f"{t}gradient_accumulation_steps")
+        * copies
+    )
+
+
+def tokens(settings: Settings, longest: int) -> Iterator[Said]:
+    r, least = role(settings), Layout.of(settings, config(settings)).aligned(longest)
+    dynamic, packed = (
+        f"{r}max_tokens_per_microbatch_in_train",
+        f"{r}sequence_packing_args.max_packed_sequence_length_train",
+    )
+    each = f"{r}training_args.per_device_train_batch_size"
+    if settings[f"{r}use_dynamic_batching_in_train"] and dynamic in settings:
+        found, key = settings.integer(dynamic), dynamic
+    elif settings[f"{r}use_sequence_packing"] and packed in settings:
+        found, key = settings.integer(packed), packed
+    else:
+        found, key = settings.integer(each) * longest, each
+    why = f"at least {least} tokens of the longest sample"
+    yield settings.field("train.tokensPerMicroBatch", max(found, least), key, why=why)
+
+
+def learning(settings: Settings, per_step: int, updates: int) -> Iterator[Said]:
+    t = f"{role(settings)}training_args."
+    length = Length("max_steps", f"{t}num_train_epochs", per_step)
+    yield from length.said(settings)
+    yield from Warmup(f"{t}warmup_steps", f"{t}warmup_ratio").said(settings, length.total(settings), updates)
+
+
+def amounts(settings: Settings) -> Iterator[Said]:
+    prompts, group = settings.integer("rollout_batch_size"), settings.integer("num_return_sequences_in_group")
+    updates = max(1, round(prompts * group / max(1, samples(settings))))
+    t = "actor_train.training_args."
+    keys = (f"{t}per_device_train_batch_size", f"{t}gradient_accumulation_steps")
+    exact = divisor(prompts, updates)
+    if exact * samples(settings) != prompts * group:
+        yield settings.changed(
+            keys[1],
+            f"{prompts * group // exact} samples in an optimizer step: mini-batches are of whole prompts, and alike",
+        )
+    yield settings.field("train.miniBatches", exact, *keys, why=f"{samples(settings)} of {prompts * group} samples")
+    updates = exact * settings.integer("ppo_epochs")
+    yield from learning(settings, prompts, updates)
+    if settings["adv_estimator"] == "gae":
+        yield from _critic(settings, prompts, updates)
+    longest = settings.integer("prompt_length") + response(settings)
+    yield from tokens(settings, longest)
+    yield Field("rollout.sampling.maxTokens", response(settings), settings.origin("response_length"))
+
+
+def _critic(settings: Settings, prompts: int, updates: int) -> Iterator[Said]:
+    c, total = "critic.training_args.", Length("max_steps", f"{role(settings)}training_args.num_train_epochs", prompts)
+    keys = f"{c}warmup_steps", f"{c}warmup_ratio"
+    yield from Warmup(*keys, "critic.optimizer.warmupSteps").said(settings, total.total(settings), updates)
+
+
+def response(settings: Settings) -> int:
+    if "response_length" in settings:
+        return settings.integer("response_length")
+    return settings.integer("sequence_length") - settings.integer("prompt_length")
+
+
+def supervised(settings: Settings) -> Iterator[Said]:
+    dpo, batch = role(settings) == "actor_train.", samples(settings)
+    yield Field("task", "dpo" if dpo else "sft", "ROLL's pipeline")
+    t = f"{role(settings)}training_args."
+    yield settings.field(
+        "train.samplesPerStep",
+        batch,
+        f"{t}per_device_train_batch_size",
+        f"{t}gradient_accumulation_steps",
+        why="x data-parallel ranks",
+    )
+    yield from learning(settings, batch, 1)
+    longest = Layout.of(settings, config(settings)).aligned(settings.integer("sequence_length")) * (2 if dpo else 1)
+    yield from tokens(settings, longest)
+    if dpo and settings["ipo"]:
+        yield settings.field("dpo.loss", "ipo", "ipo")
+    if not dpo and "query_key" in settings:
+        yield settings.field("data.format", "alpaca", "prompt_key", "query_key", "response_key")
+    elif not dpo:
+        yield settings.field("data.format", "columns", "prompt_key")
+        yield settings.field("data.promptKey", settings["prompt_key"], "prompt_key")
+        if "response_key" in settings:
+            yield settings.field("data.responseKey", settings["response_key"], "response_key")

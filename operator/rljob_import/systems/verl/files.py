@@ -1,0 +1,111 @@
+"""How verl's configurations are written: scripts of Hydra overrides, or YAML."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from rljob_import.readers.hydra import command_line, launch, plain, scalar
+from rljob_import.readers.shell import Shell
+from rljob_import.readers.trees import Unreadable, document, flatten, resolve, tree_of
+from rljob_import.readers.words import Variables
+from rljob_import.settings import Settings, Source, System
+from rljob_import.shared.adapters import verl_has_adapters
+from rljob_import.shared.values import VERL
+from rljob_import.systems.verl import algorithm, roles
+from rljob_import.systems.verl.roles_rows import PPO_ROWS
+from rljob_import.systems.verl.rows import MODEL, REF
+from rljob_import.systems.verl.sft import SFT, template_arguments
+from rljob_import.table import Note, Outcome
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    """Roles that verl configures whether there are any or not."""
+    found = {}
+    if not algorithm.is_gae(settings):
+        found["critic"] = "only advantage gae has a critic"
+    if not algorithm.has_reference(settings):
+        found["reference"] = "without a KL penalty no reference is held"
+    elif verl_has_adapters(settings, MODEL) and not settings[f"{REF}model.path"]:
+        found["reference.offload"] = "the reference is the policy without its adapters"
+    if not settings["data.val_files"]:
+        found["evaluation"] = "there are no held-out prompts"
+    return found
+
+
+NO_TRAINING = ("main_generation", "main_eval")
+"""What verl's modules are named that train nothing."""
+PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES), VERL, unread)
+
+
+def read(text: str, environment: Mapping[str, str]) -> Source:
+    """A script or a YAML file. Raises Unreadable."""
+    if _is_yaml(text):
+        return _of_yaml(text, environment)
+    return _of_script(text, environment)
+
+
+def _is_yaml(text: str) -> bool:
+    if text.startswith("#!"):
+        return False
+    try:
+        return isinstance(document(text), dict)
+    except Unreadable as error:
+        if isinstance(error.__cause__, yaml.YAMLError):
+            return False
+        raise
+
+
+def _of_yaml(text: str, environment: Mapping[str, str]) -> Source:
+    tree = tree_of(text)
+    if isinstance(tree.get("run"), str):  # a task of SkyPilot, whose script is text
+        return _of_script(tree["run"], environment)
+    tree, lost = resolve(tree, environment)
+    values = {k: plain(v) for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
+    system = PPO if {"actor_rollout_ref", "algorithm", "critic", "reward_model"} & tree.keys() else SFT
+    return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+
+
+def _of_script(text: str, environment: Mapping[str, str]) -> Source:
+    variables = Variables({"HOME": ["~"], "@": [], "#": ["0"]} | {k: [v] for k, v in environment.items()})
+    shell = Shell(variables).run(text)
+    line = command_line(launch(shell.commands))
+    if not line.values:
+        raise Unreadable(_without_overrides(text, shell))
+    if any(purpose in line.module for purpose in NO_TRAINING):
+        raise Unreadable(f"runs {line.module}, which trains nothing: for held-out prompts see evaluation.only")
+    of_ppo = any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in line.values)
+    sft = "sft" in line.module if line.module else not of_ppo
+    values = {k: v for key, value in line.values.items() for k, v in _leaves(key, value).items()}
+    values |= {f"export.{name}": variables.text(name) for name in shell.exported if variables.text(name)}
+    if sft:
+        flags = ("nnodes", "nproc_per_node")
+        values |= {f"launcher.{f}": scalar(line.flags[f]) for f in flags if line.flags.get(f)}
+    return Source(SFT if sft else PPO, values, [*_told(shell)])
+
+
+def _without_overrides(text: str, shell: Shell) -> str:
+    """What was read in vain: loops that were passed over, and why it is no YAML."""
+    passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
+    try:
+        found = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
+    except Unreadable as error:
+        found = f"it {' '.join(str(error).split())}"
+    return f"holds no command with overrides like `trainer.nnodes=1`{passed}; {found}"
+
+
+def _leaves(key: str, value: Any) -> dict[str, Any]:
+    return flatten({key: value}) if isinstance(value, dict) else {key: value}
+
+
+def _told(shell: Shell) -> list[Note]:
+    """What a script leaves open, since nothing of it is executed."""
+    unset = [name for name in shell.variables.unset if name not in shell.exported]
+    return [
+        *(
+            Note(Outcome.CHANGED, f"${name}", f"is set outside of the script: empty, or --env {name}=VALUE")
+            for name in unset
+        ),
+        *(Note(Outcome.CHANGED, f"$({c})", "no command is run: its output is taken for empty") for c in shell.probed),
+        *(Note(Outcome.CHANGED, loop, what) for loop, what in shell.remarks.items()),
+    ]

@@ -1,0 +1,205 @@
+"""verl's trainer of conversations (`verl.trainer.sft_trainer`): `task: sft`."""
+
+from collections.abc import Iterator
+
+from rljob_import.settings import Settings, System
+from rljob_import.shared import places
+from rljob_import.shared.adapters import verl_adapters, verl_rows
+from rljob_import.shared.amounts import Length
+from rljob_import.shared.megatron import (
+    Layout,
+    layout_rows,
+    recompute,
+    recompute_rows,
+    transformer_config,
+    transformer_row,
+    virtual_pipeline,
+)
+from rljob_import.shared.values import VERL, choice
+from rljob_import.systems.verl.algorithm import environment
+from rljob_import.systems.verl.roles import optimizer
+from rljob_import.systems.verl.rows import megatron_rows, optimizer_rows
+from rljob_import.table import Field, Said, becomes, implied, lacks, must, read, verbatim
+
+ROWS = (
+    read("model.path", "model.path", "~/models/deepseek-llm-7b-chat", also=("model.partial_pretrain",)),
+    becomes("model.trust_remote_code", "model.trustRemoteCode", False),
+    must("model.use_remove_padding", True, "sequences are always packed", also=("use_remove_padding",)),
+    *verl_rows("model."),
+    *(lacks(f"model.mtp.{key}", "multi-token prediction is not trained") for key in ("enable", "enable_train")),
+    implied("model.mtp.*"),
+    lacks("model.override_config.*", "the model is as its config.json says"),
+    lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),
+    lacks("model.external_lib", "no further packages are imported"),
+    *(lacks(f"model.{key}", "is in the model's directory") for key in ("tokenizer_path", "hf_config_path")),
+    implied("model.enable_gradient_checkpointing", "trainer.recompute says what is computed again"),
+    *(
+        implied(f"model.{key}")
+        for key in ("use_fused_kernels", "fused_kernel_options.*", "use_liger", "use_shm", "tiled_mlp.*", "strategy")
+    ),
+    *(implied(f"model.{key}") for key in ("enable_activation_offload", "fsdp_config.*", "target_parameters")),
+    read("data.train_files", "data.train", "~/data/gsm8k/train.parquet"),
+    read("data.val_files", "data.validation"),
+    becomes("data.messages_key", "data.messagesKey", "messages"),
+    read("data.prompt_key", "data.promptKey, data.format"),
+    read("data.response_key", "data.responseKey, data.format"),
+    becomes("data.max_length", "data.maxTokens", 1024),
+    becomes("data.train_batch_size", "train.samplesPerStep", 256),
+    read("data.use_dynamic_bsz", "train.tokensPerMicroBatch", True),
+    read("data.max_token_len_per_gpu", "train.tokensPerMicroBatch", 8192, text="x context parallel size"),
+    read(
+        "data.micro_batch_size_per_gpu",
+        "train.tokensPerMicroBatch",
+        4,
+        text="x data.max_length",
+        also=("data.micro_batch_size",),
+    ),
+    read("data.truncation", "data.overlong", "error", text="longer conversations are left out and counted"),
+    implied("data.pad_mode", "sequences are always packed"),
+    verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
+    lacks("data.tools_key", "conversations have no tools", "tools"),
+    lacks("data.custom_cls.path", "conversations are read from files only"),
+    lacks("data.multiturn.enable", "set data.messages_key", True),
+    *(lacks(f"data.{key}", "all rows are used", -1) for key in ("train_max_samples", "val_max_samples")),
+    *(
+        implied(f"data.{key}")
+        for key in ("enable_thinking_key", "enable_thinking_default", "balance_dp_token", "use_shm", "num_workers")
+    ),
+    *(
+        implied(f"data.{key}")
+        for key in ("ignore_input_ids_mismatch", "custom_cls.name", "trust_remote_code", "multiturn.messages_key")
+    ),
+    *(lacks(f"data.{key}_dict_keys", "columns are read by their names", []) for key in ("prompt", "response")),
+    *optimizer_rows("", "train.optimizer", 1e-3),
+    *layout_rows("engine.", {"sequence_parallel": True}),
+    becomes("engine.dtype", "model.dtype", "bfloat16", choice(bfloat16="bfloat16", float32="float32")),
+    becomes("engine.param_offload", "trainer.offload.parameters", False),
+    becomes("engine.grad_offload", "trainer.offload.gradients", False),
+    becomes("engine.optimizer_offload", "trainer.offload.optimizer", False),
+    read("engine.use_dist_checkpointing", "model.megatronCheckpoint", False),
+    read("engine.dist_checkpointing_path", "model.megatronCheckpoint"),
+    *megatron_rows("engine."),
+    *recompute_rows("engine.override_transformer_config."),
+    transformer_row("engine.override_transformer_config"),
+    *(
+        implied(f"engine.{key}", "of FSDP")
+        for key in ("ulysses_sequence_parallel_size", "model_dtype", "fsdp_size", "strategy", "wrap_policy.*")
+    ),
+    *(
+        implied(f"engine.{key}", "of FSDP")
+        for key in ("use_torch_compile", "use_orig_params", "reshard_after_forward", "offload_policy")
+    ),
+    *(
+        implied(key, "of FSDP")
+        for key in ("ulysses_sequence_parallel_size", "engine.forward_prefetch", "engine.mixed_precision.*")
+    ),
+    must("model", "hf_model", "the trainer is Megatron: choose trainer.parallelism"),
+    read("engine", "", "fsdp", text="of engines other than megatron the layout is not taken over"),
+    implied("optim"),
+    read("checkpoint.save_contents", "checkpoint.exportHuggingFace", text="hf_model: at the end of the job"),
+    *(implied(f"checkpoint.{key}") for key in ("load_contents", "_target_")),
+    read("trainer.nnodes", "trainer.nodes", 1, also=("launcher.nnodes",)),
+    read("trainer.n_gpus_per_node", "trainer.processesPerNode", 1, also=("launcher.nproc_per_node",)),
+    read("trainer.total_training_steps", "train.steps"),
+    read("trainer.total_epochs", "train.epochs", 4, text="with --rows: train.steps"),
+    read("trainer.save_freq", "checkpoint.everySteps", -1, text="-1 becomes 0"),
+    read("trainer.test_freq", "evaluation.everySteps", -1, text="-1 becomes 0"),
+    read("trainer.max_ckpt_to_keep", "checkpoint.keepLast", text="unset: 64, the most"),
+    becomes(
+        "trainer.resume_mode", "checkpoint.resume", "auto", choice(auto="auto", disable="never", resume_path="auto")
+    ),
+    lacks("trainer.resume_from_path", "checkpoint.resumeFrom takes an RLJob's checkpoints, not verl's", ""),
+    read("trainer.default_local_dir", "checkpoint.path"),
+    read("trainer.project_name", "checkpoint.path", "gsm8k-sft"),
+    read("trainer.experiment_name", "metadata.name", "test"),
+    read("trainer.logger", "env", ["console", "wandb"], text="wandb: WANDB_PROJECT"),
+    becomes("trainer.seed", "data.seed", 1),
+    lacks("trainer.default_hdfs_dir", "checkpoints are on the volume"),
+    *(implied(f"trainer.{key}") for key in ("balance_batch", "profile_interval", "device", "checkpoint.*")),
+    read("export.*", "env", text="of a script: NCCL_, VLLM_, TORCH_ and WANDB_ variables"),
+    *(implied(f"{key}.*") for key in ("profiler", "global_profiler", "hydra")),
+    implied("defaults"),
+)
+
+
+def template_arguments(settings: Settings) -> Iterator[Said]:
+    """What verl gives the chat template, in every task."""
+    for key, given in settings.below("data.apply_chat_template_kwargs").items():
+        yield Field(f"data.chatTemplate.arguments.{key}", given.value, given.name)
+
+
+def sources(settings: Settings) -> Iterator[Said]:
+    yield Field("task", "sft", "verl's SFT trainer")
+    yield from places.found(settings, "model.path", "model.path")
+    yield from verl_adapters(settings, "model.")
+    yield from places.files(settings, "data.train", "data.train_files")
+    yield from places.files(settings, "data.validation", "data.val_files")
+    if "data.response_key" in settings:
+        yield settings.field("data.format", "columns", "data.prompt_key", "data.response_key")
+        for key, field in (("prompt_key", "promptKey"), ("response_key", "responseKey")):
+            if f"data.{key}" in settings:
+                yield settings.field(f"data.{field}", settings[f"data.{key}"], f"data.{key}")
+    else:
+        yield settings.field("data.format", "messages", "data.messages_key")
+    if settings["data.truncation"] != "error":
+        yield settings.changed(
+            "data.truncation", "longer conversations are left out and counted; data.overlong: cut keeps their beginning"
+        )
+
+
+def amounts(settings: Settings) -> Iterator[Said]:
+    sizes = Length("trainer.total_training_steps", "trainer.total_epochs", settings.integer("data.train_batch_size"))
+    yield from sizes.said(settings)
+    yield from optimizer(settings, "", "train.optimizer", sizes.total(settings), 1)
+    layout, longest = Layout.of(settings, "engine."), settings.integer("data.max_length")
+    key = "data.max_token_len_per_gpu" if settings["data.use_dynamic_bsz"] else "data.micro_batch_size_per_gpu"
+    each = layout.context if settings["data.use_dynamic_bsz"] else longest
+    found = max(settings.integer(key) * each, layout.aligned(longest))
+    yield settings.field("train.tokensPerMicroBatch", found, key)
+
+
+def layout(settings: Settings) -> Iterator[Said]:
+    yield from virtual_pipeline(settings, "engine.")
+    yield from recompute(settings, "engine.override_transformer_config.")
+    yield from transformer_config(settings, "engine.override_transformer_config")
+    if settings["engine"] != "megatron":
+        text = "the trainer is Megatron: choose trainer.parallelism; data and batches are taken over"
+        yield settings.changed("engine", text)
+    options = settings.options
+    for key, field, given, flag in (
+        ("trainer.nnodes", "trainer.nodes", options.nodes, "--nodes"),
+        ("trainer.n_gpus_per_node", "trainer.processesPerNode", options.gpus_per_node, "--gpus-per-node"),
+    ):
+        yield Field(field, given, flag) if given else settings.field(field, settings.integer(key), key)
+    if settings["engine.use_dist_checkpointing"]:
+        yield from places.found(settings, "model.megatronCheckpoint", "engine.dist_checkpointing_path")
+
+
+def writing(settings: Settings) -> Iterator[Said]:
+    yield from places.written(
+        settings,
+        "checkpoint.path",
+        "trainer.default_local_dir",
+        f"checkpoints/{settings['trainer.project_name']}/{settings['trainer.experiment_name']}",
+    )
+    yield from places.name(settings, "trainer.experiment_name")
+    for key, field in (("trainer.save_freq", "checkpoint.everySteps"), ("trainer.test_freq", "evaluation.everySteps")):
+        if isinstance(settings[key], str):
+            yield settings.lacking(key, "intervals are steps")
+        else:
+            yield settings.field(field, max(0, settings.integer(key)), key)
+    yield from places.kept(settings, "trainer.max_ckpt_to_keep")
+    contents = "checkpoint.save_contents"
+    if contents in settings:
+        yield settings.field(
+            "checkpoint.exportHuggingFace", "hf_model" in settings[contents], contents, why="at the end of the job"
+        )
+
+
+def unread(settings: Settings) -> dict[str, str]:
+    return {} if settings["data.val_files"] else {"evaluation": "there is no held-out data"}
+
+
+SFT = System(
+    "verl, SFT", ROWS, (sources, template_arguments, amounts, layout, writing, environment, places.pods), VERL, unread
+)

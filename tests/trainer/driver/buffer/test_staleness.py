@@ -1,0 +1,349 @@
+"""One step ahead: the driver draws the next batch while rank 0 trains, as rank 0 and the rollout servers see it."""
+
+import asyncio
+
+import pytest
+
+from rljob_trainer.data.order import permutation
+from rljob_trainer.driver import main
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.rank.driver_client import DriverLost
+from rljob_trainer.wire.batch import Batch
+from trainer.driver.bench import (
+    METRICS,
+    SECONDS,
+    Bench,
+    Characters,
+    Rank,
+    batch,
+    begun,
+    call,
+    publish,
+    replicas,
+    trained,
+    until,
+    whole_batch,
+)
+from trainer.driver.servers import Server, Thinker
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
+    bench = Bench(tmp_path)
+    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
+    bench.spec["train"] |= {"steps": 4, "staleness": 1}
+    return bench
+
+
+def ages(found: Batch) -> set[int]:
+    return {found.step - 1 - part.policy_step for s in found.samples for part in s.sampled_segments}
+
+
+def in_order(found: Batch, seed: int) -> bool:
+    """The prompts are those of the step, as if nothing had ever been interrupted."""
+    places = [divmod(4 * (found.step - 1) + i, 12) for i in range(4)]
+    expected = [permutation(12, seed, epoch)[place] for epoch, place in places]
+    return [s.prompt_index for s in found.samples] == [index for index in expected for _ in range(3)]
+
+
+async def asked(server: Server, prompts: int) -> None:
+    """The server has got requests for so many prompts."""
+    async with asyncio.timeout(SECONDS):
+        while len(server.requests) < prompts:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def answered(server: Thinker, requests: int) -> None:
+    """So many requests have their whole answers."""
+    async with asyncio.timeout(SECONDS):
+        while server.answered < requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)  # the driver reads the last one
+
+
+async def probed(server: Server) -> None:
+    """The driver knows that the server answers."""
+    async with asyncio.timeout(SECONDS):
+        while not server.probed:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(0.2)  # it reads the answer
+
+
+async def test_the_next_batch_is_drawn_while_one_trains_and_nothing_beyond_the_last_step(bench):
+    bench.spec["evaluation"] = {"everySteps": 2}
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        for step in (1, 2, 3, 4):
+            found = await batch(rank)
+            assert found.step == step and ages(found) == {0 if step == 1 else 1}
+            await asked(a, 4 * min(step + 1, 4) + 3 * (1 + (step - 1) // 2))
+            assert await trained(rank, step) == ["demo-rollout-0"]
+            assert (await call(rank.saving))["consumed"] == 4 * step
+            await publish(rank, step, [a])
+        assert await until(rank, "over") == "succeeded"
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, SECONDS)
+    assert len(a.requests) == 4 * 4 + 3 * 3
+    assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 2, 4]
+
+
+async def test_publishing_waits_until_what_the_policy_before_draws_is_complete(bench):
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await asked(a, 8)
+        await trained(rank, 1)
+        a.answering.clear()
+        await publish(rank, 1, [a])
+        await batch(rank)
+        await call(rank.trained, 2, METRICS)
+        assert await call(rank.replicas) == {}, "the other ranks hear of it"
+        a.answering.set()
+        assert await replicas(rank) == ["demo-rollout-0"]
+        await publish(rank, 2, [a])
+        assert ages(await batch(rank)) == {1}
+
+
+async def test_an_evaluation_is_of_the_policy_of_its_step_and_training_waits_for_it(bench):
+    bench.spec["evaluation"] = {"everySteps": 1}
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await trained(rank, 1)
+        before = len(a.requests)
+        a.answering.clear()
+        await publish(rank, 1, [a])
+        assert await call(rank.next) == {}
+        await bench.in_phase("evaluating")
+        await asked(a, before + 3)
+        assert len(a.requests) == before + 3
+        a.answering.set()
+        await batch(rank)
+        assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 1]
+
+
+async def third_batch_never_comes(bench: Bench, rank: Rank, a: Server) -> None:
+    """Rank 0 trains step 2, and what is drawn beside it hangs."""
+    await batch(rank)
+    await asked(a, 8)
+    await trained(rank, 1)
+    a.delay = 60
+    await publish(rank, 1, [a])
+    await batch(rank)
+    await asked(a, 12)
+
+
+async def test_a_drain_waits_for_the_step_and_not_for_what_is_drawn_beside_it(bench):
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await third_batch_never_comes(bench, rank, a)
+        bench.control("drain", (a.endpoint,))
+        await asyncio.sleep(0.3)
+        assert await trained(rank, 2) == [], "nobody needs the policy, but its digest is wanted"
+        await publish(rank, 2, [])
+        assert await until(rank, "over") == "drained"
+        assert (await call(rank.saving))["consumed"] == 8
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, SECONDS)
+
+
+async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_drawn(bench):
+    bench.spec["evaluation"] = {"everySteps": 1}
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await asked(a, 11)
+        await trained(rank, 1)
+        a.delay = 60
+        await publish(rank, 1, [a])
+        bench.control("drain", (a.endpoint,))
+        assert await until(rank, "over") == "drained"
+        assert (await call(rank.saving))["consumed"] == 4
+        await call(rank.end, "")
+        await asyncio.wait_for(bench.driver, SECONDS)
+
+
+async def test_a_replica_that_dies_beside_training_costs_no_sample_and_a_newcomer_gets_the_next_policy(bench):
+    async with (
+        Server("demo-rollout-0", delay=0.2) as a,
+        Server("demo-rollout-1", delay=1.0) as b,
+        Server("new") as c,
+        begun(bench, [a, b]) as rank,
+    ):
+        await batch(rank)
+        b.dying = True
+        bench.control(rollouts=(a.endpoint, b.endpoint, c.endpoint))
+        await probed(c)
+        assert set(await trained(rank, 1)) >= {"demo-rollout-0", "new"}
+        await publish(rank, 1, [a, b, c], failed={"demo-rollout-1": "gone"})
+        found = await batch(rank)
+        assert len(found.samples) == 12 and ages(found) == {1} and found.metrics["rollout/redispatched"] > 0
+        await asked(c, 1)
+
+
+async def test_when_all_replicas_are_lost_beside_training_the_batch_is_begun_anew_under_the_next_policy(bench):
+    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await asked(a, 8)
+        await trained(rank, 1)
+        a.dying = True
+        await publish(rank, 1, [a])
+        await batch(rank)
+        await asyncio.sleep(0.8)
+        told = await trained(rank, 2)
+        a.dying = False
+        await publish(rank, 2, [a] if told else [])
+        if not told:
+            await until(rank, "newcomers")
+            await publish(rank, 2, [a])
+        found = [await batch(rank)]
+        await trained(rank, 3)
+        await publish(rank, 3, [a])
+        found.append(await batch(rank))
+    assert [(f.step, ages(f), in_order(f, 0)) for f in found] == [(3, {0}, True), (4, {1}, True)]
+
+
+async def test_a_resumed_attempt_draws_prompts_again_whose_samples_were_not_trained(bench):
+    async with Server("demo-rollout-0") as a:
+        async with begun(bench, [a]) as rank:
+            await batch(rank)
+            await asked(a, 8)
+            await trained(rank, 1)
+            state = await call(rank.saving)
+        async with begun(bench, [a], 1, state) as rank:
+            found = [await batch(rank)]
+            await trained(rank, 2)
+            await publish(rank, 2, [a])
+            found.append(await batch(rank))
+    assert [(f.step, ages(f), in_order(f, 0)) for f in found] == [(2, {0}, True), (3, {1}, True)]
+
+
+async def test_rounds_of_dynamic_sampling_count_once_their_batch_is_trained(bench):
+    bench.spec["algorithm"]["dynamicSampling"] = {"maxRounds": 6}
+    async with Server("demo-rollout-0") as a:
+        a.wrong = lambda left, sample, body: left % 2 == 1 and sample == 0
+        async with begun(bench, [a]) as rank:
+            first = 4 * int((await batch(rank)).metrics["sampling/rounds"])
+            await asked(a, first + 8)
+            await trained(rank, 1)
+            assert (await call(rank.saving))["consumed"] == first
+            await publish(rank, 1, [a])
+            second = 4 * int((await batch(rank)).metrics["sampling/rounds"])
+            await trained(rank, 2)
+            assert (await call(rank.saving))["consumed"] == first + second
+
+
+async def test_a_batch_that_fails_beside_training_ends_the_attempt_after_the_step(bench):
+    bench.spec["algorithm"]["dynamicSampling"] = {"maxRounds": 1}
+    bench.spec["train"]["promptsPerStep"] = 1
+    async with Server("demo-rollout-0") as a:
+        a.wrong = lambda left, sample, body: sample == 0 and len(a.requests) <= 2
+        async with begun(bench, [a]) as rank:
+            await batch(rank)
+            await asked(a, 2)
+            await trained(rank, 1)
+            await publish(rank, 1, [a])
+            await asked(a, 3)
+            await asyncio.sleep(0.2)  # it fails before the one that is there is asked for
+            await batch(rank)
+            await call(rank.trained, 2, METRICS)
+            with pytest.raises(DriverLost):
+                await replicas(rank)
+            with pytest.raises(ConfigurationError, match="only 0 of the 1 prompts"):
+                await bench.driver
+
+
+async def test_with_continue_a_policy_is_published_at_once_and_responses_continue_behind_their_tokens(bench):
+    """A slow prompt of the first step is trained as late as it may be, with tokens of all policies since."""
+    bench.spec["train"] |= {"staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench.spec["rollout"]["interrupt"] = "continue"
+    slowest = divmod(permutation(12, 0, 0)[0], 3)
+    async with (
+        Thinker("demo-rollout-0", lambda a, b: 400 if (a - 1, b - 1) == slowest else 5) as a,
+        begun(bench, [a]) as rank,
+    ):
+        found = []
+        for step in (1, 2, 3, 4):
+            found.append(await batch(rank))
+            await trained(rank, step)
+            assert (slowest in a.finished) == (step > 2), "nobody waits for what is being generated"
+            await publish(rank, step, [a])
+        assert await until(rank, "over") == "succeeded"
+    late = [(f.step, s) for f in found for s in f.samples if s.prompt_index == permutation(12, 0, 0)[0]]
+    assert [step for step, _ in late] == [3, 3]
+    for _, sample in late:
+        assert [part.policy_step for part in sample.sampled_segments] == [0, 1, 2]
+        assert [set(part.log_probs.tolist()) for part in sample.sampled_segments] == [{-1.0}, {-2.0}, {-3.0}]
+        assert "".join(map(chr, sample.response_tokens)) == f"{' ' * 400}{sum(slowest) + 2}."
+    assert sorted(s.prompt_index for f in found for s in f.samples) == sorted(2 * permutation(12, 0, 0)[:8])
+
+
+async def test_with_continue_rollouts_come_and_go_without_a_wait_and_no_sample_is_lost(bench):
+    """One of two leaves while it writes, another comes: what the first had at the last policy is continued elsewhere."""
+    bench.spec["train"] |= {"steps": 6, "staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench.spec["rollout"]["interrupt"] = "continue"
+    pace = lambda a, b: 20 + 40 * (b == 2)  # noqa: E731
+    async with (
+        Thinker("demo-rollout-0", pace) as a,
+        Thinker("demo-rollout-1", pace) as b,
+        Thinker("new", pace) as c,
+        begun(bench, [a, b]) as rank,
+    ):
+        found = []
+        for step in range(1, 7):
+            found.append(await batch(rank))
+            if step == 2:
+                assert b.requests
+                bench.control(rollouts=(a.endpoint, c.endpoint))
+                await probed(c)
+            assert set(await trained(rank, step)) == (
+                {"demo-rollout-0", "demo-rollout-1"} if step == 1 else {"demo-rollout-0", "new"}
+            )
+            await publish(rank, step, [a, b, c])
+        assert await until(rank, "over") == "succeeded"
+    assert c.requests, "a newcomer has work"
+    policies = [{part.policy_step for part in s.sampled_segments} for f in found for s in f.samples]
+    assert any(len(steps) > 1 for steps in policies), "nobody waited for what was being generated"
+    assert sorted(s.prompt_index for f in found for s in f.samples) == sorted(2 * permutation(12, 0, 0))
+    for f in found:
+        for sample in f.samples:
+            said = "".join(map(chr, sample.response_tokens))
+            assert said.strip().endswith(".") and max(ages(f)) <= 2
+
+
+async def test_a_resumed_attempt_trains_what_was_complete_and_continues_what_was_not(bench, tmp_path):
+    """Nothing that the first attempt generated before its last publication is generated again."""
+    bench.spec["train"] |= {"steps": 4, "staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench.spec["rollout"]["interrupt"] = "continue"
+    order, buffer = permutation(12, 0, 0), tmp_path / "buffer"
+    slowest = divmod(order[0], 3)
+    pace = lambda a, b: 200 if (a - 1, b - 1) == slowest else 2  # noqa: E731
+    async with Thinker("demo-rollout-0", pace) as a, begun(bench, [a]) as rank:
+        first = await batch(rank)
+        await asked(a, 6)
+        await answered(a, len(a.requests) - 1)
+        await trained(rank, 1)
+        await publish(rank, 1, [a])
+        state = await call(rank.saving)
+        await call(rank.save_buffer, buffer)
+    async with Thinker("demo-rollout-0", pace) as b:
+        bench.control(rollouts=(b.endpoint,))
+        rank = await bench.connect()
+        await call(rank.start, 1, state, [], "", buffer)
+        found = [await batch(rank)]
+        assert not b.requests, "the second batch is in the checkpoint"
+        await trained(rank, 2)
+        await publish(rank, 2, [b])
+        while found[-1].step != 4:
+            answer = await call(rank.next)
+            if "newcomers" in answer:
+                await publish(rank, found[-1].step, [b])
+            elif "batch" in answer:
+                found.append(await call(whole_batch, rank, answer["batch"]))
+                await trained(rank, found[-1].step)
+                await publish(rank, found[-1].step, [b])
+        bench.driver.cancel()
+    (late,) = [f for f in found if order[0] in f.columns.prompt_index]
+    assert late.step == 3
+    for sample in (s for s in late.samples if s.prompt_index == order[0]):
+        assert [part.policy_step for part in sample.sampled_segments] == [0, 2], "policy 1 never reached a server"
+        assert len(sample.sampled_segments[0].tokens) > 10
+        assert "".join(map(chr, sample.response_tokens)) == f"{' ' * 200}{sum(slowest) + 2}."
+    assert sum(len(r["prompt"]) < 10 for r in b.requests) == 2, "the prompts of the last step are new"
+    assert sorted(s.prompt_index for f in (first, *found) for s in f.samples) == sorted(2 * order[:8])

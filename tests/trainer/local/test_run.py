@@ -1,0 +1,148 @@
+"""`run` as a process: real launchers and gloo, ranks and driver without a model."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.specs import raw_spec
+from ipv6 import WITHOUT_IPV4, needs_namespaces
+from rljob_trainer.pod.channel import replace
+from trainer.pod.gang import HERE, TIMEOUT, alive, kill, wait_for
+
+pytestmark = pytest.mark.slow
+
+RUN = """
+import sys
+from pathlib import Path
+from rljob_trainer.local.run import run
+sys.exit(run(Path(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]), "rank_program", "driver_program"))
+"""
+
+
+class Run:
+    """One `run` of a job with two trainers that replays batches, so that it needs no rollouts."""
+
+    def __init__(self, directory: Path, within: Sequence[str] = (), **changes: Any) -> None:
+        """`within`: words in front of the command."""
+        self.root, self._output = directory / "data" / "run", directory / "output"
+        self.root.mkdir(parents=True)
+        for read in ("model", "batches"):
+            (directory / "data" / read).mkdir()
+        (directory / "data" / "train.parquet").touch()
+        spec = raw_spec(
+            **{
+                "train": {"batches": {"replay": "/data/batches"}},
+                "trainer": {"device": "cpu", "nodes": 2},
+                "rollout": {"replicas": 0, "minReplicas": 0},
+                "volumes": [{"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}],
+                **changes,
+            }
+        )
+        manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "local"}, "spec": spec}
+        (directory / "rljob.yaml").write_text(yaml.safe_dump(manifest))
+        paths = [str(HERE), *(p for p in sys.path if p)]
+        self.process = subprocess.Popen(
+            [
+                *within,
+                sys.executable,
+                "-c",
+                RUN,
+                directory / "rljob.yaml",
+                directory / "work",
+                f"/data={directory / 'data'}",
+            ],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            stdout=self._output.open("wb"),
+            stderr=subprocess.STDOUT,
+        )
+
+    def pid(self, attempt: int, who: int | str) -> int:
+        file = self.root / f"pid-{attempt}-{who}"
+        wait_for(f"process {who} of attempt {attempt}", lambda: file.exists() and file.read_text())
+        return int(file.read_text())
+
+    def says(self, line: str) -> None:
+        wait_for(line, lambda: line in self.output())
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and the last line."""
+        code = self.process.wait(TIMEOUT)
+        return code, self.output().splitlines()[-1]
+
+    def output(self) -> str:
+        return self._output.read_text()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[list[Run]]:
+    made: list[Run] = []
+    yield made
+    for run in made:
+        run.process.kill()
+        run.process.wait()
+
+
+def test_a_job_survives_a_killed_rank_and_a_killed_launcher_and_succeeds(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path))
+    kill(run.pid(1, 1))
+    launcher = parent(parent(parent(parent(run.pid(2, 0)))))  # rank, monitor, agent, fork server
+    kill(launcher)
+    pids = [run.pid(3, who) for who in (0, 1, "driver")]
+    run.says("attempt 3: step 3/10; trainers 2/2")
+    (run.root / "finish-3").touch()
+    assert run.end() == (0, "local: succeeded")
+    assert not any(map(alive, pids))
+
+
+def test_gangs_of_other_models_belong_to_the_attempt_and_their_failure_is_named(
+    runs: list[Run], tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"trainer": {"device": "cpu"}, "algorithm": {"kl": {"coefficient": 0.1}}}
+    runs.append(run := Run(tmp_path, reference={"processesPerNode": 2}, lifecycle={"maxRestarts": 1}, **changes))
+    run.says("trainers 1/1, reference 1/1")
+    kill(run.pid(1, "reference-1"))
+    run.pid(2, "reference-0")
+    replace(run.root / "rank-reference-1", "raise")
+    code, message = run.end()
+    assert code == 1 and "reference rank 1: ValueError: the loss is a banana" in message
+
+
+@needs_namespaces
+def test_ranks_of_two_nodes_meet_on_a_machine_without_ipv4(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path, WITHOUT_IPV4))
+    run.pid(1, 1)
+    (run.root / "finish-1").touch()
+    assert run.end() == (0, "local: succeeded")
+
+
+def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path))
+    pids = [run.pid(1, who) for who in (0, 1, "driver")]
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == (130, "local: interrupted; what was saved is complete")
+    assert not any(map(alive, pids))
+
+
+def test_a_mistake_that_only_a_rank_can_see_ends_the_job_with_one_message(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path))
+    replace(run.root / "rank-0", "configuration")
+    assert run.end() == (1, "local: spec.data.train = /nowhere.parquet: does not exist; mount it")
+
+
+def test_broken_rules_are_listed_before_anything_starts(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path, trainer={"device": "cpu", "nodes": 3, "parallelism": {"tensor": 2}}))
+    code, _ = run.end()
+    assert code == 1
+    assert "nodes x processesPerNode = 3 is not divisible" in run.output()
+    assert not (tmp_path / "work").exists()
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,112 @@
+"""What the supervisor sees of a server, without vLLM: `python -m trainer.pod.stand_in <arguments>`.
+
+`--max-num-seqs` steers it: 1 ends at once like argparse does on a wrong argument, 2 ends with 0 once it has answered and
+leaves a child behind that holds its output open, as vLLM's engine does. The others have a process that is called as vLLM's engine: 5 serves;
+6 never answers, as a server that hangs while it loads a model; the engine of 7 fails to start and says why, and the server stays; 8 and 9 load for
+LOADING_SECONDS, of which 8 shows in what its engine reads and 9 in what it writes. 10 and 11 are in an update that waits for the trainer from their
+first answer on; 11 is frozen as a whole by its first answer.
+Its answers say the highest attempt it has seen.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from aiohttp import web
+from setproctitle import setproctitle
+
+from rljob_api import names
+from rljob_trainer.wire.weights.protocol import ATTEMPT_HEADER, HEALTH, SLEEP
+
+LOADING_SECONDS = 10
+ERROR = "(EngineCore pid={pid}) ERROR 11-22 06:56:15 [core.py:1330] "
+FAILURE = """EngineCore failed to start.
+Traceback (most recent call last):
+  File "core.py", line 1299, in run_engine_core
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."""
+
+
+def option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+
+
+BEHAVIOUR = option("--max-num-seqs")
+started = time.monotonic()
+highest = int(os.environ.get(names.ENV_ATTEMPT, "0"))
+answered = asyncio.Event()
+
+
+async def state(request: web.Request) -> web.Response:
+    global highest
+    highest = max(highest, int(request.headers[ATTEMPT_HEADER]))
+    answered.set()
+    if BEHAVIOUR == "11":
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGSTOP)
+    return web.json_response({"attempt": highest})
+
+
+async def health(_: web.Request) -> web.Response:
+    if BEHAVIOUR == "10":
+        return web.json_response({"silence": time.monotonic() - started, "updating": True})
+    return web.json_response({"silence": 0.0, "updating": False})
+
+
+async def sleep(_: web.Request) -> web.Response:
+    """As vLLM's API server, which lives on when its engine is dead."""
+    dead = all(p.status() == psutil.STATUS_ZOMBIE for p in psutil.Process().children())
+    return web.json_response({"error": "EngineDeadError"} if dead else {}, status=500 if dead else 200)
+
+
+def fork_engine(behaviour: str) -> None:
+    """What the server leaves alone once it is there."""
+    if os.fork() == 0:
+        setproctitle("VLLM::EngineCore")
+        if behaviour == "7":
+            time.sleep(1)
+            print("\n".join(ERROR.format(pid=os.getpid()) + line for line in FAILURE.splitlines()), flush=True)
+            os._exit(1)
+        if behaviour in ("8", "9"):
+            load(behaviour)
+        while behaviour == "10":
+            time.sleep(0.1)
+        time.sleep(3600)
+
+
+def load(behaviour: str) -> None:
+    """As an engine does, for a while."""
+    for _ in range(10 * LOADING_SECONDS):
+        if behaviour == "8":
+            with Path("/dev/zero").open("rb") as weights:
+                weights.read(2**20)
+        if behaviour == "9":
+            print("Loading safetensors checkpoint shards", flush=True)
+        time.sleep(0.1)
+
+
+async def main(port: int, behaviour: str) -> None:
+    print("started with", sys.argv[1:3], "by attempt", highest, flush=True)
+    application = web.Application()
+    application.add_routes([web.get("/rljob/state", state), web.get(HEALTH, health), web.post(SLEEP, sleep)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    if behaviour == "2":
+        await asyncio.create_subprocess_exec("sleep", "3600")
+        await answered.wait()
+        await asyncio.sleep(0.5)  # the answer goes out
+        os._exit(0)
+    await asyncio.sleep(3600)
+
+
+if __name__ == "__main__":
+    if option("--max-num-seqs") == "1":
+        print("error: argument --max-num-seqs: 1 is not enough", flush=True)
+        sys.exit(2)
+    if BEHAVIOUR in ("5", "6", "7", "8", "9", "10", "11"):
+        fork_engine(BEHAVIOUR)
+        time.sleep({"5": 0, "8": LOADING_SECONDS, "9": LOADING_SECONDS, "10": 0, "11": 0}.get(BEHAVIOUR, 3600))
+    asyncio.run(main(int(option("--port")), BEHAVIOUR))

@@ -1,0 +1,73 @@
+"""Servers in the trainer's own process tree: begun, put to sleep, updated and ended with the attempt."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from trainer.rank.test_ahead import SECONDS, Run, manifest
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_job_trains_with_the_servers_of_all_its_pods_and_leaves_none_behind(tmp_path: Path) -> None:
+    job, run = manifest(), Run(tmp_path)
+    job["spec"] |= {"algorithm": {}, "rollout": {"placement": "colocated"}}
+    job["spec"]["rollout"] |= {"sampling": {"maxTokens": 1}}
+    job["spec"]["trainer"] |= {"nodes": 2, "parallelism": {"tensor": 2}}
+    job["spec"]["train"] |= {"staleness": 0, "steps": 3, "batches": {}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert run.start().wait(SECONDS) == 0
+    metrics = run.metrics()
+    assert sorted(metrics) == [1, 2, 3]
+    assert [m["rollout/replicas"] for m in metrics.values()] == [2.0, 2.0, 2.0]
+    assert max(m["train_rollout/log_prob_diff_max"] for m in metrics.values()) < 1e-3
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in json.dumps(p.info["cmdline"])]
+
+
+@pytest.mark.extra
+def test_an_engine_that_is_killed_or_stopped_ends_the_attempt_with_its_cause_and_the_next_one_resumes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's API server answers on without its engine; with SIGSTOP nothing even ends. maxRestarts allows the first of the two."""
+    job, run = manifest(), Run(tmp_path)
+    job["spec"] |= {"algorithm": {}, "lifecycle": {"maxRestarts": 1}}
+    job["spec"]["rollout"] = {"placement": "colocated", "sampling": {"maxTokens": 1}}
+    job["spec"]["checkpoint"]["everySteps"] = 1
+    job["spec"]["train"] |= {"staleness": 0, "steps": 10_000, "batches": {}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    process = run.start()
+    try:
+        wait(process, lambda: len(run.metrics()) >= 3, "three steps")
+        engine(process).send_signal(signal.SIGKILL)
+        trained = max(run.metrics())
+        wait(process, lambda: "attempt 2" in capfd.readouterr().out, "another attempt")
+        wait(process, lambda: max(run.metrics()) > trained + 3, "more steps")
+        engine(process).send_signal(signal.SIGSTOP)
+        assert process.wait(SECONDS) == 1
+    finally:
+        process.kill()
+        process.wait()
+    assert sorted(run.metrics()) == list(range(1, max(run.metrics()) + 1))
+    said = "".join(capfd.readouterr())
+    assert "attempt 2 failed, and spec.lifecycle.maxRestarts is 1: ServerLost: the server was killed: " in said
+
+
+def engine(run: subprocess.Popen[bytes]) -> psutil.Process:
+    """The only one of the job."""
+    below = psutil.Process(run.pid).children(recursive=True)
+    (found,) = (p for p in below if " ".join(p.cmdline()).startswith("VLLM::EngineCore"))
+    return found
+
+
+def wait(run: subprocess.Popen[bytes], condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert run.poll() is None and time.monotonic() < deadline, f"{what} never came"
+        time.sleep(0.2)

@@ -1,0 +1,278 @@
+"""The front alone: who gets in. Calls as an ASGI server makes them; behind the front is an application that says OK."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rljob_api import names
+from rljob_trainer.server.front import Front
+from rljob_trainer.server.guard import Guard, PoolFront
+from rljob_trainer.wire.weights import protocol
+
+CLOSED = [
+    ("POST", "/v1/completions"),
+    ("POST", protocol.GENERATE),
+    ("GET", "/v1/models"),
+    ("GET", "/docs"),
+    ("POST", "/health"),
+    ("GET", "/health/"),
+    ("GET", "//metrics"),
+    ("POST", protocol.OPEN),
+    ("GET", protocol.STATE),
+]
+TOKEN = {"Authorization": "Bearer secret"}
+
+
+class Engine:
+    """Records what the front asks of vLLM's engine; `fails` names the call that raises."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fails = ""
+        self.engine_core = self
+        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True), lora_config=None)
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **_: Any) -> bool:
+            what = args[0] if name == "collective_rpc" else name
+            self.calls.append(what)
+            if what == self.fails:
+                raise RuntimeError(f"{what} failed")
+            return True
+
+        return call
+
+
+class Caller:
+    """A front with its engine. `meanwhile` happens between a request and its answer."""
+
+    def __init__(self, front: type[Guard] = Front) -> None:
+        async def application(scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "http":
+                await self.meanwhile()
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                await send({"type": "http.response.body", "body": b'"from vLLM"'})
+
+        self.meanwhile: Callable[[], Awaitable[Any]] = lambda: asyncio.sleep(0)
+        self.engine = Engine()
+        self.front = front(application)
+
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str] | None = None, **body: Any
+    ) -> tuple[int, Any]:
+        sent: list[dict] = []
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> dict:
+            return messages.pop() if messages else await asyncio.Future()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": b"",
+            "app": SimpleNamespace(state=SimpleNamespace(engine_client=self.engine)),
+            "headers": [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()],
+            "server": ("localhost", 80),
+            "scheme": "http",
+        }
+        await self.front(scope, receive, send)
+        self.headers = {k.decode(): v.decode() for k, v in sent[0].get("headers", [])}
+        return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
+
+    async def update(self, attempt: int, step: int = 1) -> list[int]:
+        """Statuses of a whole update."""
+        where = {"session": "s", "address": "127.0.0.1", "port": 1, "known": False}
+        steps = [
+            (protocol.OPEN, where),
+            (protocol.RECEIVE, {"session": "s", "messages": "m"}),
+            (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
+        ]
+        return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
+
+
+def of(attempt: object) -> dict[str, str]:
+    return TOKEN | {protocol.ATTEMPT_HEADER: str(attempt)}
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Caller:
+    monkeypatch.setenv(names.ENV_ROLLOUT_TOKEN, "secret")
+    return Caller()
+
+
+@pytest.mark.parametrize("route", [("GET", "/health"), ("GET", "/metrics")])
+async def test_kubelet_and_prometheus_need_no_token(call: Caller, route: tuple[str, str]) -> None:
+    assert await call(*route) == (200, "from vLLM")
+
+
+@pytest.mark.parametrize("route", CLOSED)
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer secretÿ"}]
+)
+async def test_everything_else_is_closed_without_the_token(
+    call: Caller, route: tuple[str, str], headers: dict[str, str]
+) -> None:
+    assert (await call(*route, headers))[0] == 401
+    assert call.engine.calls == []
+
+
+async def test_websockets_are_closed(call: Caller) -> None:
+    sent: list[dict] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await call.front({"type": "websocket", "path": "/v1/realtime", "headers": []}, None, send)  # type: ignore[arg-type]
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_nothing_generates_before_weights_of_the_current_attempt_came(call: Caller) -> None:
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+    assert await call.update(1, step=4) == [200, 200, 200]
+    assert await call("POST", "/v1/completions", of(1)) == (200, "from vLLM")
+    assert call.headers[protocol.STEP_HEADER.lower()] == "4"
+    assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 1, "policy_step": 4, "digest": "d"})
+    assert (await call("POST", "/v1/completions", of(2)))[0] == 503
+    assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 2, "policy_step": None, "digest": ""})
+
+
+async def test_our_own_generation_waits_for_weights_as_well_and_says_whose_it_is(call: Caller) -> None:
+    assert (await call("POST", protocol.GENERATE, of(1)))[0] == 503
+    await call.update(1, step=4)
+    assert (await call("POST", protocol.GENERATE, of(1)))[0] == 400, "of the route itself: there is no prompt"
+    assert call.headers[protocol.STEP_HEADER.lower()] == "4"
+
+
+async def test_a_lower_attempt_is_refused_on_every_route_once_a_higher_one_was_seen(call: Caller) -> None:
+    await call.update(2)
+    for method, path in [
+        ("GET", protocol.STATE),
+        ("POST", protocol.OPEN),
+        ("POST", protocol.GENERATE),
+        ("POST", "/v1/completions"),
+    ]:
+        status, body = await call(method, path, of(1))
+        assert (status, body["attempt"]) == (409, 2)
+
+
+async def test_an_unauthenticated_request_does_not_move_the_fence(call: Caller) -> None:
+    await call("GET", protocol.STATE, {protocol.ATTEMPT_HEADER: "9"})
+    assert await call.update(1) == [200, 200, 200]
+
+
+async def test_a_server_can_be_born_with_an_attempt(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(names.ENV_ATTEMPT, "5")
+    assert (await Caller()("POST", protocol.OPEN, of(4)))[0] == 409
+
+
+async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Caller) -> None:
+    assert (await call("GET", protocol.STATE, of("one")))[0] == 400
+    assert (await call("POST", protocol.OPEN, TOKEN))[0] == 400
+    assert (await call("POST", protocol.OPEN, of(1)))[0] == 400
+
+
+async def test_an_update_empties_the_caches_and_resumes(call: Caller) -> None:
+    await call.update(1)
+    assert call.engine.calls == [
+        "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update", "update_weights",
+        "rljob_verify", "rljob_apply", "reset_prefix_cache", "resume_generation",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fails", ["init_weight_transfer_engine", "update_weights", "rljob_verify"])
+async def test_a_failed_update_is_discarded_and_the_old_policy_goes_on(call: Caller, fails: str) -> None:
+    await call.update(1, step=1)
+    call.engine.fails = fails
+    assert 500 in await call.update(1, step=2)
+    assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert call.headers[protocol.STEP_HEADER.lower()] == "1"
+    call.engine.fails = ""
+    assert await call.update(1, step=2) == [200, 200, 200]
+
+
+async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: Caller) -> None:
+    await call.update(1)
+    await call("POST", protocol.OPEN, of(1), session="x", address="127.0.0.1", port=1, known=False)
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+    assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_an_answer_names_no_policy_when_it_was_updated_since_the_request_was_let_in(call: Caller) -> None:
+    await call.update(1, step=1)
+    call.meanwhile = lambda: call.update(1, step=2)
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert protocol.STEP_HEADER.lower() not in call.headers
+    await call("POST", "/v1/completions", of(1))
+    assert call.headers[protocol.STEP_HEADER.lower()] == "2", "the same weights again are the same policy"
+
+
+async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_caches(call: Caller) -> None:
+    assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
+    assert call.engine.calls == [], "nothing is served yet"
+    await call.update(1, step=4)
+    call.engine.calls.clear()
+    assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
+    assert call.engine.calls == ["pause_scheduler_async", "resume_generation"]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert call.headers[protocol.STEP_HEADER.lower()] == "4"
+    assert (await call("POST", protocol.INTERRUPT, of(0)))[0] == 409
+
+
+async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
+    await call("POST", protocol.OPEN, of(1), session="dead", address="127.0.0.1", port=1, known=False)
+    assert await call.update(2) == [200, 200, 200]
+    assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
+
+
+async def test_a_model_that_was_half_applied_ends_the_server(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _, number: killed.append(number))
+    await call.update(1)
+    call.engine.fails = "rljob_apply"
+    with pytest.raises(RuntimeError):
+        await call.update(1)
+    assert killed == [15]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+
+
+async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_the_weights_are_there(
+    call: Caller,
+) -> None:
+    await call.update(1)
+    call.engine.calls.clear()
+    assert (await call("POST", protocol.SLEEP, of(1)))[0] == 200
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+    assert await call.update(1, step=2) == [200, 200, 200]
+    calls = call.engine.calls
+    assert calls[:2] == ["pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
+    first, second = (i for i, c in enumerate(calls) if c == "wake_up")
+    assert first < calls.index("init_weight_transfer_engine") < calls.index("rljob_apply") < second
+    assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_a_pools_server_answers_all_that_vllm_can_to_the_jobs_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(names.ENV_ROLLOUT_TOKEN, "secret")
+    call = Caller(PoolFront)
+    for route in CLOSED:
+        assert (await call(*route))[0] == 401
+    assert await call("POST", "/v1/chat/completions", TOKEN) == (200, "from vLLM")
+    assert await call("GET", "/health") == (200, "from vLLM")
+    assert await call("GET", protocol.STATE, TOKEN) == (200, {})
+    assert (await call("GET", protocol.HEALTH, TOKEN))[0] == 200
+    assert call.engine.calls == ["is_paused"]
+    call.engine.fails = "is_paused"
+    assert (await call("GET", protocol.HEALTH, TOKEN))[0] == 500

@@ -1,0 +1,55 @@
+"""Tiny models in vLLM's own classes, in the process of the test."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch.nn import Module
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from rljob_trainer.machine import free_port
+from rljob_trainer.server.weights.reload import load
+from tests.trainer.megatron.models import make_config, random_model
+
+Tensors = dict[str, torch.Tensor]
+
+
+def policy(path: Path, seed: int, kind: str, **settings: Any) -> Tensors:
+    """The tensors of a random model, as files have them."""
+    random_model(make_config(kind, **settings), seed).save_pretrained(path)
+    return {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+@contextmanager
+def engine(model: Path) -> Iterator[VllmConfig]:
+    found = EngineArgs(str(model), dtype="float32", skip_tokenizer_init=True).create_engine_config()
+    with set_current_vllm_config(found):
+        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        yield found
+    cleanup_dist_env_and_memory()
+
+
+def loaded(config: VllmConfig, tensors: Tensors) -> Module:
+    """The model as vLLM has it before `process_weights_after_loading`."""
+    config.compilation_config.static_forward_context.clear()  # of another one
+    with set_default_torch_dtype(torch.float32), torch.no_grad():
+        model = initialize_model(config)
+        record_metadata_for_reloading(model)
+        load(model, config.model_config, iter(tensors.items()), in_place=True)
+    return model
+
+
+def served(config: VllmConfig, tensors: Tensors) -> Module:
+    """As a server on CPU has it: its linear layers are packed, and have no weight of their own."""
+    model = loaded(config, tensors)
+    process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+    return model

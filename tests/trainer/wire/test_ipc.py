@@ -1,0 +1,69 @@
+"""Buckets through CUDA IPC, with workers in processes of their own."""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from rljob_trainer.wire.weights.ipc import TrainerEnd, WorkerEnd
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: run on such a machine")
+HERE = "127.0.0.1"
+SIZE = 64 * 2**20
+
+
+def work(port: int, worker: int, workers: int, connection: Connection) -> None:
+    """A server's worker: copies what a message names, and says what it got."""
+    end = WorkerEnd(HERE, port, worker, workers)
+    payload = torch.empty(SIZE, dtype=torch.uint8, device="cuda:0")
+    while message := connection.recv():
+        end.receive(payload, message)
+        end.wait()
+        connection.send(int(payload.sum()))
+
+
+@pytest.mark.parametrize("readers", [0, 1])
+def test_a_payload_that_a_worker_refuses_does_not_stay_allocated(readers: int) -> None:
+    """Of two workers, `readers` copy the payload before the update is abandoned."""
+    context = multiprocessing.get_context("spawn")
+    near, far = context.Pipe()
+    trainer, before = TrainerEnd(HERE), torch.cuda.memory_allocated()
+    process = context.Process(target=work, args=(trainer.rendezvous.port, 0, 2, far))
+    process.start()
+    trainer.accept(lambda: False)
+    message = trainer.send(torch.full((SIZE,), 1, dtype=torch.uint8, device="cuda:0"))
+    if readers:
+        near.send(message)
+        assert near.recv() == SIZE
+    trainer.wait(lambda: True)
+    assert torch.cuda.memory_allocated() > before
+    trainer.close()
+    assert torch.cuda.memory_allocated() == before
+    near.send(None)
+    process.join(60)
+    assert process.exitcode == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_worker_gets_the_payload_and_the_trainer_gets_its_memory_back(workers: int) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(workers)]
+    trainer, before = TrainerEnd(HERE), torch.cuda.memory_allocated()
+    port = trainer.rendezvous.port
+    processes = [context.Process(target=work, args=(port, i, workers, far)) for i, (_, far) in enumerate(pipes)]
+    for process in processes:
+        process.start()
+    trainer.accept(lambda: False)
+    for step in range(1, 4):
+        message = trainer.send(torch.full((SIZE,), step, dtype=torch.uint8, device="cuda:0"))
+        for near, _ in pipes:
+            near.send(message)
+        trainer.wait(lambda: False)
+        assert [near.recv() for near, _ in pipes] == [step * SIZE] * workers
+        assert torch.cuda.memory_allocated() == before
+    for near, _ in pipes:
+        near.send(None)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0

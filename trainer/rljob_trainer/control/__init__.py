@@ -1,1 +1,0 @@
-"""How the operator's control message reaches the pods, and how their reports get back."""

@@ -1,0 +1,159 @@
+"""Assembles scored responses into the batch of a step: every sample once, and metrics of all of them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rljob_api.metrics import MOST_REWARD_METRICS, own_name
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.agents import recording
+from rljob_trainer.algorithm.shaping import overlong_penalty
+from rljob_trainer.rewards.request import KINDS, RewardFailed, SampleFailed
+from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A scored sample, or the reason why it could not be generated or scored."""
+
+    group: int
+    sample: int
+    result: Trajectory | SampleFailed
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metrics that its reward functions returned in addition to the reward."""
+    prediction: str | None = None
+    """The answer extracted from the response, for `maj@k`."""
+    agent: Mapping[str, float] = field(default_factory=dict)
+    """Metrics of an agent's trajectory, by their names in rljob_api/metrics.py."""
+
+    def at(self, group: int) -> "Outcome":
+        """The outcome as a member of group number `group` of the step."""
+        result = self.result
+        found = replace(result, group=group) if isinstance(result, Trajectory) else result
+        return replace(self, group=group, result=found)
+
+
+def require_scored(outcomes: Iterable[Outcome]) -> None:
+    """Raises SampleFailed.as_error when no sample could be scored."""
+    results = [o.result for o in outcomes]
+    if results and not any(isinstance(r, Trajectory) for r in results):
+        raise next(r for r in results if isinstance(r, SampleFailed)).as_error()
+
+
+def assemble(
+    step: int,
+    policies: range,
+    prompts: int,
+    samples_per_prompt: int,
+    outcomes: Iterable[Outcome],
+    metrics: dict[str, float],
+) -> Batch:
+    """The batch of `step`, in the order of (group, sample). Every token was sampled by one of `policies`. `metrics`: of generation."""
+    ordered = sorted(outcomes, key=lambda o: (o.group, o.sample))
+    require_complete(ordered, range(prompts), samples_per_prompt)
+    samples = tuple(o.result for o in ordered if isinstance(o.result, Trajectory))
+    rows = tuple(row for s in samples for row in s.rows())
+    strange = [s for s in rows if not all(part.policy_step in policies for part in s.sampled_segments)]
+    assert not strange, f"{len(strange)} samples of step {step} come from other policies than those of steps {policies}"
+    return Batch.of(step, rows, metrics | batch_metrics(samples, rows))
+
+
+def require_complete(ordered: Sequence[Outcome], groups: range, samples_per_prompt: int) -> None:
+    """Assert that every sample of `groups` is there exactly once, in order."""
+    expected = [(g, s) for g in groups for s in range(samples_per_prompt)]
+    held = [(o.group, o.sample) for o in ordered]
+    assert held == expected, f"lost {set(expected) - set(held)}, {len(held)} of {len(expected)} held"
+
+
+def penalised(sample: Trajectory, spec: RLJobSpec) -> Trajectory:
+    """The sample with the penalty of spec.algorithm.overlong subtracted from its reward."""
+    length, longest = max(row.response_length for row in sample.rows()), spec.longest_response
+    return replace(sample, reward=sample.reward - overlong_penalty(length, longest, spec.algorithm.overlong))
+
+
+def shaped(outcomes: Sequence[Outcome], spec: RLJobSpec) -> tuple[list[Outcome], dict[str, float]]:
+    """`outcomes` with overlong responses penalised, and the mean penalty as a metric; unchanged and empty without such a penalty."""
+    if not spec.algorithm.overlong.buffer_tokens:
+        return list(outcomes), {}
+    found = [replace(o, result=penalised(o.result, spec)) if isinstance(o.result, Trajectory) else o for o in outcomes]
+    lost = [
+        a.result.reward - b.result.reward
+        for a, b in zip(outcomes, found, strict=True)
+        if isinstance(a.result, Trajectory) and isinstance(b.result, Trajectory)
+    ]
+    return found, {"reward/overlong_penalty": sum(lost) / len(lost)}
+
+
+def batch_metrics(samples: Sequence[Trajectory], rows: Sequence[Trajectory]) -> dict[str, float]:
+    """Of one step, in the names of the metric table. `rows`: the branches of `samples`."""
+    groups: dict[int, set[float]] = defaultdict(set)
+    for s in samples:
+        groups[s.group].add(s.reward)
+    return {
+        "reward/mean": sum(s.reward for s in samples) / len(samples),
+        "reward/zero_std": sum(len(rewards) == 1 for rewards in groups.values()) / len(groups),
+        "response_length/mean": sum(row.response_length for row in rows) / len(rows),
+        "response_length/clipped": sum(s.finish_reason == "length" for s in samples) / len(samples),
+        "sampling/continued": sum(len({part.policy_step for part in s.sampled_segments}) > 1 for s in rows) / len(rows),
+    }
+
+
+def begun_age(step: int, outcomes: Iterable[Outcome]) -> float:
+    """Mean over the trajectories of `step` of their age when they began: steps between the policy of their first token and the one they train."""
+    found = [o.result.sampled_segments for o in outcomes if isinstance(o.result, Trajectory)]
+    return sum(step - 1 - segments[0].policy_step for segments in found if segments) / len(found)
+
+
+def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Mean of each metric that reward functions returned, over the samples that have it. Of too many names, those that most samples have."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for name, value in outcome.metrics.items():
+            found[name].append(value)
+    return _means(prefix, found)
+
+
+def data_source_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
+    """Mean reward of each named data source. Of too many sources, those with the most samples."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        if isinstance(outcome.result, Trajectory) and outcome.result.data_source:
+            found[own_name(outcome.result.data_source)].append(outcome.result.reward)
+    return _means(prefix, found)
+
+
+def _means(prefix: str, found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    kept = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARD_METRICS]
+    return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
+
+
+def reward_details(outcome: Outcome) -> dict[str, Any]:
+    """Metrics and prediction of a sample, as far as its reward functions returned them, for the sample log."""
+    metrics = {"metrics": dict(outcome.metrics)} if outcome.metrics else {}
+    return metrics | ({"prediction": outcome.prediction} if outcome.prediction is not None else {})
+
+
+def agent_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Means over the trajectories; empty where no agent makes them."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for outcome in outcomes:
+        for name, value in outcome.agent.items():
+            found[name].append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def failure_metrics(outcomes: Sequence[Outcome], with_agent: bool = False) -> dict[str, float]:
+    """How many samples have no trajectory or could not be scored, in total and by reason."""
+    results = [o.result for o in outcomes]
+    found = _counted("reward/failed", KINDS, [r.kind for r in results if isinstance(r, RewardFailed)])
+    if not with_agent:
+        return found
+    failed = [r.kind for r in results if isinstance(r, recording.AgentFailed)]
+    return found | _counted("agent/failed", recording.KINDS, failed)
+
+
+def _counted(name: str, kinds: Sequence[str], failed: Sequence[str]) -> dict[str, float]:
+    count = Counter(failed)
+    return {name: float(len(failed))} | {f"{name}_{kind}": float(count[kind]) for kind in kinds}

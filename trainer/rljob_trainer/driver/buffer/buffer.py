@@ -1,0 +1,128 @@
+"""The rollout buffer: generates batches up to `staleness` steps ahead of the trainer."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.order import Cursor
+from rljob_trainer.driver.buffer.measured import Measure, measured
+from rljob_trainer.driver.buffer.saved import BufferContents
+from rljob_trainer.driver.buffer.sources import BatchSource, Ready
+
+__all__ = ["Ready", "RolloutBuffer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Generated:
+    """A generated batch."""
+
+    ready: Ready
+    measured: asyncio.Task[Ready]
+    """Adds the measurements of the roles. A task of its own, because a new policy interrupts generation but not this."""
+
+
+class RolloutBuffer:
+    """Under the policy of step p, evaluates it if that is due, then generates all missing batches up to that of step p + 1 + staleness.
+
+    With staleness 0 that is the batch of p + 1. With staleness 1 it is that of p + 2, generated while p + 1 trains; the first policy generates
+    both.
+    """
+
+    def __init__(
+        self,
+        spec: RLJobSpec,
+        source: BatchSource,
+        evaluate: Callable[[int], Awaitable[None]],
+        changed: Callable[[], None],
+        step: int,
+        cursor: Cursor,
+        roles: Sequence[Measure] = (),
+    ):
+        """
+        Args:
+            evaluate: evaluates the policy of a step, if that is due
+            changed: called when the result of `take`, `is_idle` or `may_stop` may have changed
+            step, cursor: the first batch is that of `step` + 1, of the prompts from `cursor` on
+            roles: each measures every batch
+        """
+        self._source, self._evaluate, self._changed = source, evaluate, changed
+        self._ahead, self._last, self._generates_on = 1 + spec.train.staleness, spec.last_step, spec.generates_on
+        self._generated, self._cursor = step, cursor
+        self._roles = roles
+        self._batches: deque[_Generated] = deque()
+        self._evaluated = False
+        self._work: asyncio.Task[None] | None = None
+
+    def restore(self, contents: BufferContents) -> None:
+        """Continue with the batches and groups of an earlier attempt."""
+        self._batches.extend(map(self._measuring, contents.batches))
+        if contents.batches:
+            self._generated, self._cursor = contents.batches[-1].batch.step, contents.batches[-1].cursor
+        self._source.restore(contents.groups)
+
+    @property
+    def contents(self) -> BufferContents:
+        """What a checkpoint saves: the batches as they were generated, without measurements, and the groups in generation."""
+        return BufferContents(tuple(generated.ready for generated in self._batches), self._source.kept())
+
+    def begin(self, policy: int) -> None:
+        """Evaluate and generate under the policy of this step. `stop` ends what was generated under the previous one."""
+        assert self._work is None, "one policy at a time"
+        self._evaluated = False
+        self._work = asyncio.create_task(self._fill(policy))
+        self._work.add_done_callback(lambda _: self._changed())
+
+    async def stop(self) -> None:
+        """Stop generating under this policy. An incomplete batch is begun anew under the next one, or, where groups are kept, continued from the
+        tokens generated so far."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            await asyncio.wait([work])
+            await self._source.stop()
+
+    @property
+    def first(self) -> Ready | None:
+        """The batch that `take` would return."""
+        complete = self._evaluated and self._batches and self._batches[0].measured.done()
+        return self._batches[0].measured.result() if complete else None
+
+    def take(self) -> Ready | None:
+        """Remove and return the next batch; None until it is measured and the current policy has been evaluated."""
+        if found := self.first:
+            self._batches.popleft()
+        return found
+
+    @property
+    def is_measuring(self) -> bool:
+        """A batch has been generated, and `take` returns it as soon as the roles have measured it."""
+        return self._evaluated and bool(self._batches)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to generate under this policy. Raises what generation raised."""
+        return self._work is not None and self._work.done() and self._work.result() is None
+
+    @property
+    def may_stop(self) -> bool:
+        """A new policy may be published: this one has nothing left to generate, or generation continues across updates. Raises as `is_idle`."""
+        return self.is_idle or self._generates_on
+
+    async def _fill(self, policy: int) -> None:
+        await self._evaluate(policy)
+        self._evaluated = True
+        self._changed()
+        while self._generated < min(policy + self._ahead, self._last):
+            found = await self._source.batch(self._generated + 1, policy, self._cursor)
+            self._generated, self._cursor = found.batch.step, found.cursor
+            self._batches.append(self._measuring(found))
+
+    def _measuring(self, found: Ready) -> "_Generated":
+        task = asyncio.create_task(self._measured(found))
+        task.add_done_callback(lambda _: self._changed())
+        return _Generated(found, task)
+
+    async def _measured(self, found: Ready) -> Ready:
+        return Ready(await measured(found.batch, self._roles), found.cursor) if self._roles else found

@@ -1,0 +1,294 @@
+"""The pool of rollout servers of one attempt: distributes requests over the servers that have the current policy. Membership is in replicas.py.
+
+    waiting requests --(least loaded server with free slots)--> server --> answer
+            ^                                                     |
+            +------------------- ReplicaLost ---------------------+   it gets no requests until it answers and has the weights again
+
+Every request gets exactly one answer, whatever happens to the server that had it first.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.protocol import RolloutEndpoint, RolloutState
+from rljob_trainer.driver.replicas import Replicas
+from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
+from rljob_trainer.wire.weights.protocol import AttemptSuperseded
+
+PROBE_EVERY_SECONDS = 0.5
+WATCH_SECONDS = 5.0
+"""Interval of probes of a server that has requests."""
+MOST_NAMED = 5
+MISSES = 3
+"""Probes in a row that a server may leave unanswered before its requests are sent elsewhere."""
+AGAIN_SECONDS = 0.5
+"""Interval of interruptions: a request that was still in transit during one is there for the next."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Serving:
+    """A connection to a server that has the current policy."""
+
+    client: RolloutClient
+    gone: asyncio.Future[str]
+    """Set to the reason when the server is taken out of the pool."""
+    load: int = 0
+    """Samples in flight."""
+    misses: int = 0
+    """Probes in a row that it has left unanswered."""
+    watcher: asyncio.Task[None] | None = None
+
+    @property
+    def endpoint(self) -> RolloutEndpoint:
+        return self.client.endpoint
+
+
+class RolloutPool:
+    """The pool. `run` must run concurrently. `changed` is called when a server became publishable, became current, or was lost."""
+
+    def __init__(
+        self, token: str, attempt: int, min_replicas: int, samples_in_flight: int, changed: Callable[[], None]
+    ) -> None:
+        """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
+        server finds work."""
+        self._token, self._attempt, self._changed = token, attempt, changed
+        self._min, self._limit = max(min_replicas, 1), samples_in_flight
+        self._replicas = Replicas(self._min)
+        self._serving: dict[str, _Serving] = {}
+        self._enough = asyncio.Event()
+        self._room = asyncio.Condition()
+        self._asked, self._idle = 0, asyncio.Event()
+        self._interrupted = False
+        self.redispatched = 0
+        """Number of requests that were sent again because their server was lost."""
+
+    async def run(self) -> None:
+        """Probe servers that are out of the pool, until cancelled."""
+        while True:
+            await asyncio.gather(*(self._probe(e) for e in self._replicas.to_probe(time.monotonic())))
+            await asyncio.sleep(PROBE_EVERY_SECONDS)
+
+    async def follow(self, endpoints: Sequence[RolloutEndpoint]) -> None:
+        """Apply a new list of servers."""
+        self._replicas.follow(endpoints)
+        for serving in list(self._serving.values()):
+            if self._replicas.find(serving.endpoint) is None:
+                await self._disconnect(serving.endpoint, "its pod is gone")
+        self._tell()
+
+    def to_publish(self) -> list[RolloutEndpoint]:
+        """Servers that answer and need the policy."""
+        return self._replicas.to_publish()
+
+    async def published(self, step: int, targets: Sequence[RolloutEndpoint], failed: Mapping[str, str]) -> None:
+        """The policy of `step` was published to `targets`. `failed`: pod -> why it does not have it. Raises PolicyRejectedError."""
+        for endpoint in targets:
+            if endpoint.pod in failed:
+                reason = f"it did not take the policy of step {step}: {failed[endpoint.pod]}"
+                await self._lose(endpoint, reason)
+                self._replicas.rejected(endpoint, time.monotonic(), reason)
+            elif self._replicas.published(endpoint, step):
+                await self._connect(endpoint)
+        self._tell()
+
+    async def trained(self) -> None:
+        """There is a newer policy, which no server has yet."""
+        self._replicas.trained()
+        for serving in list(self._serving.values()):
+            await self._disconnect(serving.endpoint, "there is a newer policy")
+        self._tell()
+
+    async def enough(self) -> None:
+        """Returns once minReplicas have the current policy."""
+        await self._enough.wait()
+
+    @property
+    def awaited(self) -> str:
+        """Servers whose answers are awaited, those first that leave probes unanswered; empty: none."""
+        busy = sorted((s for s in self._serving.values() if s.load), key=lambda s: -s.misses)
+        named = [s.endpoint.pod + (" (does not answer)" if s.misses else "") for s in busy[:MOST_NAMED]]
+        return ", ".join(named) + (f" and {len(busy) - MOST_NAMED} more" if len(busy) > MOST_NAMED else "")
+
+    @property
+    def is_enough(self) -> bool:
+        return self._enough.is_set()
+
+    @property
+    def current(self) -> list[RolloutEndpoint]:
+        """Servers that have the current policy."""
+        return self._replicas.current()
+
+    @property
+    def count(self) -> int:
+        """Number of servers that have the current policy."""
+        return len(self.current)
+
+    @property
+    def listed(self) -> list[RolloutEndpoint]:
+        """All servers of the last list."""
+        return self._replicas.listed()
+
+    def report(self) -> list[RolloutState]:
+        return self._replicas.report()
+
+    def problem(self, endpoint: RolloutEndpoint) -> str:
+        """Why a server was lost; empty if it was not, or answers again."""
+        replica = self._replicas.find(endpoint)
+        return replica.problem if replica else ""
+
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
+        """Like RolloutClient.generate, on the least loaded server. Waits until one has free slots. Raises RequestRefusedError, AttemptSuperseded.
+
+        After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet.
+        """
+        with self._counted():
+            while serving := await self._reserve(request.n):
+                try:
+                    return self._accepted(await _unless_gone(serving, serving.client.generate(request)))
+                except ReplicaLost as lost:
+                    self.redispatched += 1
+                    await self._leave(serving, lost)
+                finally:
+                    serving.load -= request.n
+                    await self._notify()
+            return []
+
+    async def interrupt(self) -> None:
+        """End all requests with what has been generated so far. Returns when all of them have been answered."""
+        self._interrupted = True
+        await self._notify()
+        try:
+            while self._asked:
+                await asyncio.gather(*(self._interrupt(s) for s in list(self._serving.values()) if s.load))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
+        finally:
+            self._interrupted = False
+
+    async def close(self) -> None:
+        for serving in list(self._serving.values()):
+            await self._disconnect(serving.endpoint, "closed")
+
+    async def _probe(self, endpoint: RolloutEndpoint) -> None:
+        try:
+            async with RolloutClient(endpoint, self._token, self._attempt) as client:
+                await client.state()
+        except Unauthorized as refused:
+            if not self.problem(endpoint):
+                log.warning("%s", refused)
+            self._replicas.refused(endpoint, time.monotonic(), str(refused))
+            self._tell()
+        except ReplicaLost:
+            self._replicas.lost(endpoint, time.monotonic())
+        else:
+            self._replicas.healthy(endpoint)
+            self._tell()
+
+    async def _connect(self, endpoint: RolloutEndpoint) -> None:
+        """Take a server that has the current policy into the pool; waiting requests go to it at once."""
+        await self._disconnect(endpoint, "replaced")
+        client = await RolloutClient(endpoint, self._token, self._attempt).__aenter__()
+        serving = _Serving(client, asyncio.get_running_loop().create_future())
+        serving.watcher = asyncio.create_task(self._watch(serving))
+        self._serving[endpoint.pod_uid] = serving
+        await self._notify()
+
+    async def _disconnect(self, endpoint: RolloutEndpoint, reason: str) -> None:
+        """Take a server out of the pool; its requests are sent elsewhere."""
+        serving = self._serving.pop(endpoint.pod_uid, None)
+        if serving is None:
+            return
+        serving.gone.set_result(reason)
+        if serving.watcher is not None and serving.watcher is not asyncio.current_task():
+            serving.watcher.cancel()
+        await serving.client.__aexit__()
+
+    async def _lose(self, endpoint: RolloutEndpoint, reason: str) -> None:
+        log.warning("rollout %s is lost: %s", endpoint.pod, reason)
+        self._replicas.lost(endpoint, time.monotonic(), reason)
+        await self._disconnect(endpoint, reason)
+        self._tell()
+
+    async def _leave(self, serving: _Serving, lost: ReplicaLost) -> None:
+        """Mark a server as lost, unless it is out of the pool already."""
+        if self._serving.get(serving.endpoint.pod_uid) is serving:
+            await self._lose(serving.endpoint, str(lost))
+
+    async def _interrupt(self, serving: _Serving) -> None:
+        try:
+            await serving.client.interrupt()
+        except ReplicaLost as lost:
+            await self._leave(serving, lost)
+
+    async def _watch(self, serving: _Serving) -> None:
+        """Probe a server that is in the pool, since a frozen pod otherwise looks like a slow one. (A frozen server in a working pod is restarted
+        there, by health.py.)"""
+        while serving.misses < MISSES:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                await serving.client.state()
+                serving.misses = 0
+            except AttemptSuperseded:
+                return  # the next request raises it to its caller
+            except ReplicaLost:
+                serving.misses += 1
+        await self._lose(serving.endpoint, f"left {MISSES} questions unanswered")
+
+    async def _reserve(self, n: int) -> _Serving | None:
+        """Reserve slots for `n` samples on the least loaded server that has them; an idle server always has. None once interrupted."""
+        async with self._room:
+            while not self._interrupted:
+                serving = min(self._serving.values(), key=lambda s: s.load, default=None)
+                if serving and (serving.load == 0 or serving.load + n <= self._limit):
+                    serving.load += n
+                    return serving
+                await self._room.wait()
+        return None
+
+    def _accepted(self, found: list[Generation]) -> list[Generation]:
+        """The responses. Raises ReplicaLost for incomplete ones, unless they were interrupted on purpose."""
+        if not self._interrupted and any(g.finish_reason == "abort" for g in found):
+            raise ReplicaLost("it ended the request early")
+        return found
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A context that counts requests, so that `interrupt` knows when all are answered."""
+        self._asked += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
+
+    async def _notify(self) -> None:
+        async with self._room:
+            self._room.notify_all()
+
+    def _tell(self) -> None:
+        if self.count >= self._min:
+            self._enough.set()
+        else:
+            self._enough.clear()
+        self._changed()
+
+
+async def _unless_gone(serving: _Serving, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
+    """The answer. Raises ReplicaLost when the server is taken out of the pool first."""
+    call: asyncio.Future[Any] = asyncio.ensure_future(answer)
+    try:
+        await asyncio.wait({call, serving.gone}, return_when=asyncio.FIRST_COMPLETED)
+        if call.done():
+            return call.result()
+        raise ReplicaLost(serving.gone.result())
+    finally:
+        call.cancel()

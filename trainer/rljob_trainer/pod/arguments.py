@@ -1,0 +1,124 @@
+"""Command lines and environments of rollout servers, and of servers of pools, from the spec. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rljob_api.families import ADAPTED
+from rljob_api.rules.lora import MODULES_OF_FUSED, modules_of
+from rljob_api.sizing.serving import longest_context, server_defaults
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import LORA_RANKS
+from rljob_api.spec.roles import PoolSpec
+from rljob_trainer.machine import any_address, loopback
+from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
+
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would bind every server of a node to the same first cores
+}
+CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Otherwise vLLM on CPU ignores the executor `uni`, and spawns a worker that imports everything again and takes 1.2 GB."""
+WHOLE_PROMPTS = {"enable-chunked-prefill": False}
+"""On CPU. With chunked prefill vLLM 0.26 discards the token that it sampled after an incomplete prompt, and then fails for requests with a seed: "CPU
+Generator does not use offset" (v1/worker/gpu_model_runner.py, _bookkeeping_sync)."""
+WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
+WITHOUT_MULTICAST_ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
+"""For tensor parallelism on GPUs. vLLM 0.26 fuses the all-reduce with the following norm in a kernel that needs NVLink multicast, and fails where a
+pod has none."""
+_IMAGES: dict[str, Any] = {"limit-mm-per-prompt": {"video": 0}, "mm-processor-cache-gb": 0}
+"""Images arrive preprocessed, and each one only once, so the processor's cache is useless."""
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+
+
+def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
+    """Arguments of vLLM's API server: defaults, which spec.rollout.vllmArgs overrides, and what the trainer depends on, which overrides both."""
+    rollout = spec.rollout
+    own: dict[str, Any] = {
+        "model": spec.model.path,
+        "served-model-name": SERVED_MODEL,
+        "host": any_address(),
+        "port": port,
+        "dtype": spec.model.dtype,
+        "max-model-len": longest_context(spec),
+        "tensor-parallel-size": rollout.tensor_parallel,
+        "distributed-executor-backend": "uni" if rollout.tensor_parallel == 1 else "mp",
+        "generation-config": "vllm",
+        "logprobs-mode": "processed_logprobs",
+        "middleware": "rljob_trainer.server.front.Front",
+        "worker-extension-cls": "rljob_trainer.server.weights.engine.WorkerExtension",
+        "scheduler-cls": "rljob_trainer.server.compat.scheduler.scheduler",
+        "weight-transfer-config": {"backend": backend(spec)},
+        "trust-remote-code": spec.model.trust_remote_code,
+    }
+    if spec.algorithm.rollout_correction.router_replay == "rollout":
+        own |= {"enable-return-routed-experts": True}
+    if (lora := spec.model.lora) and lora.sync == "adapters":
+        own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
+        own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}
+    default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
+    if spec.trainer.device == "cpu":
+        default |= {"enforce-eager": True} | WHOLE_PROMPTS
+    elif rollout.placement == "colocated":
+        own |= {"enable-sleep-mode": True}
+    if _on_several_gpus(spec, rollout.tensor_parallel):
+        default |= WITHOUT_MULTICAST
+    return list(_command_line(default | rollout.vllm_args | own))
+
+
+def _adapted(targets: Sequence[str]) -> list[str]:
+    """The modules of the targets, by their names in model files with and without fused matrices."""
+    return [*modules_of(targets), *(module for target in targets for module in MODULES_OF_FUSED.get(target, ()))]
+
+
+def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
+    """Like server_arguments, for a server of a pool. On GPUs vLLM's own defaults for memory apply, since it does not share them."""
+    own: dict[str, Any] = {
+        "model": pool.model,
+        "served-model-name": pool.name,
+        "host": any_address(),
+        "port": port,
+        "tensor-parallel-size": pool.tensor_parallel,
+        "distributed-executor-backend": "uni" if pool.tensor_parallel == 1 else "mp",
+        "middleware": "rljob_trainer.server.guard.PoolFront",
+    }
+    default: dict[str, Any] = {"disable-uvicorn-access-log": True}
+    if spec.trainer.device == "cpu":
+        default |= {"enforce-eager": True} | server_defaults(spec)
+    if _on_several_gpus(spec, pool.tensor_parallel):
+        default |= WITHOUT_MULTICAST
+    return list(_command_line(default | pool.vllm_args | own))
+
+
+def server_environment(spec: RLJobSpec, tensor_parallel: int, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The inherited environment, with our defaults for what it does not set.
+
+    Engine and workers of a server are in one pod, and connect over its loopback. By default vLLM looks for the address of the route to the
+    internet, and takes 0.0.0.0 when there is none.
+    """
+    device: dict[str, str] = {}
+    if spec.trainer.device == "cpu":
+        device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if tensor_parallel == 1 else {})
+    elif _on_several_gpus(spec, tensor_parallel):
+        device = WITHOUT_MULTICAST_ENVIRONMENT
+    return ENVIRONMENT | {"VLLM_HOST_IP": loopback()} | device | dict(inherited)
+
+
+def _on_several_gpus(spec: RLJobSpec, tensor_parallel: int) -> bool:
+    return spec.trainer.device == "gpu" and tensor_parallel > 1
+
+
+def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """`--key value`; booleans as `--key` and `--no-key`, null omitted, lists as several values, objects as JSON."""
+    for key, value in arguments.items():
+        if isinstance(value, bool):
+            yield f"--{key}" if value else f"--no-{key}"
+        elif isinstance(value, list):
+            yield from (f"--{key}", *map(str, value))
+        elif value is not None:
+            yield from (f"--{key}", json.dumps(value) if isinstance(value, dict) else str(value))

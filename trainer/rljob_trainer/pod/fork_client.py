@@ -1,0 +1,128 @@
+"""The launcher's end of a fork server: keeps it ready, has it fork the processes of an attempt, and kills them."""
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from typing import Any
+
+from rljob_api.protocol import Failure
+from rljob_trainer.failure import FORK_SERVER_LOST, Kind
+from rljob_trainer.pod.fork_server import ForkRequest
+from rljob_trainer.processes import kill_group
+
+KILL_AGAIN_SECONDS = 0.5
+
+
+class ForkServerLost(RuntimeError):
+    """The fork server ended before it could fork. What its imports printed is in the pod's log."""
+
+    def __init__(self, module: str, code: int) -> None:
+        """`code`: its exit code; negative: a signal."""
+        super().__init__(f"the imports of {module} failed with exit code {code}; the pod's log has the reason")
+        self.code = code
+
+    def as_failure(self) -> Failure:
+        """Without a traceback, which would be that of the launcher."""
+        kind: Kind = "killed" if self.code < 0 else "application"
+        return Failure(kind=kind, exception=FORK_SERVER_LOST, message=str(self), time=time.time())
+
+
+class ForkServer:
+    """A fork server, which serves one request at a time."""
+
+    def __init__(self, runner: str, module: str, environment: Mapping[str, str]) -> None:
+        """`runner`, `module`: see fork_server.py. `environment`: of the fork server, and so of everything that it forks."""
+        self.module = module
+        self._command = (sys.executable, "-u", "-m", "rljob_trainer.pod.fork_server", runner, module)
+        self._environment = dict(environment)
+        self._process: Process | None = None
+        self._ready = False
+        self.busy = False
+        """A request was sent, and the process forked for it has not ended."""
+        self._leader: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def warm(self) -> None:
+        """Start the fork server, which begins to import, unless it is running."""
+        if self._process is None or self._process.returncode is not None:
+            self._ready = False
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environment, stdin=PIPE, stdout=PIPE, start_new_session=True
+            )
+
+    async def ready(self) -> None:
+        """Wait until everything is imported. May be cancelled. Raises ForkServerLost."""
+        await self.warm()
+        if not self._ready and await self._answer("ready") is None:
+            assert self._process
+            code = await self._process.wait()
+            raise ForkServerLost(self.module, code)
+        self._ready = True
+
+    async def run(self, request: ForkRequest) -> int:
+        """Fork a process for the request and wait for it. Returns its exit code, negative (a signal) when it, or the fork server, was killed.
+
+        Must not be cancelled: use `kill`, and wait for the result.
+        """
+        assert self._process and self._process.stdin
+        self._process.stdin.write(request.to_line())
+        self.busy = True
+        self._leader = await self._answer("leader")
+        code = await self._answer("code")
+        self.busy, self._leader = False, None
+        return await self._process.wait() if code is None else code
+
+    def kill(self, number: signal.Signals) -> None:
+        """Send a signal to the group of the forked process, if there is one."""
+        if self._leader is not None:
+            kill_group(self._leader, number)
+
+    async def kill_until_ended(self, task: asyncio.Task[Any]) -> None:
+        """Repeat SIGKILL until `task`, which waits for the forked process, has ended.
+
+        One signal may be lost: while the process is being forked its pid is not known, or does not lead a group yet.
+        """
+        while not task.done():
+            self.kill(signal.SIGKILL)
+            await asyncio.wait({task}, timeout=KILL_AGAIN_SECONDS)
+
+    async def close(self) -> None:
+        if self._process and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    async def _answer(self, key: str) -> int | None:
+        """Read the next answer; None when the fork server is gone."""
+        assert self._process and self._process.stdout
+        line = await self._process.stdout.readline()
+        return int(json.loads(line)[key]) if line else None
+
+
+class ForkServers:
+    """The fork servers of ranks and of the driver."""
+
+    def __init__(self, rank: str, driver: str, environment: Mapping[str, str]) -> None:
+        self.ranks = ForkServer("rljob_trainer.pod.agent", rank, environment)
+        self.driver = ForkServer("rljob_trainer.pod.fork_server", driver, environment)
+
+    @property
+    def pids(self) -> set[int]:
+        """Children of the launcher that are waited for here."""
+        return {server.pid for server in (self.ranks, self.driver) if server.pid}
+
+    async def warm(self, driver: bool) -> None:
+        """`driver`: whether this node is likely to have one."""
+        await self.ranks.warm()
+        if driver:
+            await self.driver.warm()
+
+    async def close(self) -> None:
+        await self.ranks.close()
+        await self.driver.close()

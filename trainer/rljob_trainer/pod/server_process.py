@@ -1,0 +1,164 @@
+"""Runs a vLLM server as a child process: copies its output, keeps the end of it, checks its health, and ends it with all of its descendants."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from rljob_api import names
+from rljob_api.protocol import Failure
+from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, Kind, last_lines, with_memory
+from rljob_trainer.machine import memory_limit, oom_kills
+from rljob_trainer.patches import UNSUPPORTED_VERSION
+from rljob_trainer.pod.engine_log import LoggedError, engine_error, server_error
+from rljob_trainer.pod.health import HealthCheck, Lost
+from rljob_trainer.processes import Family
+
+SERVER = "rljob_trainer.server.server"
+STOP_SECONDS = 20.0
+"""Between SIGTERM and SIGKILL."""
+LAST_WORDS_SECONDS = 2.0
+"""Time for a server whose engine has ended to log why."""
+KEPT_BYTES = 2**18
+"""Bytes of output that are kept: enough for the tracebacks of all workers, the engine and the API server."""
+READ_BYTES = 2**16
+DRAIN_SECONDS = 5.0
+"""Longest wait for the end of a killed server's output, which a process that has left its session may hold open."""
+LINES_AFTER = 4
+"""Lines of output after an error that are reported with it: the rest of its message."""
+USAGE_ERROR = 2
+"""argparse's exit code."""
+
+
+class ServerProcess:
+    """A running server. Use `start`, then `end` or `stop`."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        family: Family,
+        output: asyncio.StreamReader,
+        check: HealthCheck,
+        section: str,
+    ) -> None:
+        self._process, self._family, self._check = process, family, check
+        self._section, self._tail = section, bytearray()
+        self._oom_kills = oom_kills()
+        self._output = asyncio.create_task(self._pass_on(output))
+
+    @staticmethod
+    async def start(
+        arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str
+    ) -> "ServerProcess":
+        """Start a server in a session and a family of its own, so that all of it can be killed.
+
+        Args:
+            arguments: of vLLM's server
+            url: where it will answer
+            section: section of the spec that describes it, for messages
+        """
+        command = (sys.executable, "-m", SERVER, *arguments)
+        output, end = await _pipe()
+        family = Family()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=dict(environment) | family.environment, stdout=end, stderr=end, start_new_session=True
+            )
+        finally:
+            os.close(end)
+        check = HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
+        return ServerProcess(process, family, output, check, section)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answered(self) -> None:
+        """It is ready. From now on it counts as frozen when it does not answer."""
+        self._check.answered()
+
+    async def end(self) -> Failure:
+        """Wait until the server ends, or kill it when it is dead, frozen or stuck. Returns why. Its session is killed in either case."""
+        exited, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(self._check.lost())
+        try:
+            await asyncio.wait({exited, lost}, return_when=asyncio.FIRST_COMPLETED)
+            exited_first = exited.done()
+            await asyncio.wait({exited}, timeout=LAST_WORDS_SECONDS)
+            signalled = exited.done() and exited.result() < 0  # the signal ended its engine, too
+            await self._kill()
+            failure = self._exited(exited.result()) if exited_first or signalled else self._lost(lost.result())
+            return with_memory(failure, oom_kills() - self._oom_kills, memory_limit())
+        finally:
+            exited.cancel()
+            lost.cancel()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL after STOP_SECONDS."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), STOP_SECONDS)
+        await self._kill()
+
+    async def _kill(self) -> None:
+        """Kill the server's process group, even if the server itself has ended, and what has left the group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        await asyncio.to_thread(self._family.kill)
+        await asyncio.wait({self._output}, timeout=DRAIN_SECONDS)
+        self._output.cancel()
+
+    def _exited(self, code: int) -> Failure:
+        """The failure of a server that has exited. `code`: negative for a signal. vLLM may exit with 0 when its engine has died."""
+        if code == USAGE_ERROR:
+            field = f"{self._section}.vllmArgs"
+            return self._failure("configuration", "", f"vLLM refused its arguments: correct {field}", field=field)
+        if code == UNSUPPORTED_VERSION:
+            lines = last_lines(self._log)
+            return self._failure("configuration", "", lines[-1] if lines else "", field="spec.image")
+        if code < 0:
+            return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the server ended")
+        if error := server_error(self._log):
+            return self._raised(error)
+        return self._failure("application", f"exit code {code}", "the server ended")
+
+    def _lost(self, lost: Lost) -> Failure:
+        """The failure of a server that the health check has given up. A dead engine has logged why, unless it was killed."""
+        if lost.dead and (error := engine_error(self._log)):
+            return self._raised(error)
+        return self._failure("killed", SERVER_LOST, f"the server was killed: {lost.reason}")
+
+    def _raised(self, error: LoggedError) -> Failure:
+        """The failure for a logged error, with the end of its traceback."""
+        until = "\n".join(self._log.splitlines()[: error.line + 1 + LINES_AFTER])
+        return self._failure("application", error.exception, error.message[:LONGEST_TEXT], log=until)
+
+    def _failure(self, kind: Kind, exception: str, message: str, field: str = "", log: str = "") -> Failure:
+        lines = last_lines(log or self._log)
+        return Failure(kind=kind, exception=exception, message=message, field=field, lines=lines, time=time.time())
+
+    @property
+    def _log(self) -> str:
+        return self._tail.decode(errors="replace")
+
+    async def _pass_on(self, output: asyncio.StreamReader) -> None:
+        while chunk := await output.read(READ_BYTES):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+            self._check.heard(chunk)
+            self._tail += chunk
+            del self._tail[:-KEPT_BYTES]
+
+
+async def _pipe() -> tuple[asyncio.StreamReader, int]:
+    """A pipe for the output. It is not asyncio's own, with which waiting for a process also waits for all children that have inherited the pipe."""
+    ours, theirs = os.pipe()
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(ours, "rb")
+    )
+    return reader, theirs

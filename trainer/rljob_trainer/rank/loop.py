@@ -1,0 +1,31 @@
+"""The training loop, on one screen. All ranks run it together: everything that it calls is collective.
+
+Alongside rank 0 runs the driver, a process of its own that generates and scores; the source asks it for batches (rank/tasks/rl.py). With
+spec.train.staleness the driver works on the next batches while this one trains. A periodic checkpoint is written while the next steps train, and
+committed between two of them.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rljob_trainer.rank.attempt import Attempt
+    from rljob_trainer.rank.tasks import Outcome
+
+
+def run(job: "Attempt") -> "Outcome":
+    """Train until the last step, or until the operator drains the job. Returns which of the two it was."""
+    step = job.begin()  # restored from a checkpoint, or 0
+    while batch := job.source.next(step):  # waits; rollouts that are new get the weights meanwhile
+        began = time.monotonic()
+        measured = job.engine.measure(batch)  # rewards of reward models; old and reference log-probabilities; values
+        advantages = job.engine.objective.advantages(measured)
+        job.start_critic_update(measured, advantages)  # of a critic on a gang of its own
+        metrics = job.engine.update(measured, advantages)
+        step = job.trained(batch, metrics, time.monotonic() - began)
+        job.publish(step)
+        job.evaluate(step)
+        job.save(step)
+        job.export(step)
+    job.finish(step, job.source.outcome)
+    return job.source.outcome

@@ -1,0 +1,1 @@
+"""Inside vLLM: the middleware of its API server, the route that generates, and how its workers receive weights. Torch and vLLM; no megatron."""

@@ -1,0 +1,128 @@
+"""The generate route: token ids in, token ids and log-probabilities out (wire/generate.py), straight from vLLM's engine.
+
+vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (token
+ids), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and are part
+of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt. Statuses: 400
+invalid request (with the `code` CONTEXT_TOO_LONG where that is why), 500 the engine failed. When a client disconnects, its generation is aborted.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from rljob_trainer.wire.generate import CONTEXT_TOO_LONG, Completion, encode
+from rljob_trainer.wire.trajectory import Experts
+from rljob_trainer.wire.weights.protocol import ADAPTERS, SERVED_MODEL
+
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+"""Parameters that would change the distribution in addition to temperature, disabled explicitly."""
+CLIENT_LEFT = 499
+"""Status for the access log when the client has disconnected."""
+
+
+class ContextTooLongError(ValueError):
+    """Prompt and response do not fit into the model's context."""
+
+
+async def generate(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application."""
+    request = Request(scope, receive)
+    await (await _answer(request))(scope, receive, send)
+
+
+async def _answer(request: Request) -> Response:
+    try:
+        body = await request.json()
+        completions = await _unless_gone(request, _generate(request.app.state.engine_client, body))
+    except ContextTooLongError as error:
+        return JSONResponse({"error": str(error), "code": CONTEXT_TOO_LONG}, 400)
+    except (KeyError, TypeError, ValueError) as error:
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
+    except Exception as error:  # vLLM logs the reason; a dead engine ends the server
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+    return Response(status_code=CLIENT_LEFT) if completions is None else JSONResponse(encode(completions))
+
+
+async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:
+    """The `n` responses by index. `engine`: vLLM's AsyncLLM."""
+    tokens, longest = body["prompt"], engine.model_config.max_model_len
+    if len(tokens) + body["max_tokens"] > longest:  # the engine would silently truncate the response
+        rule = f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}"
+        raise ContextTooLongError(rule)
+    name = secrets.token_hex(8)
+    prompt: Any = {"type": "token", "prompt_token_ids": tokens}
+    if images := body.get("images"):
+        # imports torch, which the front otherwise does not need
+        from rljob_trainer.server.multimodal import multimodal_input
+
+        prompt = multimodal_input(tokens, images, name)
+    async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
+        final = found
+    return [
+        Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason, routed_experts(o, len(tokens)))
+        for o in final.outputs
+    ]
+
+
+def adapters_of(engine: Any) -> Any:
+    """vLLM's LoRARequest for the policy's adapters, on servers that get only these; else None."""
+    if not engine.vllm_config.lora_config:
+        return None
+    from vllm.lora.request import LoRARequest  # seconds to import: see sampling_parameters
+
+    return LoRARequest(SERVED_MODEL, ADAPTERS, "in memory")
+
+
+def routed_experts(output: Any, prompt_length: int) -> Experts | None:
+    """The routed experts in vLLM's output; None if the output is incomplete or the server does not return them. Raises ValueError when the kernels
+    choose experts without reporting them."""
+    experts = output.routed_experts
+    if experts is None or output.finish_reason == "abort":
+        return None
+    if not experts.any() or len(experts) != prompt_length + len(output.token_ids) - 1:
+        rule = "this server does not return the experts that its kernels choose"
+        raise ValueError(f"{rule}: set spec.algorithm.rolloutCorrection.routerReplay to trainer or none")
+    return np.asarray(experts, np.uint8)
+
+
+def sampling_parameters(body: dict[str, Any]) -> Any:
+    """vLLM's SamplingParams for a request. Raises KeyError, TypeError or ValueError."""
+    # imported here, because it takes seconds and the front alone does not need it
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    own = {name: body[name] for name in ("n", "seed", "temperature", "max_tokens")}
+    further = {name: body[name] for name in ("stop", "top_p", "top_k", "min_p") if name in body}
+    form = {"logprobs": 0, "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+    text = {"detokenize": bool(further.get("stop"))}  # stop texts can be found in text only
+    return SamplingParams(**NEUTRAL | own | further | form | text)
+
+
+async def _unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`, or None when the client disconnects first; `work` is cancelled then."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    """Returns when the client has disconnected. The body has been read already."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,36 @@
+"""Run vLLM's own API server: `python -m rljob_trainer.server.server <arguments of vllm serve>`.
+
+None of its processes outlives the one that started it, however that ends: a surviving engine would keep its GPU.
+"""
+
+import os
+import sys
+
+import uvloop
+from vllm.entrypoints.launchers.api_server.entry import run_server
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from rljob_trainer.patches import UNSUPPORTED_VERSION, UnsupportedVersionError
+from rljob_trainer.processes import die_with_parent
+from rljob_trainer.server import compat
+
+
+def main(arguments: list[str]) -> None:
+    """Serves until SIGTERM."""
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)
+    try:
+        compat.install()
+    except UnsupportedVersionError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNSUPPORTED_VERSION)
+    parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
+    validate_parsed_serve_args(parsed)
+    uvloop.run(run_server(parsed))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+elif __name__ == "__mp_main__":  # a process that vLLM spawned
+    die_with_parent()

@@ -1,0 +1,68 @@
+"""The tensors that an update of a model must have, read from the model's own checkpoint."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+
+from rljob_trainer.wire.weights.bucket import Entry
+
+TIED = "lm_head.weight"
+EXPERT_BIAS = ".e_score_correction_bias"
+"""Suffix of the routers' expert biases. Trainer and vLLM have them in float32, whatever type the checkpoint has."""
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class RefusedUpdateError(ValueError):
+    """The update does not fit the model. The served weights have not been touched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensors:
+    """Name, shape and permitted types of every tensor."""
+
+    tensors: dict[str, tuple[tuple[int, ...], frozenset[str]]]
+    tied: bool
+    """The output layer shares the embedding's weight, so `lm_head.weight` is optional in an update."""
+
+    @staticmethod
+    def of(model: Path, dtype: str) -> "ExpectedTensors":
+        """The tensors of a Hugging Face directory that is served in `dtype`. A tensor may be sent in that type or in its type in the checkpoint.
+        Layers for multi-token prediction, behind the last layer, are neither trained nor served."""
+        files, tensors = sorted(model.glob("*.safetensors")), {}
+        if not files:
+            raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
+        config = json.loads((model / "config.json").read_text())
+        layers = config.get("num_hidden_layers", 0)
+        mtp_layers = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+        for file in files:
+            with safe_open(file, "pt") as handle:
+                for name in (n for n in handle.keys() if not n.startswith(mtp_layers)):  # noqa: SIM118 not a dictionary
+                    part = handle.get_slice(name)
+                    own = _DTYPES.get(part.get_dtype(), dtype)
+                    wide = {"float32"} if name.endswith(EXPERT_BIAS) else set()
+                    tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own} | wide))
+        return ExpectedTensors(tensors, bool(config.get("tie_word_embeddings", False)))
+
+    def check(self, entries: Iterable[Entry]) -> None:
+        """Raise RefusedUpdateError for an entry that is not a tensor of the model, or has another shape or type."""
+        for entry in entries:
+            shape, dtypes = self.tensors.get(entry.name, ((), frozenset()))
+            if not dtypes:
+                if self.tied and entry.name == TIED:
+                    continue
+                raise RefusedUpdateError(f"{entry.name} is not a tensor of this model")
+            if entry.shape != shape:
+                raise RefusedUpdateError(f"{entry.name} has shape {list(entry.shape)}, this model has {list(shape)}")
+            if entry.dtype not in dtypes:
+                raise RefusedUpdateError(
+                    f"{entry.name} is {entry.dtype}, this model takes {' or '.join(sorted(dtypes))}"
+                )
+
+    def check_complete(self, names: Iterable[str]) -> None:
+        """Raise RefusedUpdateError when a tensor of the model is missing."""
+        missing = self.tensors.keys() - set(names) - ({TIED} if self.tied else set())
+        if missing:
+            raise RefusedUpdateError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:3]}")

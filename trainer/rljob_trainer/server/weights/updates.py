@@ -1,0 +1,138 @@
+"""The server's side of weight updates: open, receive, commit. One at a time, applied completely or not at all.
+
+After a failure before the weights are touched, the server continues with the old ones. A failure while they are applied ends the server, because vLLM
+would keep answering with a broken model; the supervisor starts a new one.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, AttemptSuperseded, Gate, PolicyVersion
+
+log = logging.getLogger(__name__)
+
+
+class UpdateError(RuntimeError):
+    """A request of an update failed, and the update was abandoned."""
+
+
+class WeightUpdates:
+    """Drives vLLM's engine through updates. `engine` is vLLM's AsyncLLM; the part in its workers is server/weights/engine.py."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._lock = asyncio.Lock()
+        self._session = ""
+        self._asleep = False
+
+    @property
+    def running(self) -> bool:
+        """Whether a request is being served, which may take as long as protocol.py allows."""
+        return self._lock.locked()
+
+    async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Pause generation, which aborts requests in flight, and connect to the trainer. An update that was left open is abandoned."""
+        session = body["session"]
+        where = {"attempt": attempt} | {key: body[key] for key in ("address", "port", "known")}
+        async with self._lock:
+            await self._discard(engine)
+            async with self._abandon_on_error(engine, attempt):
+                self._gate.updating, self._session = True, session
+                await _pause(engine)
+                if self._asleep:
+                    await engine.wake_up(tags=["weights"])
+                await engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": where})
+                await engine.collective_rpc("start_weight_update")
+
+    async def receive(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Receive, verify and stage buckets, in one call into the engine; the trainer announces each bucket by a message (messages.py)."""
+        info = {"attempt": attempt, "messages": body["messages"]}
+        async with self._lock:
+            self._check(body)
+            async with self._abandon_on_error(engine, attempt):
+                await engine.collective_rpc("update_weights", kwargs={"update_info": info})
+
+    async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Verify the digest of the whole update, apply it, reset the caches, and serve the new policy."""
+        version = PolicyVersion(attempt, body["step"], body["digest"])
+        async with self._lock:
+            self._check(body)
+            async with self._abandon_on_error(engine, attempt):
+                await engine.collective_rpc("rljob_verify", kwargs={"attempt": attempt, "digest": version.digest})
+            await self._apply(engine)
+            self._gate.serving = version
+            self._gate.updating, self._session = False, ""
+
+    async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Abandon the update, and continue with the old weights."""
+        async with self._lock:
+            self._check(body)
+            await self._discard(engine)
+
+    async def sleep(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Stop serving until the next update, and, on a GPU, release weights and KV cache."""
+        async with self._lock:
+            self._gate.fence.admit(attempt)
+            self._gate.serving = None
+            await _pause(engine)
+            if engine.vllm_config.model_config.enable_sleep_mode and not self._asleep:
+                await engine.sleep(level=2)  # level 2 also discards the weights, since new ones will arrive
+                self._asleep = True
+
+    async def interrupt(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
+        """Have all requests in flight answered with what has been generated, with finish reason `abort`. Policy and caches are kept.
+
+        Does nothing while no policy is served: an update or sleep has then paused the engine already.
+        """
+        async with self._lock:
+            self._gate.fence.admit(attempt)
+            if self._gate.served():
+                await _pause(engine, clear_cache=False)
+                await engine.resume_generation()
+
+    def _check(self, body: dict[str, Any]) -> None:
+        if body["session"] != self._session:
+            raise UpdateError("this update is no longer open")
+
+    @asynccontextmanager
+    async def _abandon_on_error(self, engine: Any, attempt: int) -> AsyncIterator[None]:
+        try:
+            self._gate.fence.admit(attempt)  # a higher one may have come while this request waited for the lock
+            yield
+        except AttemptSuperseded:
+            await self._discard(engine)
+            raise
+        except Exception as error:
+            await self._discard(engine)
+            raise UpdateError(str(error)) from error
+
+    async def _discard(self, engine: Any) -> None:
+        if self._gate.updating:
+            await engine.collective_rpc("rljob_discard")
+            await engine.resume_generation()
+            self._gate.updating, self._session = False, ""
+
+    async def _apply(self, engine: Any) -> None:
+        self._gate.serving = None
+        try:
+            await engine.collective_rpc("rljob_apply")
+            if self._asleep:  # after the update has given its memory back
+                await engine.wake_up(tags=["kv_cache"])
+                self._asleep = False
+            if not await engine.reset_prefix_cache():
+                raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
+            await engine.resume_generation()
+        except BaseException:
+            log.exception(APPLYING_FAILED)
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise
+
+
+async def _pause(engine: Any, clear_cache: bool = True) -> None:
+    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers."""
+    await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)

@@ -1,0 +1,173 @@
+"""The client of one rollout server: token ids in, token ids and log-probabilities out. No torch here."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import aiohttp
+import numpy as np
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.spec.common import Sampling
+from rljob_trainer.wire.generate import decode, encode_images
+from rljob_trainer.wire.images import Placed
+from rljob_trainer.wire.trajectory import Experts, Floats, Ints
+from rljob_trainer.wire.weights.protocol import (
+    ATTEMPT_HEADER,
+    GENERATE,
+    INTERRUPT,
+    STATE,
+    STEP_HEADER,
+    AttemptSuperseded,
+)
+
+CONNECT_SECONDS = 30.0
+PROBE_SECONDS = 10.0
+"""Time limit of requests that cost the server nothing."""
+
+
+class ReplicaLost(RuntimeError):
+    """The replica did not answer the request; another one should be asked."""
+
+
+class Unauthorized(ReplicaLost):
+    """401: the replica has another token. The Secret has changed since one of the two pods started, or the address belongs to another pod now."""
+
+
+class RequestRefusedError(ValueError):
+    """The server says that the request is invalid; asking another one cannot help."""
+
+    def __init__(self, reason: str, code: str = ""):
+        """`code`: CONTEXT_TOO_LONG (wire/generate.py), where the server says so."""
+        super().__init__(reason)
+        self.code = code
+
+
+FinishReason = Literal["stop", "length", "abort"]
+"""`abort`: the response is incomplete."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A request for `n` responses to one prompt."""
+
+    tokens: Sequence[int] | Ints
+    """Tokens of the prompt, followed by those generated so far."""
+    n: int
+    sampling: Sampling
+    seed: int
+    """Seed of response 0; vLLM adds i for response i."""
+    images: Sequence[Placed] = ()
+    """Images in the prompt."""
+
+    def body(self) -> dict[str, Any]:
+        """The request as JSON."""
+        fields = {"prompt": np.asarray(self.tokens).tolist(), "n": self.n, "seed": self.seed}
+        images = {"images": encode_images(self.images)} if self.images else {}
+        return fields | self.sampling.model_dump() | images
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One response."""
+
+    tokens: Ints
+    log_probs: Floats
+    """Of each token, under the distribution from which it was sampled (temperature applied)."""
+    finish_reason: FinishReason
+    policy_step: int
+    """Step of the policy that generated it."""
+    routed_experts: Experts | None = None
+    """For prompt and response; see Trajectory.routed_experts."""
+
+
+class RolloutClient:
+    """The client of one replica for one attempt. An asynchronous context manager."""
+
+    def __init__(self, endpoint: RolloutEndpoint, token: str, attempt: int) -> None:
+        self.endpoint = endpoint
+        self._attempt = attempt
+        self._headers = {"Authorization": f"Bearer {token}", ATTEMPT_HEADER: str(attempt)}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        # no keep-alive: a connection that the server closes just as it is reused would look like a lost replica
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self._session = aiohttp.ClientSession(
+            self.endpoint.url, headers=self._headers, timeout=timeout, connector=connector
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
+        """The responses by index. There is no time limit; cancelling ends the generation on the server.
+
+        Raises RequestRefusedError (400), AttemptSuperseded (409), ReplicaLost (any other status, a lost connection, a weight update meanwhile).
+        """
+        sent = await asyncio.to_thread(request.body) if request.images else request.body()
+        body, headers = await self._call("POST", GENERATE, sent)
+        if STEP_HEADER not in headers:
+            raise ReplicaLost(f"{self.endpoint.pod}: another policy came while it generated")
+        return _generations(body, request.n, int(headers[STEP_HEADER]))
+
+    async def interrupt(self) -> None:
+        """Have all requests answered with what has been generated so far. Raises as `generate`; ReplicaLost also after PROBE_SECONDS."""
+        await self._call("POST", INTERRUPT, {}, PROBE_SECONDS)
+
+    async def state(self) -> dict[str, Any]:
+        """The server's state: attempt, policy_step (None: it serves nothing), digest. Raises as `generate`; ReplicaLost also after PROBE_SECONDS."""
+        return (await self._call("GET", STATE, None, PROBE_SECONDS))[0]
+
+    async def _call(self, method: str, path: str, body: Any, seconds: float | None = None) -> tuple[Any, Any]:
+        assert self._session is not None
+        if self._session.closed:  # meanwhile; aiohttp would raise RuntimeError
+            raise ReplicaLost(f"{self.endpoint.pod}: dismissed")
+        try:
+            timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+            async with self._session.request(method, path, json=body, timeout=timeout) as response:
+                if response.status == 200:
+                    return await response.json(), response.headers
+                text = await response.text()
+                if response.status == 409:
+                    raise AttemptSuperseded(self._attempt, int((await response.json())["attempt"]))
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
+        said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
+        if response.status == 400:
+            raise RequestRefusedError(said, _code(text))
+        if response.status == 401:
+            raise Unauthorized(f"{self.endpoint.pod} refuses this job's token (401): {text[:200]}")
+        raise ReplicaLost(said)  # also 404: the address may belong to another pod now
+
+
+async def answers(endpoint: RolloutEndpoint, token: str, attempt: int) -> bool:
+    """Whether the server answers. If it does, it knows of this attempt from now on and refuses lower ones."""
+    async with RolloutClient(endpoint, token, attempt) as client:
+        try:
+            await client.state()
+        except AttemptSuperseded:
+            return True
+        except ReplicaLost:
+            return False
+    return True
+
+
+def _code(text: str) -> str:
+    """Of an error that the server answered; empty where it names none."""
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(json.loads(text).get("code", ""))
+    return ""
+
+
+def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
+    found = decode(body)
+    if len(found) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in found):
+        raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[r.finish_reason for r in found]}")
+    return [Generation(*r[:3], policy_step, r.routed_experts) for r in found]  # type: ignore[arg-type]

@@ -1,0 +1,100 @@
+"""Transport over CUDA IPC, between processes on one host that see the same GPUs: the trainer sends a handle of a bucket, the workers copy it.
+
+torch counts each sharing of memory as one reader, and frees it only when exactly as many have read it (torch 2.11, torch/csrc/CudaIPCTypes.cpp). So a
+payload that two workers read has to be shared twice, and a handle that nobody will open, because a worker refused the payload or is gone, has to be
+counted as read in its place.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rljob_trainer.wire.weights.polling import wait_until
+from rljob_trainer.wire.weights.rendezvous import TrainerStore, join
+
+COPIES_KEY = "copies"
+"""Prefix of each worker's count of payloads that it has copied."""
+
+Handle = list[int | bool | str]
+"""What torch needs to open shared memory: handle, size, offset, the counter of readers with its offset, and an event. Bytes are written in hex."""
+
+
+class TrainerEnd:
+    """The trainer's end. There is no group: every message carries the handles that the workers need."""
+
+    def __init__(self, address: str) -> None:
+        """`address`: an IP of this machine."""
+        self.address = address
+        self.rendezvous = TrainerStore(address)
+        self._sent: Tensor | None = None
+        self._handles: list[Handle] = []
+        """Of the payload, by worker."""
+        self._payloads = 0
+
+    def accept(self, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers to join, or until `given_up`."""
+        self.rendezvous.size(given_up)
+
+    def send(self, payload: Tensor) -> dict[str, Any]:
+        """Share the payload, which is kept until `wait` has returned. Returns the GPU and a handle for each worker, for the message."""
+        self._sent, self._payloads = payload, self._payloads + 1
+        self._handles = [_shared(payload) for _ in range(self.rendezvous.workers)]
+        return {"gpu": _uuid(payload.get_device()), "handles": self._handles}
+
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Wait until every worker has copied the payload, or `given_up`, which is the time limit."""
+        if wait_until(lambda: not self._unread(), given_up):
+            self._sent, self._handles = None, []
+
+    def _unread(self) -> list[Handle]:
+        """Handles of the last payload whose workers have not copied it."""
+        store = self.rendezvous.store
+        return [h for i, h in enumerate(self._handles) if int(store.add(f"{COPIES_KEY}/{i}", 0)) < self._payloads]
+
+    def close(self) -> None:
+        """Called when no worker receives any more: the update is complete or abandoned, or the workers are gone."""
+        for *_, counter, offset, _, _ in self._unread():
+            torch.UntypedStorage._release_ipc_counter_cuda(bytes.fromhex(str(counter)), offset)
+        self._sent, self._handles = None, []
+        torch.cuda.ipc_collect()
+
+
+class WorkerEnd:
+    """A process on the same host, to which the trainer's GPU is visible."""
+
+    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
+        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
+        self.store, _ = join(address, port, worker, workers)
+        self._worker = worker
+
+    def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
+        """Fill `payload`. Raises RuntimeError when the trainer's memory cannot be opened."""
+        self._copy(payload, message)
+        self.store.add(f"{COPIES_KEY}/{self._worker}", 1)  # the trainer's memory is closed by now
+
+    def wait(self) -> None:
+        """Nothing to do: `receive` has waited."""
+
+    def _copy(self, payload: Tensor, message: dict[str, Any]) -> None:
+        where = [i for i in range(torch.cuda.device_count()) if _uuid(i) == message["gpu"]]
+        if not where:
+            raise RuntimeError(f"the trainer's GPU {message['gpu']} is not visible to this server")
+        handle = [bytes.fromhex(h) if isinstance(h, str) else h for h in message["handles"][self._worker]]
+        storage = torch.UntypedStorage._new_shared_cuda(where[0], *handle)
+        sent = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        payload.copy_(sent[: payload.numel()])
+        torch.cuda.synchronize()
+
+    def close(self) -> None: ...
+
+
+def _shared(payload: Tensor) -> Handle:
+    """The handle with which one worker opens the payload, as in torch.multiprocessing, but as JSON instead of pickle."""
+    _, *handle = payload.untyped_storage()._share_cuda_()
+    return [h.hex() if isinstance(h, bytes) else h for h in handle]
+
+
+def _uuid(index: int) -> str:
+    return str(torch.cuda.get_device_properties(index).uuid)
