@@ -14,7 +14,6 @@ from rljob_import.settings import REFUSED, Given, NotANumber, Rule, Settings, Sy
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
 NAME = "metadata.name"
-DEFAULT = "default of "
 MOST_NAMED = 3
 """Fields of one key."""
 
@@ -25,38 +24,46 @@ class Imported:
 
     name: str = "imported"
     spec: dict[str, Any] = field(default_factory=dict)
-    comments: dict[str, str] = field(default_factory=dict)
+    fields: dict[str, Field] = field(default_factory=dict)
     """By dotted path: where a value comes from."""
     notes: list[Note] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     """Why there is no RLJob; empty: there is one."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a rule says, and the keys that it asked for."""
+
+    rule: Rule
+    said: tuple[Said, ...]
+    looked_at: frozenset[str]
+
+    @staticmethod
+    def of(rule: Rule, settings: Settings) -> "Answer":
+        settings.looked_at.clear()
+        said = tuple(said_by(rule, settings))
+        return Answer(rule, said, frozenset(settings.looked_at))
+
+
 def convert(system: System, values: Mapping[str, Any], options: Options) -> Imported:
     """`values`: leaves by dotted path. Everything that is wrong comes back at once."""
     settings = Settings.of(system, values, options)
-    found = _said(settings)
-    found.notes += _of_unsaid(settings, values, found)
+    answers = [Answer.of(rule, settings) for rule in (said_of_rows, *system.rules)]
+    found = _imported(settings, answers)
+    said: list[Said] = [*found.fields.values(), *found.notes, *found.problems]
+    for key, given in settings.unsaid({name for one in said for name in one.keys}):
+        others = Settings.of(system, {name: value for name, value in values.items() if name != given.name}, options)
+        without = [Answer.of(one.rule, others) if key in one.looked_at else one for one in answers]
+        found.notes.append(given.note(Outcome.IMPLIED, _difference(found, _imported(others, without))))
     found.notes = list(dict.fromkeys(found.notes))
     found.problems = list(dict.fromkeys(found.problems))
     return found
 
 
-def _of_unsaid(settings: Settings, values: Mapping[str, Any], found: Imported) -> list[Note]:
-    """Keys without a line of their own, and what would be another job without each."""
-    notes = []
-    for given in settings.unsaid(_text(found)):
-        without = {name: value for name, value in values.items() if name != given.name}
-        meaning = _difference(found, _said(Settings.of(settings.system, without, settings.options)))
-        notes.append(Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", meaning))
-    return notes
-
-
-def _said(settings: Settings) -> Imported:
-    """What rows and rules make of the configuration."""
+def _imported(settings: Settings, answers: Iterable[Answer]) -> Imported:
     found = Imported(notes=[*settings.notes], problems=[*settings.problems])
-    by_rules = (said for rule in settings.system.rules for said in said_by(rule, settings))
-    for said in _of_sections_read((*said_of_rows(settings), *by_rules), unread(settings)):
+    for said in _of_sections_read((said for answer in answers for said in answer.said), unread(settings)):
         _take(found, said)
     return found
 
@@ -79,20 +86,14 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _text(found: Imported) -> str:
-    """Everything that is said, without the values."""
-    keys = [*(note.key.split(" = ")[0] for note in found.notes), *(problem.key for problem in found.problems)]
-    return "\n".join([*found.comments.values(), *keys])
-
-
 def _of_sections_read(said: Iterable[Said], others: Mapping[str, str]) -> Iterator[Said]:
     """A field of a section that the job does not have becomes a note, if the file gives it."""
     for one in said:
         section = next((s for s in others if isinstance(one, Field) and f"{one.path}.".startswith(f"{s}.")), None)
         if section is None or not isinstance(one, Field):
             yield one
-        elif "(default " not in one.source and not one.source.startswith(DEFAULT):
-            yield Note(Outcome.IMPLIED, one.source, others[section])
+        elif not one.assumed:
+            yield Note(Outcome.IMPLIED, one.source, others[section], one.keys)
 
 
 def _take(found: Imported, said: Said) -> None:
@@ -101,16 +102,10 @@ def _take(found: Imported, said: Said) -> None:
     elif isinstance(said, Problem):
         found.problems.append(said)
     elif said.path == NAME:
-        found.name, found.comments[NAME] = said.value, said.source
-    elif not _says_nothing(said):
+        found.name, found.fields[NAME] = said.value, said
+    elif said.value is not None and not (said.assumed and said.value == default_of(said.path)):
         _put(found.spec, said.path.split("."), said.value)
-        found.comments[said.path] = said.source
-
-
-def _says_nothing(said: Field) -> bool:
-    """A default of the other system that is ours as well need not be written."""
-    defaulted = said.source.startswith(DEFAULT) or "(default " in said.source
-    return said.value is None or (defaulted and said.value == default_of(said.path))
+        found.fields[said.path] = said
 
 
 def _put(spec: dict[str, Any], parts: list[str], value: Any) -> None:
@@ -152,7 +147,7 @@ def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:
         return
     except NotANumber as error:
         wrong = settings.given.get(error.key)
-        yield Problem(settings.origin(error.key), str(error))
+        yield settings.problem(str(error), error.key)
     except UNFIT:
         wrong = _culprit(lambda these: [*rule(these)], settings)
         if wrong is None:
@@ -179,7 +174,7 @@ def unread(settings: Settings) -> dict[str, str]:
 
 
 def refused(name: str, value: Any) -> Problem:
-    return Problem(name, f"{show(value)} {REFUSED}")
+    return Problem(name, f"{show(value)} {REFUSED}", (name,))
 
 
 def _culprit(compute: Callable[[Settings], object], settings: Settings) -> Given | None:

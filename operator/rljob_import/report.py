@@ -54,19 +54,20 @@ def imported(system: str, text: str, file: str, options: Options) -> Result:
 
 def _further(found: Imported, keys: Iterable[str]) -> list[Problem]:
     """What is wrong in addition to other problems: values that fields have from one key each. All else may follow from those problems."""
-    unfit = {problem.key.split(" = ")[0]: problem for problem in (_unfit(found, v) for v in wrong_values(found.spec))}
-    reported = {problem.key for problem in found.problems}
+    unfit = {problem.keys[0]: problem for v in wrong_values(found.spec) if len((problem := _unfit(found, v)).keys) == 1}
+    reported = {key for problem in found.problems for key in problem.keys}
     return [unfit[key] for key in keys if key in unfit and key not in reported]
 
 
 def _unfit(found: Imported, violation: Violation) -> Problem:
     """A value that its field cannot have, at the key that it comes from."""
     field = violation.field.removeprefix("spec.")
-    around = [path for path in found.comments if re.match(rf"{re.escape(path)}(?![^.[])", field)]
+    around = [path for path in found.fields if re.match(rf"{re.escape(path)}(?![^.[])", field)]
     if not around:
         return Problem(violation.field, f"{violation.rule}; {violation.fix}")
-    source = found.comments[max(around, key=len)]
-    return Problem(source, f"would be {violation.field} = {violation.value}, which {violation.rule}")
+    source = found.fields[max(around, key=len)]
+    text = f"would be {violation.field} = {violation.value}, which {violation.rule}"
+    return Problem(source.source, text, source.keys)
 
 
 def report(notes: Iterable[Note], violations: Iterable[Violation]) -> str:
@@ -131,16 +132,17 @@ _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", POWER, [*"-+.0123456789
 
 def write(found: Imported, heading: str) -> str:
     """The manifest. `heading`: what it was made from."""
+    comments = {path: field.source for path, field in found.fields.items()}
     lines = [
         f"# {heading}",
         f"apiVersion: {names.API_VERSION}",
         f"kind: {names.KIND}",
         "metadata:",
-        _line(1, f"name: {flow(found.name)}", found.comments.get(NAME, "")),
+        _line(1, f"name: {flow(found.name)}", comments.get(NAME, "")),
         "spec:",
     ]
     spec = {key: found.spec[key] for key in sorted(found.spec, key=ORDER.index)}
-    return "\n".join([*lines, *_object(spec, "", 1, found.comments)])
+    return "\n".join([*lines, *_object(spec, "", 1, comments)])
 
 
 def _object(value: dict[str, Any], path: str, depth: int, comments: dict[str, str]) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 import difflib
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +20,12 @@ class Given:
     """As it stands in the file."""
     value: Any
     row: Row
+
+    def field(self, path: str, value: Any) -> Field:
+        return Field(path, value, self.name, (self.name,))
+
+    def note(self, outcome: Outcome, text: str) -> Note:
+        return Note(outcome, f"{self.name} = {show(self.value)}", text, (self.name,))
 
 
 Rule = Callable[["Settings"], Iterator[Said]]
@@ -59,6 +64,8 @@ class Settings:
     """By the row's key; those of `.*` rows by their own."""
     problems: list[Problem] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    looked_at: set[str] = field(default_factory=set)
+    """Keys that rules have asked for; see `engine.Answer`."""
 
     @staticmethod
     def of(system: System, values: Mapping[str, Any], options: Options) -> "Settings":
@@ -75,15 +82,15 @@ class Settings:
     def _add(self, name: str, value: Any) -> None:
         row = self._names.get(name) or self._below(name)
         if row and isinstance(row.default, bool) and value not in (True, False, None):
-            self.problems.append(Problem(name, f"{value!r} must be true or false, without quotes"))
+            self.problems.append(Problem(name, f"{value!r} must be true or false, without quotes", (name,)))
         elif row:
             self._give(name if row.key.endswith("*") else row.key, Given(name, value, row))
         elif value in (None, {}) and self._leads(name):
             return
         elif name in self.options.allowed:
-            self.notes.append(Note(Outcome.LACKING, name, "passed over, as --allow says"))
+            self.notes.append(Note(Outcome.LACKING, name, "passed over, as --allow says", (name,)))
         else:
-            self.problems.append(self._misplaced(name, value) or Problem(name, self._unknown(name)))
+            self.problems.append(self._misplaced(name, value) or Problem(name, self._unknown(name), (name,)))
 
     def _give(self, key: str, given: Given) -> None:
         """Of two names of one key the last one counts, as far as it says something."""
@@ -92,7 +99,7 @@ class Settings:
             return
         if before and before.value is not None and not same_value(before.value, given.value):
             text = f"{given.name} = {show(given.value)} is the same setting, and counts"
-            self.notes.append(Note(Outcome.CHANGED, f"{before.name} = {show(before.value)}", text))
+            self.notes.append(before.note(Outcome.CHANGED, text))
         self.given[key] = given
 
     def _below(self, name: str) -> Row | None:
@@ -110,10 +117,10 @@ class Settings:
     def _misplaced(self, name: str, value: Any) -> Problem | None:
         """A value where keys belong, or keys where a value belongs."""
         if self._leads(name):
-            return Problem(name, f"{show(value)} {REFUSED}")
+            return Problem(name, f"{show(value)} {REFUSED}", (name,))
         parts = name.split(".")
         around = next((key for n in range(1, len(parts)) if (key := ".".join(parts[:n])) in self._names), "")
-        return Problem(around, f"a mapping {REFUSED}") if around and not self._leads(around) else None
+        return Problem(around, f"a mapping {REFUSED}", (around,)) if around and not self._leads(around) else None
 
     def _unknown(self, name: str) -> str:
         known = [*self._names, *(f"{row.key[:-1]}{key}" for row in self.system.rows for key in row.known)]
@@ -126,23 +133,27 @@ class Settings:
         return frozenset(self._rows)
 
     def __getitem__(self, key: str) -> Any:
+        self.looked_at.add(key)
         return self.given[key].value if key in self.given else self._defaults[key]
 
     def __contains__(self, key: str) -> bool:
         """Whether the file gives it, and not as null."""
+        self.looked_at.add(key)
         return key in self.given and self.given[key].value is not None
 
     def below(self, prefix: str) -> dict[str, Given]:
         """What the file gives under a `.*` row."""
         start = f"{prefix}." if prefix else ""
-        return {k[len(start) :]: g for k, g in self.given.items() if g.row.key == f"{start}*"}
+        found = {k: g for k, g in self.given.items() if g.row.key == f"{start}*"}
+        self.looked_at.update(found)
+        return {k[len(start) :]: g for k, g in found.items()}
 
-    def unsaid(self, said: str) -> Iterator[Given]:
-        """Keys that are not in the text `said`, although they have another value than the default."""
-        for given in self.given.values():
+    def unsaid(self, said: Collection[str]) -> Iterator[tuple[str, Given]]:
+        """Keys that are not among the `said`, although they have another value than the default."""
+        for key, given in self.given.items():
             silent = given.row.outcome or given.value == {} or same_value(given.value, given.row.default)
-            if not silent and not re.search(rf"(?<![\w.]){re.escape(given.name)}(?![\w.])", said):
-                yield given
+            if not silent and given.name not in said:
+                yield key, given
 
     def number(self, key: str) -> float:
         """A number; where the file says null, the default. Raises NotANumber."""
@@ -158,12 +169,20 @@ class Settings:
     def _default(self, key: str) -> str:
         return f"{key} (default {show(self._defaults[key])})" if self._defaults[key] is not None else f"{key} (unset)"
 
+    def names(self, *keys: str) -> tuple[str, ...]:
+        """Those that the file gives, as they stand in it."""
+        return tuple(self.given[k].name for k in keys if k in self)
+
     def field(self, path: str, value: Any, *keys: str, why: str = "") -> Field:
-        return Field(path, value, self.origin(*keys) + (f": {why}" if why else ""))
+        assumed = any(k not in self and self._defaults[k] is not None for k in keys)
+        return Field(path, value, self.origin(*keys) + (f": {why}" if why else ""), self.names(*keys), assumed)
 
     def note(self, outcome: Outcome, key: str, text: str) -> Note:
         name = self.given[key].name if key in self.given else key
-        return Note(outcome, f"{name} = {show(self[key])}", text)
+        return Note(outcome, f"{name} = {show(self[key])}", text, (name,))
+
+    def problem(self, text: str, *keys: str) -> Problem:
+        return Problem(self.origin(*keys), text, self.names(*keys))
 
     def lacking(self, key: str, text: str) -> Note:
         return self.note(Outcome.LACKING, key, text)
@@ -216,9 +235,9 @@ def said_of_rows(settings: Settings) -> Iterator[Said]:
     for row in settings.system.rows:
         if row.convert and settings[row.key] is not None:
             yield _converted(settings, row, row.convert)
-    for key, given in settings.given.items():
+    for given in settings.given.values():
         if given.row.outcome and not _neutral(given.value, given.row):
-            yield Note(given.row.outcome, f"{given.name} = {show(settings.given[key].value)}", given.row.text)
+            yield given.note(given.row.outcome, given.row.text)
 
 
 def _converted(settings: Settings, row: Row, convert: Any) -> Said:
@@ -226,15 +245,14 @@ def _converted(settings: Settings, row: Row, convert: Any) -> Said:
     try:
         ours = convert(value)
     except ValueError as error:
-        return Problem(settings.origin(row.key), f"{show(value)} {error}")
+        return settings.problem(f"{show(value)} {error}", row.key)
     except (ArithmeticError, AttributeError, LookupError, TypeError):
-        return Problem(settings.origin(row.key), f"{show(value)} {REFUSED}")
+        return settings.problem(f"{show(value)} {REFUSED}", row.key)
     if row.key not in settings:
-        return Field(row.field, ours, f"default of {row.key}")
-    source = settings.given[row.key].name
-    return Field(
-        row.field, ours, source if ours == value and type(ours) is type(value) else f"{source} = {show(value)}"
-    )
+        return Field(row.field, ours, f"default of {row.key}", assumed=True)
+    name = settings.given[row.key].name
+    same = ours == value and type(ours) is type(value)
+    return Field(row.field, ours, name if same else f"{name} = {show(value)}", (name,))
 
 
 def _neutral(value: Any, row: Row) -> bool:

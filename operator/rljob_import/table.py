@@ -99,6 +99,11 @@ class Field:
     path: str
     value: Any
     source: str
+    """For the comment beside it."""
+    keys: tuple[str, ...] = ()
+    """Keys that it comes from, as they stand in the file; empty: the command line, or what the other system does in any case."""
+    assumed: bool = False
+    """Whether a default of the other system takes part in it."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,10 @@ class Note:
 
     outcome: Outcome
     key: str
+    """With its value, as it is shown."""
     text: str
+    keys: tuple[str, ...] = ()
+    """As they stand in the file."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,10 @@ class Problem:
     """Why there is no RLJob."""
 
     key: str
+    """As it is shown."""
     text: str
+    keys: tuple[str, ...] = ()
+    """As they stand in the file."""
 
 
 Said = Field | Note | Problem

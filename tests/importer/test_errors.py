@@ -101,7 +101,7 @@ def test_values_that_cannot_be_are_told_at_once_whichever_rule_reads_them() -> N
 def test_what_follows_from_a_value_that_cannot_be_is_not_told() -> None:
     """Here that the job has no nodes."""
     found = imported("verl", LAUNCH + "trainer.nnodes=two", "run.sh", Options())
-    assert found.problems == (Problem("trainer.nnodes", "two is no number"),)
+    assert found.problems == (Problem("trainer.nnodes", "two is no number", ("trainer.nnodes",)),)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.title)
@@ -109,7 +109,7 @@ def test_a_switch_is_true_or_false(table) -> None:  # type: ignore[no-untyped-de
     for row in table.rows:
         if isinstance(row.default, bool):
             found = convert(table, {row.key: "maybe"}, Options(rows=100))
-            assert Problem(row.key, "'maybe' must be true or false, without quotes") in found.problems
+            assert Problem(row.key, "'maybe' must be true or false, without quotes", (row.key,)) in found.problems
             taken = convert(table, {row.key: 1}, Options(rows=100)).problems
             assert not [p for p in taken if "true or false" in p.text], "as other systems read 1"
 
@@ -157,7 +157,9 @@ def test_a_key_that_an_anchor_merges_may_be_written_again() -> None:
 )
 def test_a_teacher_whose_gpus_cannot_be_counted_is_refused(given: str, said: str) -> None:
     text = (IMPORTS / "trinity/distill.yaml").read_text().replace("tensor_parallel_size: 2", given)
-    assert imported("trinity", text, "f", Options()).problems == (Problem("explorer.auxiliary_models", said),)
+    assert imported("trinity", text, "f", Options()).problems == (
+        Problem("explorer.auxiliary_models", said, ("explorer.auxiliary_models",)),
+    )
 
 
 def test_the_gpus_of_the_model_that_teaches_are_those_that_do_not_train() -> None:
@@ -186,7 +188,11 @@ def test_no_given_key_is_dropped_silently(table) -> None:  # type: ignore[no-unt
     for row in table.rows:
         key = row.key.replace("*", next(iter(sorted(row.known)), "key"))
         found = convert(table, {key: "a-value"}, Options(rows=100))
-        said = [*found.comments.values(), *(n.key for n in found.notes), *(p.key for p in found.problems)]
+        said = [
+            *(field.source for field in found.fields.values()),
+            *(n.key for n in found.notes),
+            *(p.key for p in found.problems),
+        ]
         assert any(key in text for text in said), key
 
 

@@ -52,7 +52,11 @@ def silent(table: System, row: Row, value: Any) -> bool:
     case, values = base(table.title)
     others = {key: given for key, given in values.items() if key not in (row.key, *row.also)}
     found = convert(table, others | {named(row): value}, options_of(case))
-    said = [*found.comments.values(), *(note.key for note in found.notes), *(problem.key for problem in found.problems)]
+    said = [
+        *(field.source for field in found.fields.values()),
+        *(note.key for note in found.notes),
+        *(problem.key for problem in found.problems),
+    ]
     return not re.search(rf"(?<![\w.]){re.escape(named(row))}(?![\w.])", "\n".join(said))
 
 

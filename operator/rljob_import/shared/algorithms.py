@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rljob_import.settings import Settings, show
-from rljob_import.table import Field, Problem, Said
+from rljob_import.table import Field, Said
 
 AGGREGATIONS = {
     "token-mean": "tokenMean",
@@ -22,9 +22,7 @@ def own(settings: Settings, key: str, part: Literal["advantage", "loss"], known:
     path = settings.options.formula
     if path is None:
         text = f"{show(settings[key])} is none of {', '.join(dict.fromkeys(known))}"
-        yield Problem(
-            settings.origin(key), f"{text}: write it as a function ({PAGE}), and name its file with --formula"
-        )
+        yield settings.problem(f"{text}: write it as a function ({PAGE}), and name its file with --formula", key)
         return
     yield settings.field(f"algorithm.{part}", "python", key)
     yield Field(f"algorithm.{part}Function.path", path, "--formula")

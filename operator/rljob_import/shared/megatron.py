@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.rules.keys import OWNED_TRANSFORMER_CONFIG, TRANSFORMER_CONFIG
-from rljob_import.settings import Settings, show
-from rljob_import.table import Field, Note, Outcome, Row, Said, becomes, read, verbatim
+from rljob_import.settings import Given, Settings, show
+from rljob_import.table import Field, Outcome, Row, Said, becomes, read, verbatim
 
 PARALLELISM = "trainer.parallelism"
 SIZES = {
@@ -129,19 +129,18 @@ def transformer_config(settings: Settings, prefix: str) -> Iterator[Said]:
     given = {key: g for key, g in settings.below(prefix).items() if g.value is not None}
     dropped = [*_without_weight({key: g.value for key, g in given.items()})]
     for key, g in given.items():
-        name = f"{g.name} = {show(g.value)}"
         if key == "moe_layer_recompute" and g.value:
-            yield from _recomputed_experts(settings, prefix, g.name)
+            yield from _recomputed_experts(settings, prefix, g)
         elif key in OWNED_TRANSFORMER_CONFIG:
-            yield Note(Outcome.IMPLIED, name, f"set by {OWNED_TRANSFORMER_CONFIG[key]}")
+            yield g.note(Outcome.IMPLIED, f"set by {OWNED_TRANSFORMER_CONFIG[key]}")
         elif key in dropped:
-            yield Note(Outcome.IMPLIED, name, "a balancing loss without a weight is none")
+            yield g.note(Outcome.IMPLIED, "a balancing loss without a weight is none")
         elif key == "moe_token_dispatcher_type" and g.value == "allgather":
-            yield Note(Outcome.CHANGED, name, "alltoall in its place: packed sequences differ in length")
+            yield g.note(Outcome.CHANGED, "alltoall in its place: packed sequences differ in length")
         elif key == "moe_token_dispatcher_type" and g.value == "alltoall":
-            yield Note(Outcome.IMPLIED, name, "is the default")
+            yield g.note(Outcome.IMPLIED, "is the default")
         else:
-            yield Field(f"trainer.transformerConfig.{key}", g.value, g.name)
+            yield g.field(f"trainer.transformerConfig.{key}", g.value)
     if given.keys() & {"moe_aux_loss_coeff"} - {*dropped} and "moe_router_load_balancing_type" not in given:
         source = f"megatron-core's default beside {given['moe_aux_loss_coeff'].name}"
         yield Field("trainer.transformerConfig.moe_router_load_balancing_type", "aux_loss", source)
@@ -156,10 +155,10 @@ def _without_weight(given: dict[str, Any]) -> Iterator[str]:
         yield "moe_aux_loss_coeff"
 
 
-def _recomputed_experts(settings: Settings, prefix: str, name: str) -> Iterator[Said]:
+def _recomputed_experts(settings: Settings, prefix: str, given: Given) -> Iterator[Said]:
     granularity = f"{prefix}.recompute_granularity" if prefix else "recompute_granularity"
     if settings[granularity] == "full":
-        yield Note(Outcome.IMPLIED, f"{name} = true", "recompute_granularity: full recomputes whole layers")
+        yield given.note(Outcome.IMPLIED, "recompute_granularity: full recomputes whole layers")
     else:
-        yield Field("trainer.recompute.granularity", "selective", name)
-        yield Field("trainer.recompute.modules", ["moe"], name)
+        yield given.field("trainer.recompute.granularity", "selective")
+        yield given.field("trainer.recompute.modules", ["moe"])

@@ -36,7 +36,7 @@ WITHOUT_REFERENCE = ("simpo", "orpo")
 
 def stage(settings: Settings) -> Iterator[Said]:
     if settings["stage"] not in TASKS:
-        yield Problem(settings.origin("stage"), f"{settings['stage']} is no task of an RLJob; {', '.join(TASKS)} are")
+        yield settings.problem(f"{settings['stage']} is no task of an RLJob; {', '.join(TASKS)} are", "stage")
     else:
         yield settings.field("task", TASKS[settings["stage"]], "stage")
     if "model_name_or_path" not in settings:
@@ -55,7 +55,7 @@ def tuning(settings: Settings) -> Iterator[Said]:
         text = (
             "a reward model is trained whole here: write finetuning_type: full, and a learning rate for all parameters"
         )
-        yield Problem(settings.origin("finetuning_type"), text)
+        yield settings.problem(text, "finetuning_type")
     elif settings["finetuning_type"] == "lora":
         rank = settings.integer("lora_rank")
         alpha = settings.integer("lora_alpha") if "lora_alpha" in settings else 2 * rank
@@ -82,7 +82,7 @@ def data(settings: Settings) -> Iterator[Said]:
         key = "train_on_prompt" if settings["train_on_prompt"] else "mask_history"
         yield settings.field("data.lossOn", "all" if settings["train_on_prompt"] else "lastAssistant", key)
     if settings["stage"] == "sft":
-        yield Field("data.overlong", "cut", "cutoff_len: longer ones are cut there")
+        yield Field("data.overlong", "cut", "cutoff_len: longer ones are cut there", settings.names("cutoff_len"))
     elif "cutoff_len" in settings and settings["stage"] in ("dpo", "rm"):
         yield settings.changed("cutoff_len", "longer pairs are left out, not cut")
     if "interleave_probs" in settings:

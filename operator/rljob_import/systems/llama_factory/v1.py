@@ -68,7 +68,7 @@ def data(settings: Settings) -> Iterator[Said]:
         listed = str(settings[key]).endswith((".yaml", ".yml"))
         if listed and (key != "train_dataset" or not sets):
             fix = "give it with --dataset-info, or name a file here" if key == "train_dataset" else "name a file here"
-            yield Problem(settings.origin(key), f"{settings[key]} names data sets: {fix}")
+            yield settings.problem(f"{settings[key]} names data sets: {fix}", key)
         elif listed:
             yield from _sets(settings, field, sets)
         elif key in settings:
@@ -76,7 +76,7 @@ def data(settings: Settings) -> Iterator[Said]:
     if task(settings) == "sft":
         text = "a conversation is one sample, all of whose assistant turns are learnt from; there each turn is one"
         yield settings.changed("train_dataset", text)
-        yield Field("data.overlong", "cut", "cutoff_len: longer ones are cut there")
+        yield Field("data.overlong", "cut", "cutoff_len: longer ones are cut there", settings.names("cutoff_len"))
 
 
 def _sets(settings: Settings, field: str, sets: Mapping[str, Any]) -> Iterator[Said]:
@@ -132,7 +132,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield settings.field("train.tokensPerMicroBatch", each * longest, "micro_batch_size", "cutoff_len")
     yield from Length("max_steps", "num_train_epochs", batch).said(settings)
     for name, value in ADAMW.items():
-        yield Field(f"train.optimizer.{name}", value, "default of torch's AdamW")
+        yield Field(f"train.optimizer.{name}", value, "default of torch's AdamW", assumed=True)
 
 
 def preferences(settings: Settings) -> Iterator[Said]:

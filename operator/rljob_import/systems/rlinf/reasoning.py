@@ -41,9 +41,8 @@ def sources(settings: Settings) -> Iterator[Said]:
         if other != model and other.rpartition("/")[2] == model.rpartition("/")[2]:
             yield settings.changed(key, f"{given[0]} holds the tokenizer too")
         elif other != model:
-            yield Problem(
-                settings.origin(key), f"{settings[key]} is another directory than {given[0]}; an RLJob has one model"
-            )
+            text = f"{settings[key]} is another directory than {given[0]}; an RLJob has one model"
+            yield settings.problem(text, key)
     if "actor.model.megatron_checkpoint" in settings:
         yield from places.found(settings, "model.megatronCheckpoint", "actor.model.megatron_checkpoint")
     yield from dtype(settings)
@@ -186,8 +185,9 @@ def layout(settings: Settings) -> Iterator[Said]:
     yield settings.field("rollout.tensorParallel", size, key)
     placements = {k: str(g.value) for k, g in settings.below("cluster.component_placement").items()}
     together = any("actor" in k and "rollout" in k for k in placements) or not placements
-    names = ", ".join(f"cluster.component_placement.{k}" for k in placements) or "cluster.component_placement"
-    yield Field("rollout.placement", "colocated" if together else "separate", names)
+    names = tuple(f"cluster.component_placement.{k}" for k in placements)
+    source = ", ".join(names) or "cluster.component_placement"
+    yield Field("rollout.placement", "colocated" if together else "separate", source, names)
     if not together:
         shown = ", ".join(f"{k}: {v}" for k, v in placements.items())
         yield Note(

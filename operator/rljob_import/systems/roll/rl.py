@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.rules.algorithm import WIDEST_SEQUENCE_CLIP
 from rljob_api.spec.algorithm import MOST_STALENESS
-from rljob_import.settings import Settings, show
+from rljob_import.settings import Settings
 from rljob_import.shared import places
 from rljob_import.shared.algorithms import AGGREGATIONS, own, responses
 from rljob_import.shared.values import SEQUENCE_CLIP, divisor, items
@@ -218,8 +218,9 @@ def rewards(settings: Settings) -> Iterator[Said]:
         else:
             yield Note(Outcome.LACKING, f"rewards.{name}", _by_hand(name))
         for key in (k for k in given if k.startswith(f"{name}.") and not k.endswith(REWARD_KEYS)):
-            yield Note(Outcome.IMPLIED, f"rewards.{key} = {show(given[key].value)}", "of ROLL's own workers")
+            yield given[key].note(Outcome.IMPLIED, "of ROLL's own workers")
     if not found:
         found.append({"rule": "math"})
         yield Note(Outcome.CHANGED, "rewards", f"math in their place; {JUDGE}")
-    yield Field("rewards", found, ", ".join(f"rewards.{key}" for key in given if key.endswith(REWARD_KEYS)))
+    read = tuple(one.name for key, one in given.items() if key.endswith(REWARD_KEYS))
+    yield Field("rewards", found, ", ".join(read), read)

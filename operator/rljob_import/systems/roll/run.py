@@ -60,7 +60,7 @@ def environment(settings: Settings) -> Iterator[Said]:
     elif settings["track_with"] not in (None, "tensorboard", "stdout"):
         yield settings.lacking("track_with", "metrics are written to TensorBoard and metrics.jsonl")
     if env:
-        yield Field("env", env, "system_envs, track_with")
+        yield Field("env", env, "system_envs, track_with", settings.names("track_with"))
 
 
 def role(settings: Settings) -> str:
@@ -173,7 +173,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
         yield from _critic(settings, prompts, updates)
     longest = settings.integer("prompt_length") + response(settings)
     yield from tokens(settings, longest)
-    yield Field("rollout.sampling.maxTokens", response(settings), settings.origin("response_length"))
+    yield settings.field("rollout.sampling.maxTokens", response(settings), "response_length")
 
 
 def _critic(settings: Settings, prompts: int, updates: int) -> Iterator[Said]:

@@ -24,7 +24,7 @@ from rljob_import.systems.trinity.run import (
     tuning,
 )
 from rljob_import.systems.verl.roles import optimizer
-from rljob_import.table import Field, Note, Outcome, Problem, Said
+from rljob_import.table import Field, Note, Outcome, Said
 
 TYPES = {
     "ppo": ("gae", "ppo"),
@@ -46,7 +46,7 @@ OVERRIDE = f"{ACTOR}megatron.override_transformer_config"
 def sources(settings: Settings) -> Iterator[Said]:
     if settings["mode"] != "both":
         text = f"{settings['mode']} is no mode of an RLJob that generates: both is read, and train for sft and dpo"
-        yield Problem(settings.origin("mode"), text)
+        yield settings.problem(text, "mode")
     yield from files(settings, TASKS)
     if not settings[f"{TASKS}path"]:
         return
@@ -122,7 +122,7 @@ def decay(settings: Settings) -> Iterator[Said]:
 def algorithm(settings: Settings) -> Iterator[Said]:
     key = "algorithm.algorithm_type"
     if settings[key] not in TYPES:
-        yield Problem(settings.origin(key), f"{settings[key]} is none of {', '.join(TYPES)}, which are read")
+        yield settings.problem(f"{settings[key]} is none of {', '.join(TYPES)}, which are read", key)
         return
     advantage, loss = TYPES[settings[key]]
     if settings[key] == DISTILL:
@@ -181,7 +181,11 @@ def rewards(settings: Settings) -> Iterator[Said]:
     )
     if key and settings[key] not in MATH:
         yield settings.lacking(key, "math in its place; judge it with a python or http reward of your own")
-    yield Field("rewards", [{"rule": "math"}], settings.given[key].name if key else "the workflow's reward")
+    yield (
+        settings.given[key].field("rewards", [{"rule": "math"}])
+        if key
+        else Field("rewards", [{"rule": "math"}], "the workflow's reward")
+    )
     args = f"{TASKS}reward_fn_args."
     if settings[f"{args}enable_overlong_penalty"]:
         yield settings.field(
@@ -210,7 +214,7 @@ def machines(settings: Settings) -> Iterator[Said]:
     ranks = options.gpus_per_node or (per_node if whole else rest)
     pods = options.nodes or (rest // per_node if whole else 1)
     if ranks < 1:
-        yield Problem(settings.origin(*keys), f"{engines} x {size} GPUs of the rollouts leave none to the trainer")
+        yield settings.problem(f"{engines} x {size} GPUs of the rollouts leave none to the trainer", *keys)
         return
     if not options.gpus_per_node and pods * ranks % copy:
         yield settings.changed(keys[1], f"{pods * ranks // copy * copy} GPUs train: a multiple of the layout's {copy}")

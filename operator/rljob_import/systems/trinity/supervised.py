@@ -22,7 +22,7 @@ def task(settings: Settings) -> str:
 def sources(settings: Settings) -> Iterator[Said]:
     key = "algorithm.algorithm_type"
     if settings["mode"] != "train":
-        yield Problem(settings.origin("mode"), f"{settings['mode']} is no mode of {task(settings)}, which has train")
+        yield settings.problem(f"{settings['mode']} is no mode of {task(settings)}, which has train", "mode")
     yield settings.field("task", task(settings), key)
     yield from files(settings, FILE)
     if settings[f"{FILE}data_selector.selector_type"] == "sequential":
@@ -41,7 +41,7 @@ def columns(settings: Settings) -> Iterator[Said]:
         if task(settings) == "sft":
             yield settings.field("data.responseKey", settings[f"{FORMAT}response_key"], f"{FORMAT}response_key")
     else:
-        yield Problem(settings.origin(kind), f"{settings[kind]} is neither messages nor plaintext")
+        yield settings.problem(f"{settings[kind]} is neither messages nor plaintext", kind)
 
 
 def learnt(settings: Settings) -> Iterator[Said]:

@@ -260,7 +260,8 @@ def environment(settings: Settings) -> Iterator[Said]:
         yield Field(
             "env",
             env,
-            ", ".join([*(f"export {name}" for name in found), *([settings.origin(key)] if key in settings else [])]),
+            ", ".join([*(f"export {name}" for name in found), *settings.names(key)]),
+            settings.names(key),
         )
     for other in loggers:
         if other not in ("wandb", "mlflow", "console", "tensorboard", "file"):

@@ -12,7 +12,7 @@ from rljob_import.shared.megatron import Layout, other_layout, recompute, transf
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.verl.algorithm import has_reference, is_gae
 from rljob_import.systems.verl.rows import ACTOR, AR, MODEL, REF, ROLLOUT
-from rljob_import.table import Field, Note, Outcome, Problem, Said
+from rljob_import.table import Field, Outcome, Said
 
 M = f"{ACTOR}megatron."
 GONE = "vLLM has no such setting any more"
@@ -140,12 +140,12 @@ def rollouts(settings: Settings) -> Iterator[Said]:
             yield settings.lacking(expert, "experts are shared by the GPUs of one server: tensor_model_parallel_size")
     for key, given in settings.below(f"{ROLLOUT}engine_kwargs.vllm").items():
         if key.split(".")[0] == "max_model_len":
-            yield Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", "is maxPromptTokens + maxTokens")
+            yield given.note(Outcome.IMPLIED, "is maxPromptTokens + maxTokens")
         elif key == "disable_mm_preprocessor_cache":
-            yield Note(Outcome.IMPLIED, f"{given.name} = {show(given.value)}", GONE)
+            yield given.note(Outcome.IMPLIED, GONE)
         elif given.value is not None:
             first, *rest = key.split(".")
-            yield Field(".".join(["rollout.vllmArgs", first.replace("_", "-"), *rest]), given.value, given.name)
+            yield given.field(".".join(["rollout.vllmArgs", first.replace("_", "-"), *rest]), given.value)
 
 
 def asynchrony(settings: Settings) -> Iterator[Said]:
@@ -222,7 +222,7 @@ def optimizer(settings: Settings, prefix: str, target: str, total: int | None, u
     o = f"{prefix}optim."
     betas = settings[f"{o}betas"]
     if not isinstance(betas, list) or len(betas) != 2:
-        yield Problem(settings.origin(f"{o}betas"), f"{show(betas)} is no pair of numbers")
+        yield settings.problem(f"{show(betas)} is no pair of numbers", f"{o}betas")
     else:
         yield settings.field(f"{target}.beta1", betas[0], f"{o}betas")
         yield settings.field(f"{target}.beta2", betas[1], f"{o}betas")
@@ -255,7 +255,7 @@ def distillation(settings: Settings) -> Iterator[Said]:
     key = "distillation.enabled"
     if settings[key]:
         text = "a teacher is not imported: write it as a pool in spec.pools, and algorithm.distillation (docs/algorithms.md#distillation)"
-        yield Problem(settings.origin(key), text)
+        yield settings.problem(text, key)
 
 
 def reference(settings: Settings) -> Iterator[Said]:

@@ -125,7 +125,7 @@ ROWS = (
 def template_arguments(settings: Settings) -> Iterator[Said]:
     """What verl gives the chat template, in every task."""
     for key, given in settings.below("data.apply_chat_template_kwargs").items():
-        yield Field(f"data.chatTemplate.arguments.{key}", given.value, given.name)
+        yield given.field(f"data.chatTemplate.arguments.{key}", given.value)
 
 
 def sources(settings: Settings) -> Iterator[Said]:
