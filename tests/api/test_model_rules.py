@@ -191,7 +191,8 @@ def test_positions_are_those_that_vllm_counts() -> None:
     short = DENSE | {"max_position_embeddings": 12}
     assert check(short | {"rope_scaling": {"type": "linear", "factor": 2.0}}) == []
     yarn = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 12}
-    assert check(DENSE | {"max_position_embeddings": 8, "rope_scaling": yarn}) == []
+    assert check(DENSE | {"max_position_embeddings": 24, "rope_scaling": yarn}) == []
+    assert check(short | {"rope_scaling": yarn}) != [], "the factor is in max_position_embeddings already"
     allowed = make_spec(env=[{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}])
     assert not list(model_violations(allowed, short))
     whole = make_spec(rollout={"tensorParallel": 4, "vllmArgs": {"enable-expert-parallel": True}})

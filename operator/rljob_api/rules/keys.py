@@ -130,12 +130,21 @@ OWNED_VLLM_ARGUMENTS = {
     "override-generation-config": "rljob: every sampling parameter is explicit",
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
-    "logits-processors": "rljob: samples are drawn from the policy's own distribution",
+    **dict.fromkeys(
+        ("logits-processors", "watermark-config", "enable-trace-replay"),
+        "rljob: samples are drawn from the policy's own distribution",
+    ),
+    **dict.fromkeys(
+        ("max-num-queued-reqs", "max-num-queued-tokens"), "rljob: a server refuses none of the responses of a step"
+    ),
+    "device-memory-utilization": "gpu-memory-utilization, which is the same",
     **dict.fromkeys(
         ("enable-lora", "max-loras", "max-lora-rank", "lora-dtype", "lora-modules", "lora-target-modules"),
         "spec.model.lora.sync",
     ),
-    "enable-return-routed-experts": "spec.algorithm.rolloutCorrection.routerReplay",
+    **dict.fromkeys(
+        ("enable-return-routed-experts", "aux-output-config"), "spec.algorithm.rolloutCorrection.routerReplay"
+    ),
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
 } | dict.fromkeys(
     (

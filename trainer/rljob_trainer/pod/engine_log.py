@@ -1,6 +1,6 @@
 """Finds in the log of a vLLM server why it ended. Pure.
 
-Every process of vLLM 0.26 prefixes its lines with its name and pid (vllm/utils/system_utils.py, decorate_logs). When a worker fails, so does the
+Every process of vLLM 0.32 prefixes what it logs with its name and pid (vllm/logger.py, _FORMAT). When a worker fails, so does the
 engine, and then the API server, each with a traceback that refers to the one before. The cause is in the traceback of the innermost process.
 """
 

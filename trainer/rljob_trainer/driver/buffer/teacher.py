@@ -1,6 +1,6 @@
 """On-policy distillation from a teacher in a pool: log-probabilities of each response token under the teacher.
 
-The route and its body are those of vLLM 0.26 (vllm/entrypoints/openai/completion/protocol.py).
+The route and its body are those of vLLM 0.32 (vllm/entrypoints/openai/completion/protocol.py).
 """
 
 import asyncio

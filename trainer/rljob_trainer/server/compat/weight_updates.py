@@ -1,11 +1,13 @@
 """What weight updates and health checks rely on in detail. The code is in server/weights/ and pod/health.py; here is what must not change under it.
 
-    server/weights/updates.py  pauses the scheduler as AsyncLLM.pause_generation does, without its 20 ms of sleep
-    server/weights/engine.py   leaves an update at any point, for which vLLM 0.26 has no call: it clears the worker's flag
-    server/weights/reload.py   loads over the very tensors that are computed with, where nothing makes others of them after loading; and packs a tied
-                        output layer again on CPU, whose packed copy of the old weights vLLM 0.26 leaves in place; and reads from the records
-                        of a layer-wise reload which parameters got nothing
-    pod/health.py   finds the engine's processes by their titles, and asks the engine's own loop whether it moves
+    server/weights/updates.py   pauses the scheduler as AsyncLLM.pause_generation does, without its 20 ms of sleep
+    server/weights/engine.py    leaves an update at any point, for which vLLM 0.32 has no call: it clears the worker's flag; and applies one without
+                                the end of `finish_weight_update`, which removes all adapters
+    server/weights/adapters.py  puts adapters into the manager that holds them, from memory
+    server/weights/reload.py    loads over the very tensors that are computed with, where nothing makes others of them after loading; and packs a
+                                tied output layer again on CPU, whose packed copy of the old weights vLLM 0.32 leaves in place; and reads from the
+                                records of a layer-wise reload which parameters got nothing
+    pod/health.py               finds the engine's processes by their titles, and asks the engine's own loop whether it moves
 
 Can go, one by one, when vLLM abandons updates, reloads tied layers on CPU, and reports whether its engine answers.
 """
@@ -33,6 +35,17 @@ PATCHES = (
         },
     ),
     Patch(
+        "adapters from memory",
+        "vllm",
+        VERSIONS,
+        replaces={
+            "vllm/lora/lora_model.py:LoRAModel.from_lora_tensors": "2502dc0e2081ae98",
+            "vllm/lora/model_manager.py:LoRAModelManager.add_adapter": "adc228004f495808",
+            "vllm/lora/model_manager.py:LoRAModelManager.activate_adapter": "d622dca35b8c3c0c",
+            "vllm/model_executor/models/utils.py:WeightsMapper.get_rename_mapper": "88d9f66ee322ded1",
+        },
+    ),
+    Patch(
         "weights loaded in place",
         "vllm",
         VERSIONS,
@@ -52,6 +65,7 @@ PATCHES = (
             "vllm/model_executor/model_loader/reload/layerwise.py:initialize_layerwise_reload": "97cb5d12f08725aa",
             "vllm/model_executor/model_loader/reload/layerwise.py:make_online_process_loader": "71be6c98fad8d428",
             "vllm/model_executor/model_loader/reload/types.py:LayerReloadingInfo": "c049af7043098949",
+            "vllm/model_executor/model_loader/reload/meta.py:restore_layer_on_meta": "81d73e6e58a427ad",
         },
     ),
     Patch(

@@ -1,4 +1,4 @@
-"""An update that consists of adapters only: its validation, and how it is put into vLLM's LoRA (0.26, vllm/lora).
+"""An update that consists of adapters only: its validation, and how it is put into vLLM's LoRA (0.32, vllm/lora).
 
 The tensors have the peft library's names and shapes: `....q_proj.lora_A.weight` [rank, in] and `....q_proj.lora_B.weight` [out, rank]; B is
 already multiplied by alpha / rank. Their base model is the one that the server has loaded from its model directory.

@@ -2,7 +2,7 @@
 
 vLLM's own engines overwrite the model as buckets arrive, and leave layers without memory when the trainer dies. Here the model is not touched before
 `finish_weight_update`, which needs a successful `verify` of the digest of the whole update. The engines are registered with vLLM's weight-transfer
-API (0.26, vllm/distributed/weight_transfer) under the names of their transports.
+API (0.32, vllm/distributed/weight_transfer) under the names of their transports.
 """
 
 from dataclasses import dataclass
