@@ -130,8 +130,8 @@ def train(size: str, rounds: int) -> bool:
 
 
 def engine(size: str) -> Any:
-    from rljob_api.spec.algorithm import Optimizer
     from rljob_api.spec.common import Sampling
+    from rljob_api.spec.train import Optimizer
     from rljob_trainer.megatron import parallel_state
     from rljob_trainer.megatron.engine import Engine
 

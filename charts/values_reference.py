@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from rljob_api.base import Model
-from rljob_api.job_defaults import JobDefaults
+from rljob_api.policy import JobDefaults
 from rljob_api.schema.crd import structural
 from rljob_api.schema.values import values_schema
 

@@ -19,7 +19,7 @@ from yaml import YAMLError
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from rljob_api import json_text, names
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 
 CONNECT_SECONDS = 10
 READ_SECONDS = 30

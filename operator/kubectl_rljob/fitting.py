@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Device
-from rljob_api.sizing.host import HostMemory
-from rljob_api.sizing.memory import GIB, Phase, TrainerMemory
+from rljob_api.sizing.memory import GIB, HostMemory, Phase, TrainerMemory
 from rljob_api.spec import RLJobSpec
 
 FIX = "docs/sizing.md has what to change, by its cost"

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from kubectl_rljob.errors import UserError
 from rljob_api import names
-from rljob_api.request import Request
+from rljob_api.protocol import Request
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.type_errors import first_problem

@@ -9,19 +9,21 @@ from pydantic.alias_generators import to_camel
 from kubectl_rljob import fitting
 from kubectl_rljob.errors import UserError
 from rljob_api import names
-from rljob_api.job_policy import JobPolicy
-from rljob_api.manifest import Manifest
+from rljob_api.manifest.jobs import Manifest
+from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing.devices import Device, smallest
-from rljob_api.sizing.host import HostMemory, host_memory, memory_limit
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import (
     CacheMemory,
+    HostMemory,
     Phase,
     cache_memory,
     gang_memory,
+    host_memory,
+    memory_limit,
     phases,
     pool_cache,
     pool_weights,
@@ -230,7 +232,7 @@ def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def roles(spec: RLJobSpec) -> list[Role]:
-    """Trainer, gangs of other models, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
+    """Trainer with its spares, gangs of other models, for tasks that generate rollout, and pools. A job on CPU takes no GPUs."""
     per_process = 1 if spec.trainer.device == "gpu" else 0
     processes = {role: spec.processes_of(role) for role in spec.pods}
     return [

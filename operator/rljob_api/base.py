@@ -1,6 +1,6 @@
-"""The base of every model of the contract."""
+"""The base of every model of the contract, and what stands in it for a value that cannot be read."""
 
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from pydantic import (
     BaseModel,
@@ -13,7 +13,27 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
-from rljob_api.unreadable import UNREADABLE
+
+class Undecidable(Exception):
+    """What was asked depends on a value that cannot be read."""
+
+
+class Unreadable:
+    """Every use raises Undecidable; only `is` and isinstance are answered."""
+
+
+def undecidable(*_: object) -> NoReturn:
+    raise Undecidable
+
+
+for _use in (
+    *("bool", "eq", "ne", "lt", "le", "gt", "ge", "hash", "str", "repr", "format", "fspath", "index", "int", "float"),
+    *("len", "iter", "contains", "getitem", "getattr", "round", "neg", "abs", "pow", "rpow"),
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+):
+    setattr(Unreadable, f"__{_use}__", undecidable)
+
+UNREADABLE: Final = Unreadable()
 
 NO_NAMES = set[str]()
 """The empty set of fields that were set, which all models share."""

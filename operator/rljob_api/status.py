@@ -113,6 +113,17 @@ class RoleStatus(Wire):
     """Label selector of the role's pods, for the scale subresource."""
 
 
+class SpareStatus(Wire):
+    """Spare pods of the trainer (`scheduling.spareNodes`)."""
+
+    desired: int = 0
+    """Number of spares that there should be now."""
+    warm: int = 0
+    """Number of them that run, and can stand in at once."""
+    standing_in: list[str] = []
+    """Pods of the open attempt that were spares: each is in the place of a pod that was lost."""
+
+
 class ProgressStatus(Wire):
     """Progress as rank 0 reports it, refreshed at most every 30 s while nothing else changes."""
 
@@ -246,6 +257,8 @@ class PlacementReport(Wire):
     """Domain of each rollout pod; empty: not placed."""
     pools: dict[str, list[str]] = {}
     """Domain of each server of a pool, by the pool's name."""
+    spares: list[str] = []
+    """Domain of each spare pod of the trainer; empty: not placed."""
     gangs: dict[str, list[str]] = {}
     """The narrowest domain of each pipeline stage of another model's gang, by its role."""
     levels: list[Crossing] = []
@@ -334,6 +347,8 @@ class JobStatus(Wire):
     """When the first step was done."""
     trainer: RoleStatus = RoleStatus()
     """Counts of the trainer pods."""
+    spares: SpareStatus = SpareStatus()
+    """Spare pods of the trainer, which `trainer` does not count."""
     gangs: dict[str, RoleStatus] = {}
     """Counts of the pods of gangs of other models, by role: `critic`, `reference`, or `reward` with the place in spec.rewards."""
     rollout: RoleStatus = RoleStatus()

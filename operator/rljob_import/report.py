@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rljob_api import names
-from rljob_api.kubernetes_yaml import documents
+from rljob_api.manifest.yaml_text import documents
 from rljob_api.rules import Violation, validate
 from rljob_api.rules.fields import wrong_values
 from rljob_api.spec import RLJobSpec

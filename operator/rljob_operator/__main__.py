@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.text import one_line, plain
 from rljob_api.type_errors import first_problem
 from rljob_operator.operator import Options, operate

@@ -35,6 +35,8 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         "Pods that were deleted and do not end, up to those that status.stuckPods names",
         lambda job, s: len(s.stuck_pods),
     ),
+    "rljob_job_spares": ("Spare pods of the trainer that there should be", lambda job, s: s.spares.desired),
+    "rljob_job_warm_spares": ("Spare pods of the trainer that can stand in at once", lambda job, s: s.spares.warm),
     "rljob_job_ready_trainers": ("Trainer pods that are ready", lambda job, s: s.trainer.ready),
     "rljob_job_ready_rollouts": (
         "Rollout pods that are ready",

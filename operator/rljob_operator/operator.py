@@ -11,7 +11,7 @@ from typing import Any
 
 import kopf
 
-from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator import health
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
 from rljob_operator.handlers import EVERYWHERE, REFLECTED, SERVED, EventHandlers

@@ -84,6 +84,8 @@ class Gang:
     pools: tuple[Pool, ...] = ()
     gangs: Mapping[str, "Gang"] = field(default_factory=dict)
     """Gangs of other models, by role."""
+    spares: int = 0
+    """Pods like the trainers that get what the others leave."""
 
     def demand(self, role: str) -> Demand:
         """What each pod of a role needs."""
@@ -104,6 +106,7 @@ class Gang:
             stages=spec.trainer.parallelism.pipeline,
             pools=tuple(Pool(pool.name, pool.replicas, Demand.of(spec, pool.name)) for pool in spec.pools),
             gangs={role: Gang.of_role(spec, shape, role) for role in spec.gangs},
+            spares=spec.scheduling.spare_nodes,
         )
 
     @staticmethod

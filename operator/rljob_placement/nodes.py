@@ -18,6 +18,8 @@ class Stay:
     """Nodes by rank, when all trainers stay as they are; then `trainers` is empty."""
     rollouts: Mapping[int, str] = field(default_factory=dict)
     """Nodes by number of the rollout, from 0."""
+    spares: Mapping[int, str] = field(default_factory=dict)
+    """Nodes by number of the spare."""
     pools: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     """Nodes by number of the server, for each pool."""
     gangs: Mapping[str, "Stay"] = field(default_factory=dict)
@@ -36,6 +38,8 @@ class Plan:
     """Nodes by node rank."""
     rollouts: tuple[str, ...] = ()
     """Nodes by number of the rollout; empty for one beyond the minimum that does not fit."""
+    spares: tuple[str, ...] = ()
+    """Nodes by number of the spare; empty for one that does not fit."""
     pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Nodes by number of the server, for each pool."""
     gangs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -57,12 +61,13 @@ class Plan:
 
     def nodes(self) -> set[str]:
         """All nodes that the plan uses."""
-        found = (self.trainers, self.rollouts, *self.gangs.values(), *self.pools.values())
+        found = (self.trainers, self.spares, self.rollouts, *self.gangs.values(), *self.pools.values())
         return {node for nodes in found for node in nodes if node}
 
     def newcomers(self, gang: Gang, stay: Stay) -> Iterator[tuple[str, Demand]]:
         """Node and demand of each pod that had no node before."""
         yield from ((node, gang.trainer) for node in _fresh(self.trainers, stay))
+        yield from ((node, gang.trainer) for i, node in enumerate(self.spares) if node and i not in stay.spares)
         for role, nodes in self.gangs.items():
             yield from ((node, gang.demand(role)) for node in _fresh(nodes, stay.gangs.get(role, Stay())))
         for role in (names.ROLE_ROLLOUT, *self.pools):

@@ -16,6 +16,7 @@ from rljob_placement.nodes import Plan, Stay
 from rljob_placement.pools import place
 from rljob_placement.search import search
 from rljob_placement.sharing import share
+from rljob_placement.spares import spares
 
 POOLS = "pools"
 """The step of an order that places all pools. The other steps are the roles of gangs."""
@@ -24,6 +25,13 @@ POOLS = "pools"
 def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     """The plan, or the problem of the first try. `stay`: pods that keep their nodes."""
     stay = stay or Stay()
+    found = _without_spares(cluster, gang, stay)
+    if found.problem or not gang.spares:
+        return found
+    return replace(found, spares=spares(cluster.without(found.taken(gang, stay)), gang, found, stay.spares))
+
+
+def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
     if not gang.pools and not gang.gangs:
         return search(cluster, gang, stay)
     tried = list[Plan]()

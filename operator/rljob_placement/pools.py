@@ -19,7 +19,9 @@ def place(
     `stay`: nodes of servers that stay, by pool and number; `near`: the node of the trainer of rank 0; empty: not known yet.
     """
     found: dict[str, Servers] = {}
-    for pool in sorted(gang.pools, key=lambda pool: sum(_capacity(node, gang, pool.demand) for node in cluster.nodes)):
+    for pool in sorted(
+        gang.pools, key=lambda pool: sum(capacity_for(node, gang, pool.demand) for node in cluster.nodes)
+    ):
         servers = _placed(cluster, gang, pool, stay.get(pool.name, {}), near)
         if not all(servers):
             return pool
@@ -31,17 +33,17 @@ def place(
 def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
     """Nodes of a pool's servers; empty for those that do not fit."""
     nodes = {node.name: node for node in cluster.nodes}
-    capacities = {name: _capacity(node, gang, pool.demand) for name, node in nodes.items()}
-    order = sorted(capacities, key=lambda name: (_apart(gang, nodes.get(near), nodes[name]), capacities[name]))
+    capacities = {name: capacity_for(node, gang, pool.demand) for name, node in nodes.items()}
+    order = sorted(capacities, key=lambda name: (apart(gang, nodes.get(near), nodes[name]), capacities[name]))
     free = (name for name in order for _ in range(capacities[name]))
     return tuple(stay[i] if stay.get(i) in nodes else next(free, "") for i in range(pool.replicas))
 
 
-def _capacity(node: Node, gang: Gang, demand: Demand) -> int:
+def capacity_for(node: Node, gang: Gang, demand: Demand) -> int:
     return 0 if refusal(node, gang, demand) else capacity(node, demand)
 
 
-def _apart(gang: Gang, one: Node | None, other: Node) -> int:
+def apart(gang: Gang, one: Node | None, other: Node) -> int:
     """Number of levels that two nodes do not share; 0: they are the same, or one is not known."""
     if one is None or one.name == other.name:
         return 0

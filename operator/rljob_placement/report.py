@@ -20,6 +20,7 @@ def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
     return PlacementReport(
         stages=_stages(gang, paths, plan.trainers),
         rollouts=[_domain([paths[name]]) if name else "" for name in plan.rollouts],
+        spares=[_domain([paths[name]]) if name else "" for name in plan.spares],
         pools={pool: [_domain([paths[name]]) for name in servers] for pool, servers in plan.pools.items()},
         gangs={role: _stages(gang.gangs[role], paths, nodes) for role, nodes in plan.gangs.items()},
         levels=_crossings(gang.levels, paths, parts),

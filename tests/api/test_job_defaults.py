@@ -3,7 +3,7 @@
 from typing import Any
 
 from api.specs import raw_spec
-from rljob_api.job_defaults import JobDefaults
+from rljob_api.policy import JobDefaults
 
 GPU = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
 MODELS = {"name": "models", "mountPath": "/models", "source": {"persistentVolumeClaim": {"claimName": "models"}}}

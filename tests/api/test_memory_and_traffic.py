@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.sizing.host import HostMemory, host_memory
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
+    HostMemory,
     Phase,
     gang_memory,
+    host_memory,
     phases,
     rollout_memory,
     trainer_memory,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 from rljob_api.rules import validate
 
 POOL = {"model": "/m", "replicas": 256}
@@ -26,6 +26,19 @@ def test_a_job_of_1024_nodes_and_4096_pods_is_possible_and_one_pod_more_is_not()
     }
 
 
+def test_spares_count_and_a_message_says_how_many_there_are() -> None:
+    trainer = {"device": "cpu", "nodes": 1024}
+    rollout = {"replicas": 3072, "sampling": {"maxTokens": 8}}
+    found = fields(trainer=trainer, rollout=rollout, train={"promptsPerStep": 1024}, scheduling={"spareNodes": 1})
+    assert found["spec.rollout.replicas"] == (
+        "with spec.trainer 1024, spec.scheduling.spareNodes 1 that makes 4097 pods; a job may have at most 4096 pods"
+    )
+    (violation,) = (
+        JobPolicy.model_validate({"maxPods": 4}).admit(raw_spec(scheduling={"spareNodes": 3}), "demo").result.violations
+    )
+    assert str(violation).startswith("spec.scheduling.spareNodes = 3: with spec.trainer 1, spec.rollout 1 that makes 5")
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -34,6 +47,7 @@ def test_a_job_of_1024_nodes_and_4096_pods_is_possible_and_one_pod_more_is_not()
         ({"trainer": {"processesPerNode": 65}}, "spec.trainer.processesPerNode"),
         ({"reference": {"nodes": 1025, "processesPerNode": 1}}, "spec.reference.nodes"),
         ({"reference": {"processesPerNode": 65}}, "spec.reference.processesPerNode"),
+        ({"scheduling": {"spareNodes": 65}}, "spec.scheduling.spareNodes"),
         ({"rollout": {"replicas": 4097}}, "spec.rollout.replicas"),
         ({"rollout": {"minReplicas": 4097}}, "spec.rollout.minReplicas"),
         ({"rollout": {"tensorParallel": 65}}, "spec.rollout.tensorParallel"),

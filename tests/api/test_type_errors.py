@@ -7,8 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from api.specs import raw_spec
-from rljob_api.protocol import Control, Report
-from rljob_api.request import Request
+from rljob_api.protocol import Control, Report, Request
 from rljob_api.rules import scheduling, validate
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus

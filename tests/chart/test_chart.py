@@ -8,7 +8,7 @@ import yaml
 
 from chart.chart import CHART, HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
 from rljob_api import names
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 from rljob_operator.cache.cluster import CHILD_KINDS
 from rljob_operator.kube.api import KINDS
 from rljob_operator.render.access import access

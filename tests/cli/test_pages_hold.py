@@ -16,8 +16,8 @@ from kubectl_rljob.job import Job
 from kubectl_rljob.planning import Plan, preview
 from kubectl_rljob.printers import data, failure, status, tables
 from kubectl_rljob.printers import plan as plan_page
-from rljob_api.job_policy import DEFAULT_POLICY
-from rljob_api.manifest import Manifest
+from rljob_api.manifest.jobs import Manifest
+from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.devices import Device
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

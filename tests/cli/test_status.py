@@ -338,6 +338,21 @@ def test_no_line_of_a_page_is_wider_than_the_terminal() -> None:
     assert "HELD-OUT 0.30 → 0.80" in status.page(Job(jobs[0]), [], NOW, 80)
 
 
+def test_spares_are_below_the_roles_while_the_job_has_any() -> None:
+    def lines(**fields: Any) -> list[str]:
+        return status.page(Job(make_job(**running() | fields)), [], NOW).split("\n")
+
+    spares = {"desired": 2, "warm": 1}
+    assert "SPARES      1/2 warm" in lines(spares=spares)
+    assert "SPARES      1/2 warm; demo-trainer-2 stands in" in lines(spares=spares | {"standingIn": ["demo-trainer-2"]})
+    many = [f"demo-trainer-{i}" for i in range(4, 10)]
+    assert (
+        "SPARES      1/2 warm; demo-trainer-4, demo-trainer-5, demo-trainer-6, demo-trainer-7 and 2 more stand in"
+        in lines(spares=spares | {"standingIn": many})
+    )
+    assert not any(line.startswith("SPARES") for line in [*lines(), *lines(spares=spares, state="Succeeded")])
+
+
 def test_pods_that_do_not_end_are_below_the_roles() -> None:
     stuck = [{"pod": "demo-trainer-1", "uid": "u", "node": "n1", "since": ago(minutes=12), "why": "hangs"}]
     page = status.page(Job(make_job(**running() | {"stuckPods": stuck})), [], NOW)

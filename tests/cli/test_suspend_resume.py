@@ -6,7 +6,7 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import ago, make_checkpoint, make_job, make_spec, running
 from rljob_api import names
-from rljob_api.request import Request
+from rljob_api.protocol import Request
 
 ARGO_WARNING = (
     "warning: Argo CD owns this object, so spec.suspend was not edited (it would be put back). The request "

@@ -11,7 +11,7 @@ from gitops import argocd
 from gitops.argocd import ROOT, SCRIPTS, act, enabled, health
 from gitops.lives import documents
 from rljob_api import names
-from rljob_api.request import Request
+from rljob_api.protocol import Request
 from rljob_api.status import JobStatus
 from simulator.world import World
 

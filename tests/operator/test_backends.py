@@ -70,6 +70,16 @@ def test_kueue_gets_one_pod_group_over_both_sets_with_its_topology() -> None:
         assert all(re.fullmatch(KUEUE_ANNOTATIONS[k], v) for k, v in notes.items())
 
 
+def test_spares_belong_to_kueues_group_and_not_to_the_minimum_of_volcanos() -> None:
+    """Kueue admits all pods that there will be, Volcano starts the gang without those that it can do without."""
+    spec = gpu_spec(backend="kueue", queue="team", spareNodes=2)
+    notes = template(spec, names.ROLE_TRAINER)["metadata"]["annotations"]
+    assert notes["kueue.x-k8s.io/pod-group-total-count"] == "9"
+    (group,) = scheduler_objects(META, gpu_spec(backend="volcano", queue="team", spareNodes=2))
+    assert group["spec"]["minTaskMember"] == {"trainer": 4, "rollout": 2}
+    assert group["spec"]["minMember"] == 6
+
+
 def test_a_set_itself_is_no_workload_of_kueue() -> None:
     """Its queue label would make each set a gang of its own, which may only be scaled between 0 and all."""
     spec = gpu_spec(backend="kueue", queue="team")

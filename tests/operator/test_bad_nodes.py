@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from rljob_api import reasons
-from rljob_api.job_policy import JobPolicy
 from rljob_api.leave_nodes import LeaveNodes
+from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Failure
 from rljob_api.status import NodeStatus
 from rljob_operator.kube.api import Object

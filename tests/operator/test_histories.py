@@ -49,8 +49,9 @@ class Histories(RuleBasedStateMachine):
         hostile=st.booleans(),
         backend=st.sampled_from(["none", "builtin"]),
         task=st.sampled_from(["rl", "sft", "rl with a pool", "rl with four gangs"]),
+        spares=st.integers(0, 2),
     )
-    def begin(self, seed: int, hostile: bool, backend: str, task: str) -> None:
+    def begin(self, seed: int, hostile: bool, backend: str, task: str, spares: int) -> None:
         self.world = World(steps=10**6, faults=HOSTILE if hostile else PROMPT, random=Random(seed))
         self.highest, self.ended = 0, False
         written = self.world.cluster._written
@@ -69,7 +70,7 @@ class Histories(RuleBasedStateMachine):
             task=self.task,
             **parts,
             lifecycle={"backoffSeconds": 1, "maxRestarts": 5, "strandedSeconds": 20},
-            scheduling={"backend": backend},
+            scheduling={"backend": backend, "spareNodes": spares},
         )
 
     def teardown(self) -> None:
@@ -121,6 +122,9 @@ class Histories(RuleBasedStateMachine):
         status: JobStatus = self.world.status
         number = status.attempt.number if status.attempt else 0
         assert number >= self.highest
+        if status.attempt:
+            ranks = [m.node_rank for m in status.attempt.of(names.ROLE_TRAINER)]
+            assert sorted(ranks) == [0, 1], "as many members as without spares, each with a rank of its own"
         assert not self.ended or (status.outcome and number == self.highest)
         self.highest, self.ended = number, bool(status.outcome)
 

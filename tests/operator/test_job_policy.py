@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Control
-from rljob_api.spec.pod_security import PodSecurity
+from rljob_api.spec.common import PodSecurity
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.render.template import pod_template
 from simulator.makers import META, Job

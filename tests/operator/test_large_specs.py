@@ -11,7 +11,7 @@ import pytest
 
 from api.hostile_specs import LARGEST, hostile_specs
 from api.specs import raw_spec
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation, validator
 from rljob_operator.cache.jobs import LazyValidation
 from rljob_operator.reconcile.large_specs import BUSY, FIRST_PAUSE, LargeSpecs

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api import names, reasons
-from rljob_api.job_policy import JobPolicy
 from rljob_api.leave_nodes import LeaveNodes
+from rljob_api.policy import JobPolicy
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.policies.placement import EXCLUDED_SECONDS, UNBOUND_SECONDS
 from rljob_operator.schedulers.builtin import scheduler

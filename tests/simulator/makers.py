@@ -5,7 +5,7 @@ from typing import Any
 
 from api.specs import raw_spec
 from rljob_api import names
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Checkpoint, Failure, Member, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from rljob_api import names
-from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
 from rljob_operator.handlers import EventHandlers
 from rljob_operator.kube.api import Conflict, Key, NotFound

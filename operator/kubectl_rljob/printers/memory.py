@@ -6,8 +6,7 @@ from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
 from rljob_api.sizing.devices import Device
-from rljob_api.sizing.host import HostMemory
-from rljob_api.sizing.memory import GIB, CacheMemory, Phase
+from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, Phase
 from rljob_api.sizing.volume import VolumeSpace
 
 

@@ -24,6 +24,8 @@ def line(report: PlacementReport, width: int) -> list[str]:
     parts = [f"stage{'s' if len(report.stages) > 1 else ''} {_named(report.stages)}"]
     if report.rollouts:
         parts.append(f"rollouts {_counted(report.rollouts)}")
+    if report.spares:
+        parts.append(f"spares {_counted(report.spares)}")
     parts += [f"{role} {_named(domains)}" for role, domains in report.gangs.items()]
     parts += [f"{pool} {_counted(domains)}" for pool, domains in report.pools.items()]
     if any(c.pairs for c in report.levels):
@@ -44,6 +46,7 @@ def preview(found: Preview) -> str:
     rows += [(f"rollout {i}", domain or "no capacity now") for i, domain in enumerate(r.rollouts)]
     if len(rows) > 2 * STAGES:
         rows = [(f"stages 0-{len(r.stages) - 1}", _named(r.stages)), ("rollouts", _counted(r.rollouts))]
+    rows += [("spares", _counted([domain or "no capacity now" for domain in r.spares]))] if r.spares else []
     rows += [(role, _named([domain or WHOLE for domain in domains])) for role, domains in r.gangs.items()]
     rows += [(pool, _counted(domains)) for pool, domains in r.pools.items()]
     levels = [(c.level, c.pairs, size(c.bytes_per_step)) for c in r.levels]

@@ -9,8 +9,8 @@ from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
-from rljob_api.sizing.host import memory_limit
 from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.memory import memory_limit
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.model import LoraSpec

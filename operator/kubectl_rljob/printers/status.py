@@ -19,7 +19,7 @@ from rljob_api import names
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, NodeStatus, ProgressStatus, RoleStatus, StuckPod
+from rljob_api.status import LastFailure, NodeStatus, ProgressStatus, RoleStatus, SpareStatus, StuckPod
 
 LINES = 25
 EVENTS = 6
@@ -29,6 +29,7 @@ MESSAGE_LINES = 4
 TRACEBACK_LINES = 2
 CHECKPOINTS = 8
 NODES = 3
+STAND_INS = 4
 PACE_STEPS = 10
 WITHOUT_PODS = ("Suspended", *ENDED)
 MANY = 10**12
@@ -154,8 +155,17 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         if role in gpus or role in gangs or role in pools
     ]
     stuck = [cut(stuck_line(pod, now), width) for pod in s.stuck_pods]
+    spares = [cut(spare_line(s.spares), width)] if s.spares.desired and s.state not in ENDED else []
     placed = placement.line(s.placement.report, width) if s.placement else []
-    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *placed, *stuck]
+    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *spares, *placed, *stuck]
+
+
+def spare_line(spares: SpareStatus) -> str:
+    """How many spares could stand in now, and which do."""
+    found = spares.standing_in
+    more = f" and {len(found) - STAND_INS} more" if found[STAND_INS:] else ""
+    named = f"; {', '.join(found[:STAND_INS])}{more} {'stands' if len(found) == 1 else 'stand'} in" if found else ""
+    return f"SPARES      {spares.warm}/{spares.desired} warm{named}"
 
 
 def stuck_line(pod: StuckPod, now: datetime) -> str:

@@ -12,7 +12,7 @@ from kubectl_rljob.options import job_name, verb
 from kubectl_rljob.session import Session
 from kubectl_rljob.terminal import Terminal
 from rljob_api import names
-from rljob_api.request import Request
+from rljob_api.protocol import Request
 
 Action = Literal["suspend", "resume", "restart"]
 

@@ -15,7 +15,7 @@ from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.session import Session
 from rljob_api import names
-from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing.devices import DEVICES, Device, device_bytes
 from rljob_api.sizing.shape import Shape
 from rljob_placement.cluster import OCCUPYING, essential

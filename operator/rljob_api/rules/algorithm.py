@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from rljob_api.rules.engine import ADVANTAGE, TEACHER, Check, Rule, Violation, as_given, field, present, size
 from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.algorithm import Clip, Optimizer
+from rljob_api.spec.algorithm import Clip
 from rljob_api.spec.roles import ReferenceSpec
+from rljob_api.spec.train import Optimizer
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce++-baseline", "opo")
 """Advantages that compare the samples of one prompt."""

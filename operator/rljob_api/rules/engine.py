@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from rljob_api.base import Model
+from rljob_api.base import UNREADABLE, Model, undecidable
 from rljob_api.spec import RLJobSpec
-from rljob_api.unreadable import UNREADABLE, undecidable
 
 LONGEST = 2000
 """Characters of each part of a violation."""

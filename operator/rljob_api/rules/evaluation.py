@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from rljob_api.rules.engine import Check, Violation
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.evaluation import VALIDATION
+from rljob_api.spec.train import VALIDATION
 
 
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:

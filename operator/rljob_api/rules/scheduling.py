@@ -5,11 +5,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from rljob_api import names
 from rljob_api.base import Wire
 from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
 from rljob_api.rules.pods import templates
-from rljob_api.sizing.layout import pods_of
+from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PODS
 from rljob_api.type_errors import path_of, problems
@@ -71,14 +70,22 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
 def size_violations(
     spec: RLJobSpec, most: int = MOST_PODS, rule: str = "a job may have", fix: str = "lower it"
 ) -> Iterator[Violation]:
-    """A job with more than `most` pods, by its largest role. `rule`: who says so; `fix`: what to do."""
-    pods = pods_of(spec)
+    """A job with more than `most` pods, by its largest part. `rule`: who says so; `fix`: what to do."""
+    pods = {spec.field_of(role): count for role, count in (pods_of(spec) | gang_sizes(spec)).items()}
+    pods[f"{SCHEDULING}.spareNodes"] = spec.scheduling.spare_nodes
     if (total := sum(pods.values())) > most:
-        role = max(pods, key=lambda role: pods[role])
-        count = "nodes" if names.is_model_role(role) else "replicas"
-        others = ", ".join(f"{spec.field_of(other)} {pods[other]}" for other in pods if other != role and pods[other])
+        part = max(pods, key=lambda part: pods[part])
+        others = ", ".join(f"{other} {pods[other]}" for other in pods if other != part and pods[other])
         together = f"with {others} that makes {total} pods; " if others else ""
-        yield Violation(f"{spec.field_of(role)}.{count}", str(pods[role]), f"{together}{rule} at most {most} pods", fix)
+        yield Violation(_counted(spec, part), str(pods[part]), f"{together}{rule} at most {most} pods", fix)
+
+
+def _counted(spec: RLJobSpec, part: str) -> str:
+    """Path of the number of pods of a role, or the spares' own."""
+    if part.endswith(".spareNodes"):
+        return part
+    gangs = {spec.field_of(role) for role in gang_sizes(spec)}
+    return f"{part}.{'nodes' if part in gangs else 'replicas'}"
 
 
 class _Compared(Wire):

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rljob_api import names
-from rljob_api.base import LENIENT
+from rljob_api.base import LENIENT, Undecidable
 from rljob_api.nearest import limited
 from rljob_api.rules import (
     algorithm,
@@ -31,7 +31,6 @@ from rljob_api.rules.extent import extent_violations
 from rljob_api.rules.fields import schema_violations, verbatim_violations, without
 from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
-from rljob_api.unreadable import Undecidable
 
 SUBJECTS = (
     *(task, vision, lora, layout, data, rollout, algorithm, rewards),

@@ -107,6 +107,7 @@ WORDS: dict[str, str] = {
     "checkpoint.resumeFrom": "resume_from_checkpoint resume_from_path load_path",
     "lifecycle.maxRestarts": "backoff_limit max_failures restart_limit",
     "scheduling.queue": "queue_name local_queue",
+    "scheduling.spareNodes": "spares spare_nodes num_spare_nodes hot_spares standby_nodes",
     "podSecurity": "security_context pod_security_context",
     "runtimeClassName": "runtime_class",
 }

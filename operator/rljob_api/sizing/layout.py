@@ -108,14 +108,15 @@ def gang_sizes(spec: RLJobSpec) -> dict[str, int]:
 
 
 def pods_of(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that the job wants, by role: roles that its task does not have are left out."""
+    """Pods that the job wants, by role, the trainer's with its spares: roles that its task does not have are left out."""
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
-    return gang_sizes(spec) | rollouts | {pool.name: pool.replicas for pool in spec.pools}
+    trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
+    return gang_sizes(spec) | trainers | rollouts | {pool.name: pool.replicas for pool in spec.pools}
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that are placed together or not at all, by role: all but the rollouts beyond `minReplicas`."""
-    required = {names.ROLE_ROLLOUT: required_rollout_pods(spec)}
+    """Pods that are placed together or not at all, by role: all but spares and the rollouts beyond `minReplicas`."""
+    required = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: required_rollout_pods(spec)}
     return {role: required.get(role, count) for role, count in pods_of(spec).items()}
 
 

@@ -1,4 +1,4 @@
-"""Building blocks of several sections of the spec."""
+"""Building blocks of several sections of the spec, and spec.podSecurity."""
 
 from typing import Annotated, Any, Literal
 
@@ -40,8 +40,9 @@ ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 """Name of a Kubernetes object."""
 Key = Annotated[str, StringConstraints(max_length=256)]
 """Key of a row of data."""
-MOST_NODES, MOST_PROCESSES, MOST_PODS = 1024, 64, 4096
-"""Pods of a gang, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one object each."""
+MOST_NODES, MOST_SPARES, MOST_PROCESSES, MOST_PODS = 1024, 64, 64, 4096
+"""Pods of a gang, its spares, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one
+object each."""
 Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 
@@ -148,3 +149,23 @@ class Sampling(Model):
 
 
 Device = Literal["gpu", "cpu"]
+
+MAX_ID = 2**31 - 1
+"""Largest user or group id of Kubernetes."""
+Id = Annotated[int, Field(ge=0, le=MAX_ID)]
+
+
+class PodSecurity(Model):
+    """User and groups of the job's pods, by which file systems decide who may read and write. A field that is not set has the administrator's
+    default (`jobs.podSecurity` of the chart)."""
+
+    run_as_user: Id | None = None
+    """User id of all processes. 0, root, is refused."""
+    run_as_group: Id | None = None
+    """Primary group id of all processes; new files belong to it."""
+    fs_group: Id | None = None
+    """Group id that volumes are given to when they are mounted, where their driver supports it; all processes are in this group."""
+    supplemental_groups: Annotated[list[Id], Field(max_length=32)] | None = None
+    """Further group ids of all processes, for example of a shared directory on NFS."""
+    fs_group_change_policy: Literal["Always", "OnRootMismatch"] | None = None
+    """When the files of a volume are given to `fsGroup`: at every mount, or only if the owner of the volume's root directory is wrong."""

@@ -6,13 +6,15 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.spec.algorithm import AlgorithmSpec, RolloutCorrection, TrainSpec
+from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
+    MOST_SPARES,
     AbsolutePath,
     Environment,
     EnvironmentSources,
     Image,
     NonNegativeInt,
+    PodSecurity,
     PositiveInt,
     PullSecrets,
     Source,
@@ -20,12 +22,10 @@ from rljob_api.spec.common import (
     UploadUrl,
     Volumes,
 )
-from rljob_api.spec.evaluation import VALIDATION, EvaluationSet, EvaluationSpec
 from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
-from rljob_api.spec.pod_security import PodSecurity
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
-from rljob_api.spec.supervised import DpoSpec, SftSpec
+from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
 Pods = TrainerSpec | RolloutSpec | PoolSpec | Gang
@@ -104,10 +104,12 @@ class SchedulingSpec(Model):
     """Queue of `backend: kueue` (a LocalQueue) or `volcano`; both need one."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
-
     exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2
     """Failures within an hour that point at one node (a pod that its kubelet refused, an error of its GPUs, a killed process, the loss of the node)
     after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
+    spare_nodes: Annotated[int, Field(ge=0, le=MOST_SPARES)] = 0
+    """Pods of the trainer beyond `trainer.nodes` that wait on nodes of their own, as far as there is capacity, with image and imports loaded. When a
+    pod of the gang is lost, the next attempt starts with one of them in its place. They hold their GPUs without using them."""
 
     @property
     def assigns_nodes(self) -> bool:

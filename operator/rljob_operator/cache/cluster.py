@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
-from rljob_api.job_policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 from rljob_api.rules import ValidationResult, Violation
 from rljob_api.rules.extent import extent
 from rljob_api.status import JobStatus, RLJobMeta

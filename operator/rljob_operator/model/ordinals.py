@@ -9,29 +9,22 @@ newer attempt's fence keeps it from committing or pruning checkpoints (checkpoin
 weights (wire/weights/protocol.py), its ranks find no peers, since ports differ from one attempt to the next, and its metrics are in its own file.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count, islice
 
-from rljob_api import names
+from rljob_api.sizing.layout import gang_sizes, pods_of
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.avoided_nodes import excluded
 from rljob_operator.model.effective_spec import is_open
+from rljob_operator.model.spares import members_first
 
 
 def ordinals(pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float) -> list[int]:
     """The first `size` ordinals whose pods are not held."""
     held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
     return list(islice((i for i in count() if i not in held), size))
-
-
-def member_ordinals(
-    status: JobStatus, pods: Iterable[Pod], role: str, size: int, node_loss_seconds: float, now: float
-) -> list[int]:
-    """Ordinals of the trainer, or of another gang. An open attempt keeps its members."""
-    attempt = status.attempt
-    if attempt and is_open(attempt) and (members := attempt.of(role)):
-        return sorted(int(m.pod.rpartition("-")[2]) for m in members)
-    return ordinals(pods, role, size, node_loss_seconds, now)
 
 
 def server_ordinals(
@@ -49,15 +42,30 @@ def server_ordinals(
 
 
 def wanted_ordinals(
-    status: JobStatus, pods: Sequence[Pod], sizes: Mapping[str, int], node_loss_seconds: float, now: float
+    status: JobStatus,
+    pods: Sequence[Pod],
+    spec: RLJobSpec,
+    node_loss_seconds: float,
+    now: float,
+    leaving: Collection[str] = (),
+    ahead: bool = False,
 ) -> dict[str, list[int]]:
-    """Ordinals of the pods that are wanted, by role. `sizes`: number of pods of each role."""
-    return {
-        role: (member_ordinals if names.is_model_role(role) else server_ordinals)(
-            status, pods, role, size, node_loss_seconds, now
-        )
-        for role, size in sizes.items()
-    }
+    """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares.
+
+    Args:
+        leaving: nodes to which no member should go, besides excluded ones
+        ahead: whether the members of the next attempt are asked for, if the open one has lost some, and there are spares
+    """
+    gangs, avoided = gang_sizes(spec), excluded(status, now) | set(leaving)
+    found = dict[str, list[int]]()
+    for role, size in pods_of(spec).items():
+        if role in gangs:
+            free = ordinals(pods, role, size, node_loss_seconds, now)
+            own = [pod for pod in pods if pod.role == role]
+            found[role] = members_first(status, own, role, gangs[role], free, avoided, ahead)
+        else:
+            found[role] = server_ordinals(status, pods, role, size, node_loss_seconds, now)
+    return found
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:

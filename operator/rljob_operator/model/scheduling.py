@@ -51,7 +51,7 @@ class SchedulingResult:
     @property
     def complete(self) -> bool:
         """Whether every pod that was asked for has a node."""
-        return not self.plan.problem and all(self.plan.rollouts)
+        return not self.plan.problem and all(self.plan.rollouts) and all(self.plan.spares)
 
     def taken(self) -> dict[str, Resources]:
         """What the pods that had no node before request, by node."""

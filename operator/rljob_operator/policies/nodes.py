@@ -87,7 +87,15 @@ def is_leaving(s: Snapshot, status: JobStatus) -> bool:
     spec = s.spec_of(status.attempt)
     nodes = {entry.node for entry in status.nodes if entry.state == "excluded" and entry.quarantine}
     there = [pod for pod in s.pods if pod.node in nodes and not pod.deleting]
-    return spec is not None and any(names.is_model_role(p.role) or not spec.scheduling.assigns_nodes for p in there)
+    if spec is None or not there:
+        return False
+    members = _members(status)
+    return any(p.uid in members if names.is_model_role(p.role) else not spec.scheduling.assigns_nodes for p in there)
+
+
+def _members(status: JobStatus) -> set[str]:
+    """Uids of the open attempt's pods."""
+    return {m.pod_uid for m in status.attempt.members} if status.attempt and is_open(status.attempt) else set()
 
 
 def leaving_problem(s: Snapshot, status: JobStatus, pod: Pod) -> str:
@@ -101,8 +109,8 @@ def are_judged(s: Snapshot, status: JobStatus) -> bool:
 
 
 def leave_nodes(s: Snapshot, status: JobStatus) -> Change:
-    """Deletes pods on excluded nodes: between attempts all of them, during one only servers, whose requests go to others. Pods of other schedulers
-    are replaced with their template, which names the nodes (see render/template.py)."""
+    """Deletes pods on excluded nodes: between attempts all of them, during one only spares, and servers, whose requests go to others. Pods of other
+    schedulers are replaced with their template, which names the nodes (see render/template.py)."""
     spec = s.spec_of(status.attempt)
     stays = status.outcome or status.suspended or spec is None or not spec.scheduling.assigns_nodes
     if stays or not s.has_refuge:
@@ -113,8 +121,7 @@ def leave_nodes(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _leaving(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
-    nodes = excluded(status, s.now)
+    nodes, members = excluded(status, s.now), _members(status)
     for pod in s.pods:
-        stays = is_open(status.attempt) and names.is_model_role(pod.role)
-        if pod.node in nodes and not pod.deleting and not stays and pod.lost_since is None:
+        if pod.node in nodes and not pod.deleting and pod.uid not in members and pod.lost_since is None:
             yield pod

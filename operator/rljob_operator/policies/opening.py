@@ -15,10 +15,13 @@ from rljob_operator.policies.backoff import is_backing_off
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.members import member_status
 from rljob_operator.policies.nodes import are_judged, leaving_problem
-from rljob_operator.policies.placement import rank
+from rljob_operator.policies.placement import has_ranks, rank
 from rljob_operator.policies.suspension import resume_point
 from rljob_operator.render.template import template_hashes
 from rljob_operator.times import seconds, stamp
+
+MOST_NAMED = 3
+"""Pods that stand in and are named in the event."""
 
 
 def open_attempt(s: Snapshot, status: JobStatus) -> Change:
@@ -29,20 +32,21 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
         return Change(status, due=(start,))
     if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
+    gangs = {
+        role: [p for p in s.of(role) if p.ordinal in wanted] for role, wanted in _members(s, status, s.spec).items()
+    }
+    if not all(has_ranks(status, [pod.name for pod in pods]) for pods in gangs.values()):
+        return Change(status, due=(s.now,))
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
-        members=[
-            _member(s, status, pod, i)
-            for role, wanted in _wanted(s, status, s.spec).items()
-            for i, pod in enumerate(pod for pod in s.of(role) if pod.ordinal in wanted)
-        ],
+        members=[_member(s, status, pod, i) for pods in gangs.values() for i, pod in enumerate(pods)],
         resume_step=status.resume_step,
         saved_step=status.checkpoint.latest.step if status.checkpoint.latest else None,
         generation=s.job.generation,
         started_at=stamp(s.now),
     )
     pods = f"{len(attempt.members)} pod{'' if len(attempt.members) == 1 else 's'}"
-    message = f"attempt {attempt.number} starts on {pods} {resume_point(status)}"
+    message = f"attempt {attempt.number} starts on {pods} {resume_point(status)}{_stand_ins(status, attempt)}"
     return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))
 
 
@@ -52,21 +56,28 @@ def may_open(s: Snapshot, status: JobStatus) -> bool:
 
 
 def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
-    """What keeps an attempt from opening, pod by pod. Servers need not be ready. But one with an outdated template would not be replaced while an
-    attempt is open, so it has to go first."""
+    """What keeps an attempt from opening, pod by pod. Servers and spares need not be ready. But one with an outdated template would not be replaced
+    while an attempt is open, so it has to go first."""
     if s.spec is None:
         return
-    newest = template_hashes(s, s.spec, status)
-    for role, wanted in _wanted(s, status, s.spec).items():
-        yield from _of_gang(s, status, role, wanted, newest[role])
-    servers = (pod for pod in outdated(s, s.spec, status) if not names.is_model_role(pod.role))
-    yield from (f"{pod.name} has an outdated template" for pod in servers)
+    newest, sizes = template_hashes(s, s.spec, status), gang_sizes(s.spec)
+    wanted = _wanted(s, status, s.spec)
+    for role, size in sizes.items():
+        yield from _of_gang(s, status, role, wanted[role], size, newest[role])
+    others = (p for p in outdated(s, s.spec, status) if p.ordinal not in wanted.get(p.role, [])[: sizes.get(p.role, 0)])
+    yield from (f"{pod.name} has an outdated template" for pod in others)
 
 
-def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], newest: str) -> Iterator[str]:
-    """Problems of one gang. `newest`: hash of the template that its pods should have."""
-    pods = {p.ordinal: p for p in s.of(role) if not is_held(p, s.lifecycle.node_loss_seconds, s.now)}
-    for ordinal in wanted:
+def _of_gang(s: Snapshot, status: JobStatus, role: str, wanted: list[int], size: int, newest: str) -> Iterator[str]:
+    """Problems of one gang. `wanted`: ordinals of its members, and of its spares; `size`: number of members; `newest`: hash of the template that its
+    pods should have."""
+    spares = wanted[size:]
+    pods = {
+        p.ordinal: p
+        for p in s.of(role)
+        if p.ordinal not in spares and not is_held(p, s.lifecycle.node_loss_seconds, s.now)
+    }
+    for ordinal in wanted[:size]:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
         if problem := _problem(s, status, pod, newest) if pod else _absence(s, role):
@@ -86,8 +97,22 @@ def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]
 
 
 def _wanted(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
+    """Ordinals of the pods that are wanted, by role."""
+    return wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
+
+
+def _members(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
     """Ordinals of the pods that will be members, by role."""
-    return wanted_ordinals(status, s.pods, gang_sizes(spec), s.lifecycle.node_loss_seconds, s.now)
+    wanted = _wanted(s, status, spec)
+    return {role: wanted[role][:size] for role, size in gang_sizes(spec).items()}
+
+
+def _stand_ins(status: JobStatus, attempt: Attempt) -> str:
+    """Which pods are new in this attempt, as the end of a sentence; empty: none, or it is the first."""
+    before = {m.pod for m in status.attempt.members} if status.attempt else {m.pod for m in attempt.members}
+    new = [m.pod for m in attempt.members if m.pod not in before]
+    more = f" and {len(new) - MOST_NAMED} more" if new[MOST_NAMED:] else ""
+    return f"; {', '.join(new[:MOST_NAMED])}{more} {'stands' if len(new) == 1 else 'stand'} in" if new else ""
 
 
 def _problem(s: Snapshot, status: JobStatus, pod: Pod, newest: str) -> str:

@@ -55,6 +55,13 @@ def assignment_of(status: JobStatus, pod: str) -> PodAssignment | None:
     return next((x for x in status.placement.assignments if x.pod == pod), None) if status.placement else None
 
 
+def has_ranks(status: JobStatus, pods: Sequence[str]) -> bool:
+    """Whether each of these pods, which are a gang, has a rank of its own, if the operator assigns them: a spare that stands in gets one first."""
+    assigned = {x.pod: x.rank for x in status.placement.assignments} if status.placement else {}
+    ranks = [assigned[pod] for pod in pods if pod in assigned]
+    return None not in ranks and len(set(ranks)) == len(ranks)
+
+
 def rank(status: JobStatus, pod: Pod, index: int) -> int:
     """Node rank of a gang's pod in the next attempt: that of its assignment, else `index`, its place in the order of ordinals."""
     found = assignment_of(status, pod.name)
@@ -121,9 +128,10 @@ def _assignments(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
     found = list[PodAssignment]()
     for role, pods in gangs.items():
         nodes = plan.members(role)
-        ranks = assign_ranks(pods, nodes, result.request.current, old)
-        found += [PodAssignment(pod=pod, node=nodes[ranks[pod]], rank=ranks[pod]) for pod in pods]
-    placed = (pair for role, pods in wanted.items() for pair in zip(pods, plan.servers(role), strict=True))
+        ranks = assign_ranks(pods[: len(nodes)], nodes, result.request.current, old)
+        found += [PodAssignment(pod=pod, node=nodes[rank], rank=rank) for pod, rank in ranks.items()]
+    placed = [pair for role, pods in wanted.items() for pair in zip(pods, plan.servers(role), strict=True)]
+    placed += zip(gangs[names.ROLE_TRAINER][len(plan.trainers) :], plan.spares, strict=True)
     return found + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
 

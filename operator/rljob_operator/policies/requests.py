@@ -5,7 +5,7 @@ import hashlib
 from pydantic import ValidationError
 
 from rljob_api import names, reasons
-from rljob_api.request import Request
+from rljob_api.protocol import Request
 from rljob_api.status import JobStatus, Override
 from rljob_api.type_errors import first_problem
 from rljob_operator.model.effective_spec import is_open

@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 
-from rljob_api.job_policy import JobPolicy
+from rljob_api.policy import JobPolicy
 
 
 def main() -> None:

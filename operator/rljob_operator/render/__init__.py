@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
-from rljob_api.sizing.layout import pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
@@ -29,7 +28,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         return []
     if spec is None:
         return _scaled_to_zero(s) if freed else []
-    # While an attempt is open, templates stay as they are, even if the operator was updated, and only servers may come and go
+    # While an attempt is open, templates stay as they are, even if the operator was updated, and only servers and spares may come and go
     in_use = is_open(status.attempt)
     sizes = _sizes(s, status, spec)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
@@ -43,7 +42,8 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         objects += _token(s, status, sets, template_hashes(s, spec, status))
     for role, live in sets.items():
         if live is not None and in_use:
-            objects += [] if names.is_model_role(role) else [resized(s.job, live, role, sizes[role])]
+            fixed = names.is_model_role(role) and not (role == names.ROLE_TRAINER and spec.scheduling.spare_nodes)
+            objects += [] if fixed else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
             template = pod_template(s.job, spec, role, status.token, avoided_nodes(spec, status, s.now))
             objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))
@@ -87,7 +87,7 @@ def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
 
 def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
     """Replicas of each role's StatefulSet: enough for the highest ordinal that is wanted."""
-    wanted = wanted_ordinals(status, s.pods, pods_of(spec), s.lifecycle.node_loss_seconds, s.now)
+    wanted = wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
     return {role: max(found, default=-1) + 1 for role, found in wanted.items()}
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rljob_api.spec.supervised import DpoSpec
+from rljob_api.spec.algorithm import DpoSpec
 from rljob_trainer.algorithm.cross_entropy import smoothed
 from rljob_trainer.algorithm.pairs import bradley_terry
 from rljob_trainer.algorithm.preference import Responses, preference_terms

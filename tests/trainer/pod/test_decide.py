@@ -54,8 +54,14 @@ def test_a_running_launcher_follows_its_own_attempt_and_stops_for_any_other(
 
 
 def test_a_boot_that_is_not_listed_waits_and_stops_what_it_runs() -> None:
-    assert decide(control(1, "run", "another"), "mine", 0, running=False) == "wait"
+    assert decide(control(1, "stop", "another"), "mine", 0, running=False) == "wait"
+    assert decide(control(0, "run", "another"), "mine", 0, running=False) == "wait"
     assert decide(control(1, "run", "another"), "mine", 1, running=True) == "stop"
+
+
+def test_a_boot_without_which_an_attempt_runs_stands_by() -> None:
+    assert decide(control(1, "run", "another"), "mine", 0, running=False) == "stand by"
+    assert decide(control(4, "run", "another"), "mine", 3, running=False) == "stand by"
 
 
 def test_an_attempt_succeeds_only_with_an_outcome() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rljob_api.spec.common import Sampling
-from rljob_api.spec.evaluation import EvaluationSampling
+from rljob_api.spec.train import EvaluationSampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.server.generate import NEUTRAL
 from rljob_trainer.wire.generate import Completion, decode, encode

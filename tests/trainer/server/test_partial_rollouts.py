@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rljob_api.spec.algorithm import PartialRollouts, TrainSpec
+from rljob_api.spec.train import PartialRollouts, TrainSpec
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.driver.buffer.assembly import Outcome

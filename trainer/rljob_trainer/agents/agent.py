@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rljob_api.spec.agent import AgentSpec
+from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.environment import EnvironmentAgent
 from rljob_trainer.agents.python_file import WorkerAgent
 from rljob_trainer.agents.recording import Rollout

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, FiniteFloat, StringConstraints, ValidationError, model_validator
 
 from rljob_api.metrics import OWN_NAME
-from rljob_api.spec.agent import AgentSpec, Environment
+from rljob_api.spec.roles import AgentSpec, Environment
 from rljob_trainer.agents.api import Policy, PolicyError
 from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
 from rljob_trainer.agents.session import Session

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rljob_api.spec.agent import AgentSpec
+from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.endpoint import Endpoint
 from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout

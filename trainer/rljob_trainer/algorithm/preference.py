@@ -1,6 +1,6 @@
 """The objective of preference optimization: direct losses of pairs, without a reward model, by their names in spec.dpo.loss.
 
-To add one: write a function of (Responses, DpoSpec), put it into LOSSES, and name it in spec.dpo.loss (operator/rljob_api/spec/supervised.py).
+To add one: write a function of (Responses, DpoSpec), put it into LOSSES, and name it in spec.dpo.loss (operator/rljob_api/spec/algorithm.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import logsigmoid
 
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.supervised import DpoSpec
+from rljob_api.spec.algorithm import DpoSpec
 from rljob_trainer.algorithm.objective import Output, TokenLoss
 from rljob_trainer.algorithm.pairs import PairObjective, PairTerms, margins, pair_loss, pair_terms
 from rljob_trainer.algorithm.tokens import Sequences

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
-from rljob_api.spec.evaluation import VALIDATION
+from rljob_api.spec.train import VALIDATION
 from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.image_reader import ImageReader
 from rljob_trainer.data.prompts import PromptSet, RowValidator, load_prompts

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rljob_api.manifest import ManifestError, read
-from rljob_api.overrides import OverrideError
+from rljob_api.manifest.jobs import ManifestError, read
+from rljob_api.manifest.overrides import OverrideError
 from rljob_api.rules.engine import Violation, lines
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.presence import absent, exists, on_this_machine

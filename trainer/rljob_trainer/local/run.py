@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.address import http_url
-from rljob_api.manifest import ManifestError
+from rljob_api.manifest.jobs import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import pods_of
 from rljob_trainer.local import status

@@ -8,8 +8,8 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.algorithm import Optimizer
 from rljob_api.spec.roles import Offload
+from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.metrics import MetricAccumulator
 from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.megatron import checkpoint

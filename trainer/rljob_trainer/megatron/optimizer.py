@@ -12,7 +12,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from rljob_api.spec.algorithm import Optimizer
+from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.metrics import LOSS, MetricAccumulator
 from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.failure import ConfigurationError

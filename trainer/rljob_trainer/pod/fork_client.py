@@ -41,6 +41,7 @@ class ForkServer:
         self._environment = dict(environment)
         self._process: Process | None = None
         self._ready = False
+        self._starting = asyncio.Lock()
         self.busy = False
         """A request was sent, and the process forked for it has not ended."""
         self._leader: int | None = None
@@ -51,11 +52,12 @@ class ForkServer:
 
     async def warm(self) -> None:
         """Start the fork server, which begins to import, unless it is running."""
-        if self._process is None or self._process.returncode is not None:
-            self._ready = False
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environment, stdin=PIPE, stdout=PIPE, start_new_session=True
-            )
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                self._ready = False
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, env=self._environment, stdin=PIPE, stdout=PIPE, start_new_session=True
+                )
 
     async def ready(self) -> None:
         """Wait until everything is imported. May be cancelled. Raises ForkServerLost."""

@@ -24,7 +24,7 @@ LAST_REPORT_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-Action = Literal["wait", "start", "decline", "follow", "stop"]
+Action = Literal["wait", "stand by", "start", "decline", "follow", "stop"]
 
 
 class Launcher:
@@ -92,6 +92,8 @@ class Launcher:
         match decide(control, self._boot_id, self._report.attempt, attempt is not None):
             case "start" if not self._leaving.is_set():
                 tasks.create_task(self._run_attempt(control, tasks))
+            case "stand by":  # as a spare, which may have to be rank 0, where the driver is
+                tasks.create_task(self._fork_servers.warm(driver=True))
             case "decline":
                 self._update_report(
                     attempt=control.attempt, state="stopped", result="stopped", failure=None, progress=None
@@ -152,7 +154,7 @@ def decide(control: Control, boot_id: str, newest: int, running: bool) -> Action
     """What a launcher does about a control message. Pure.
 
     decline: this boot is a member of an attempt that was stopped before it started here. follow: pass the message on to the running attempt. An
-    attempt that is to drain is started all the same, because members that have started already wait for the others.
+    attempt that is to drain is started all the same, because members that have started already wait for the others. stand by: others run an attempt.
 
     Args:
         newest: the last attempt of which this boot was a member; 0: none
@@ -161,6 +163,8 @@ def decide(control: Control, boot_id: str, newest: int, running: bool) -> Action
     listed = control.member(boot_id) is not None
     if running:
         return "follow" if listed and control.attempt == newest and control.command != "stop" else "stop"
-    if not listed or control.attempt <= newest:
+    if not listed:
+        return "stand by" if control.attempt and control.command == "run" else "wait"
+    if control.attempt <= newest:
         return "wait"
     return "decline" if control.command == "stop" else "start"

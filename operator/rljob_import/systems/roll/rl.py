@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.rules.algorithm import WIDEST_SEQUENCE_CLIP
-from rljob_api.spec.algorithm import MOST_STALENESS
+from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings
 from rljob_import.shared import places
 from rljob_import.shared.algorithms import AGGREGATIONS, own, responses

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from rljob_api.spec.algorithm import MOST_STALENESS
+from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places, values
 from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS

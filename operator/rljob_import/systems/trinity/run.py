@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_api.spec.evaluation import VALIDATION
+from rljob_api.spec.train import VALIDATION
 from rljob_import.engine import refused
 from rljob_import.settings import Settings, integer, number, show
 from rljob_import.shared import places

@@ -1,11 +1,11 @@
 """The scheduling request of a job: which of its pods lack a node, and which stay where they are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 from rljob_api import names
-from rljob_api.sizing.layout import gang_sizes, pods_of, required_pods
+from rljob_api.sizing.layout import gang_sizes, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, PodAssignment, RLJobMeta
 from rljob_operator.cache.pods import Pod
@@ -49,7 +49,7 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     current = _current(view, wanted, node)
     everyone = [name for found in wanted.values() for name in found]
     settled = all(name in assigned and assigned[name].node == current.get(name) for name in everyone)
-    ranks = {role: _ranks(wanted[role], assigned) for role in gang_sizes(spec)}
+    ranks = {role: _ranks(wanted[role][:size], assigned) for role, size in gang_sizes(spec).items()}
     if settled and all(set(ranks[role]) == set(range(size)) for role, size in gang_sizes(spec).items()):
         return None
     return _request(view, wanted, current, ranks)
@@ -57,7 +57,7 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
 
 def relocation(view: JobView, node: Callable[[str], Node | None], leaving: frozenset[str]) -> SchedulingRequest:
     """What the job would ask for if its pods left these nodes, whichever scheduler it has."""
-    wanted = pod_names(view.job.name, view.spec, view.status, view.pods, view.now)
+    wanted = pod_names(view.job.name, view.spec, view.status, view.pods, view.now, leaving)
     current = {pod: there for pod, there in _current(view, wanted, node).items() if there not in leaving}
     found = _request(view, wanted, current, {role: {} for role in gang_sizes(view.spec)})
     return replace(found, excluded=found.excluded | leaving)
@@ -71,7 +71,7 @@ def _request(
 ) -> SchedulingRequest:
     spec = view.spec
     gang = Gang.of(spec)
-    stays = {role: _stay(wanted[role], ranks[role], current) for role in ranks}
+    stays = {role: _stay(wanted[role][:size], ranks[role], current) for role, size in gang_sizes(spec).items()}
     return SchedulingRequest(
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
@@ -82,6 +82,7 @@ def _request(
         current=current,
         stay=replace(
             stays.pop(names.ROLE_TRAINER),
+            spares=_by_number(wanted[names.ROLE_TRAINER][gang.trainers :], current),
             rollouts=_by_number(wanted.get(names.ROLE_ROLLOUT, ()), current),
             pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
             gangs=stays,
@@ -107,9 +108,16 @@ def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str
     return {i: current[name] for i, name in enumerate(pods) if name in current}
 
 
-def pod_names(job: str, spec: RLJobSpec, status: JobStatus, pods: Sequence[Pod], now: float) -> dict[str, list[str]]:
-    """Names of the pods that are wanted, by role."""
-    found = wanted_ordinals(status, pods, pods_of(spec), spec.lifecycle.node_loss_seconds, now)
+def pod_names(
+    job: str,
+    spec: RLJobSpec,
+    status: JobStatus,
+    pods: Sequence[Pod],
+    now: float,
+    leaving: Collection[str] = (),
+) -> dict[str, list[str]]:
+    """Names of the pods that need nodes, by role, in the order of `wanted_ordinals`: none for a lost member in whose place a spare will be."""
+    found = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving, ahead=True)
     return {role: [names.pod(job, role, i) for i in ordinals] for role, ordinals in found.items()}
 
 

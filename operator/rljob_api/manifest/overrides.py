@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from rljob_api.kubernetes_yaml import value_of
+from rljob_api.manifest.yaml_text import value_of
 from rljob_api.type_errors import as_written, path_of
 
 KEY = re.compile(r"((?:\\.|[^.\[\]\\])+)((?:\[[0-9]+\])*)(?:\.(?=.)|$)")

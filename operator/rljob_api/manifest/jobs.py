@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from rljob_api import names
-from rljob_api.kubernetes_yaml import Document, documents
-from rljob_api.overrides import Override, applied
+from rljob_api.manifest.overrides import Override, applied
+from rljob_api.manifest.yaml_text import Document, documents
 from rljob_api.rules import ValidationResult, Violation, validate
 from rljob_api.rules.pods import annotation_violations, label_violations
 from rljob_api.type_errors import as_written, path_of
@@ -37,7 +37,7 @@ class Manifest:
     """What is wrong around the spec: keys that the text has twice, and metadata that the API server refuses."""
 
     def validate(self, model_config: dict[str, Any] | None = None) -> ValidationResult:
-        """The result of `validation.validate`, with the violations around the spec."""
+        """The result of `rules.validate`, with the violations around the spec."""
         result = validate(self.spec, self.name, model_config)
         return replace(result, violations=(*self.problems, *result.violations))
 
