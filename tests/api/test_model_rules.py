@@ -231,8 +231,7 @@ def test_a_vocabulary_divides_always_because_it_is_padded() -> None:
     [
         (DENSE, "trainer", "the model has no experts"),
         (EXPERTS | {"num_experts": 512}, "rollout", "the model has 512 experts, and the number of one takes a byte"),
-        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "rollout", "every layer has a sliding window"),
-        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "trainer", None),
+        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "rollout", None),
         (EXPERTS | {"num_experts": 256}, "rollout", None),
         (DENSE, "none", None),
     ],
@@ -243,3 +242,10 @@ def test_experts_are_replayed_where_there_are_some_and_somebody_says_which(
     spec = make_spec(algorithm={"rolloutCorrection": {"routerReplay": replay}})
     found = [v for v in model_violations(spec, config) if v.field == "spec.algorithm.rolloutCorrection.routerReplay"]
     assert [rule in v.rule for v in found] == [True] if rule else not found
+
+
+def test_experts_come_from_the_prefix_cache_which_must_be_on() -> None:
+    algorithm = {"rolloutCorrection": {"routerReplay": "rollout"}}
+    uncached = make_spec(algorithm=algorithm, rollout={"vllmArgs": {"enable-prefix-caching": False}})
+    (found,) = (v for v in model_violations(uncached, EXPERTS) if v.field.endswith("routerReplay"))
+    assert found.rule.endswith("vllmArgs.enable-prefix-caching is false")

@@ -168,7 +168,7 @@ def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violati
 
 
 def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Experts that fit into a byte, and that vLLM 0.32 returns: it keeps them by the places of a cache that sees everything."""
+    """Experts that fit into a byte, and that vLLM 0.32 returns: it keeps them by the blocks of its prefix cache."""
     value, experts = spec.algorithm.rollout_correction.router_replay, experts_of(config)
     field = "spec.algorithm.rolloutCorrection.routerReplay"
     if value == "none":
@@ -178,9 +178,10 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
     elif experts > REPLAYED_EXPERTS:
         rule = f"the model has {experts} experts, and the number of one takes a byte"
         yield Violation(field, value, rule, "remove it")
-    if value == "rollout" and config.get("model_type") == "mixtral" and config.get("sliding_window"):
-        rule = "vLLM does not return the experts of a model in which every layer has a sliding window"
-        yield Violation(field, value, rule, "set trainer or none")
+    caching = spec.rollout.vllm_args.get("enable-prefix-caching")
+    if value == "rollout" and caching is False:
+        rule = "vLLM keeps the experts of tokens by the blocks of its prefix cache"
+        yield Violation(field, value, f"{rule}, and vllmArgs.enable-prefix-caching is false", "remove one of them")
 
 
 def _are_whole(config: dict[str, Any]) -> bool:

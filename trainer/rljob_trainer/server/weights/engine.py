@@ -17,7 +17,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from rljob_trainer.server.weights.adapters import ExpectedAdapters, apply_adapters
-from rljob_trainer.server.weights.expected import ExpectedTensors, RefusedUpdateError
+from rljob_trainer.server.weights.expected import TIED, ExpectedTensors, RefusedUpdateError
 from rljob_trainer.server.weights.reload import computes_with_what_it_loads, load
 from rljob_trainer.wire.weights import gloo, ipc, nccl
 from rljob_trainer.wire.weights.bucket import Entry, digest, payload_size, unpack
@@ -156,10 +156,18 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if self.vllm_config.lora_config:
                 apply_adapters(self.model, self._staged)
             else:
-                load(self.model, self.model_config, iter(self._staged.items()), self._in_place)
+                load(self.model, self.model_config, iter(self._with_output_layer().items()), self._in_place)
         self.start_weight_update()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # `_has_room` asks the driver what is free
+
+    def _with_output_layer(self) -> dict[str, Tensor]:
+        """What is staged. In vLLM 0.32 a model that says that it ties its output layer, and has one in its files, has one of its own: it gets the
+        embedding that the trainer ties it to."""
+        embedding = next((n for n in self._staged if n.endswith("embed_tokens.weight")), "")
+        if self.model_config.word_embeddings_untied_by_checkpoint and embedding:
+            return {TIED: self._staged[embedding]} | self._staged
+        return self._staged
 
     @cached_property
     def _in_place(self) -> bool:
