@@ -50,12 +50,18 @@ def tables(
     """
     grids = torch.tensor(sizes)
     starts = get_vision_cu_seqlens(grids)
-    known = {"position_ids": get_vision_position_ids(grids, merge), "cu_seqlens": starts, "max_seqlen": _longest(starts)}
+    known = {
+        "position_ids": get_vision_position_ids(grids, merge),
+        "cu_seqlens": starts,
+        "max_seqlen": _longest(starts),
+    }
     if window:
         order, starts = get_vision_window_index(grids, merge, *window)
         known |= {"window_index": order, "cu_window_seqlens": starts, "max_window_seqlen": _longest(starts)}
     if side:
-        weighed = get_vision_interpolation_indices_and_weights(grids, side, align_corners=True, spatial_merge_size=merge)
+        weighed = get_vision_interpolation_indices_and_weights(
+            grids, side, align_corners=True, spatial_merge_size=merge
+        )
         known |= zip(("interp_indices", "interp_weights"), weighed, strict=True)
     return {name: value if isinstance(value, int) else value.to(device) for name, value in known.items()}
 
@@ -77,7 +83,10 @@ def attend(
     max_length_q: int,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Full attention within each sequence: `cu_seq_lens_q` are their boundaries, `max_length_q` is the longest one's length. query, key, value [1, heads, t, d] -> [1, t, heads, d]."""
+    """Full attention within each sequence: `cu_seq_lens_q` are their boundaries, `max_length_q` the longest one's length.
+
+    query, key, value [1, heads, t, d] -> [1, t, heads, d].
+    """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     starts = cu_seq_lens_q.int()
     found = varlen_attn(q, k, v, starts, starts, max_length_q, max_length_q, scale=scaling)
