@@ -97,7 +97,7 @@ class InPieces:
         """Those that end here for a reason outside of the scheduler, such as an abort: the caller tells their clients so.
 
         Of whom something is held back, we tell it, with that, after the step in which the workers hear of it: vLLM always makes one
-        (v1/core/sched/scheduler.py:2301), and a pause is complete after it.
+        (v1/core/sched/scheduler.py, has_finished_requests), and a pause is complete after it.
         """
         return [request for request in super().finish_requests(*which) if not self._ended(request)]  # type: ignore[misc]
 

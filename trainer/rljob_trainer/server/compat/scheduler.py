@@ -28,7 +28,7 @@ class AsyncSchedulerInPieces(InPieces, AsyncScheduler):
 
 
 def scheduler(vllm_config: Any, **more: Any) -> Scheduler:
-    """The one for this engine, chosen as vLLM chooses among its own (config/scheduler.py:180). It calls what we name in place of a class."""
+    """The one for this engine, chosen as vLLM chooses (config/scheduler.py, get_scheduler_cls). It calls what we name in place of a class."""
     kind = AsyncSchedulerInPieces if vllm_config.scheduler_config.async_scheduling else SchedulerInPieces
     return kind(vllm_config=vllm_config, **more)
 
