@@ -29,7 +29,8 @@ def on_nodes(world: World, *nodes: str, backend: str = "builtin", **changes: Any
     for name in nodes:
         world.cluster.put(node_object(True, name=name, pods=1))
     scheduling = {"backend": backend} | changes.pop("scheduling", {})
-    world.apply(scheduling=scheduling, lifecycle={"backoffSeconds": 1, "maxRestarts": 3}, **changes)
+    lifecycle = {"backoffSeconds": 1, "maxRestarts": 3} | changes.pop("lifecycle", {})
+    world.apply(scheduling=scheduling, lifecycle=lifecycle, **changes)
     return world
 
 
@@ -107,6 +108,68 @@ async def test_the_only_nodes_are_used_again_which_one_event_and_a_condition_say
     assert (status, reason) == ("False", reasons.NODE_NEEDED)
     assert message.startswith(f"node {bad} is used, since no others have capacity for the whole gang")
     assert "2 failures in an hour" in message
+
+
+async def test_of_two_quarantined_nodes_one_is_left_if_there_is_capacity_for_one_pod_only() -> None:
+    world = on_nodes(World(steps=10_000, save_every=1000), *FOUR)
+    await world.until(state="Running", step=3)
+    bad = [node_of(world, f"demo-trainer-{i}") for i in range(2)]
+    for node in bad:
+        edit_node(world, node, **CORDON)
+    await world.until(state="Running", attempt=2)
+    await world.until(step=world.status.progress.step + 20)
+    states = {node: entry.state for node in bad if (entry := the_node(world, node))}
+    assert sorted(states.values()) == ["excluded", "needed"]
+    (left,) = set(bad) - places(world)
+    assert states[left] == "excluded"
+    s = world.status
+    assert s.attempt and (s.attempt.number, s.lost_steps) == (2, 0), "once"
+    assert [c.status for c in s.conditions if c.type == "NodesSound"] == ["False"], "one is still in use"
+
+
+async def test_another_schedulers_pods_leave_all_quarantined_nodes_or_none() -> None:
+    """All of them would be replaced, and one could not go back to its node."""
+    world = on_nodes(World(steps=10_000, save_every=1000), *FOUR, backend="none")
+    await world.until(state="Running", step=3)
+    bad = [node_of(world, f"demo-trainer-{i}") for i in range(2)]
+    for node in bad:
+        edit_node(world, node, **CORDON)
+    await world.until(step=25)
+    assert world.status.attempt and world.status.attempt.number == 1
+    assert {entry.node: entry.state for entry in world.status.nodes} == dict.fromkeys(bad, "needed")
+
+
+async def test_a_quarantined_node_is_worse_than_one_that_failures_point_at() -> None:
+    world = on_nodes(World(steps=400), *FOUR[:3], lifecycle={"backoffSeconds": 1, "maxRestarts": 9})
+    await world.until(state="Running", attempt=1)
+    failing, cordoned = (node_of(world, f"demo-trainer-{i}") for i in (1, 0))
+    for attempt in (1, 2):
+        await kill_on(world, failing, attempt)
+    await world.until(state="Running", attempt=3)
+    edit_node(world, cordoned, **CORDON)
+    await world.until(step=world.status.progress.step + 5)
+    world.cluster.put(node_object(True, name="n4", pods=1))
+    world.elapse(60)
+    await world.until(state="Running", attempt=4)
+    assert places(world) == {"n4", *FOUR[:3]} - {cordoned}
+
+
+async def test_a_job_does_not_go_back_and_forth_between_two_nodes_that_are_equally_bad() -> None:
+    world = on_nodes(World(steps=4000), *FOUR, lifecycle={"backoffSeconds": 1, "maxRestarts": 50})
+    await world.until(state="Running", attempt=1)
+    first = node_of(world, "demo-trainer-1")
+    for attempt in (1, 2):
+        await kill_on(world, first, attempt)
+    await world.until(state="Running", attempt=3)
+    second = node_of(world, "demo-trainer-1")
+    for attempt in (3, 4):
+        await kill_on(world, second, attempt)
+    await world.until(state="Running", attempt=5)
+    world.launcher(0).fail("application", "ValueError", world.now)
+    await world.until(state="Running", attempt=6)
+    assert second in places(world) and first not in places(world)
+    states = {entry.node: entry.state for entry in world.status.nodes}
+    assert states == {first: "excluded", second: "needed"}
 
 
 async def test_a_needed_node_is_left_at_the_next_attempt_if_another_has_come() -> None:
@@ -395,10 +458,13 @@ def test_signs_are_bounded_and_plain() -> None:
 def test_a_status_names_a_bounded_number_of_nodes() -> None:
     quarantined = {f"n{i}": "cordoned" for i in range(1000)}
     job = make_job().with_attempt().running()
-    first = job.having(quarantined=quarantined, has_refuge=False).next().nodes
+    first = job.having(quarantined=quarantined, refuge=frozenset()).next().nodes
     assert len(first) == MOST_NODES
     again = (
-        job.with_status(nodes=first).failing(1, kind="killed").having(quarantined=quarantined, has_refuge=False).next()
+        job.with_status(nodes=first)
+        .failing(1, kind="killed")
+        .having(quarantined=quarantined, refuge=frozenset())
+        .next()
     )
     assert again.nodes == first, "node-1, on which a rank was killed, has no entry, and no other loses its own"
 

@@ -1,13 +1,15 @@
 """Which failure is the root cause, and what it costs."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
 from rljob_operator.policies.backoff import backoff
-from rljob_operator.policies.causes import Cause
+from rljob_operator.policies.causes import Cause, recorded_cause
 from rljob_operator.times import seconds, stamp
-from simulator.makers import NOW, checkpoint, make_job
+from simulator.makers import NOW, Job, checkpoint, make_job
 from simulator.world import NAMESPACE, World
 
 
@@ -35,6 +37,52 @@ def test_the_cause_is_not_a_rank_that_only_lost_its_peer() -> None:
 def test_the_cause_is_the_earliest_exception() -> None:
     status = make_job().with_attempt().failing(0, time=NOW - 1).failing(1, exception="KeyError", time=NOW - 2).next()
     assert status.last_failure and status.last_failure.failure and status.last_failure.failure.exception == "KeyError"
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_a_clock_that_is_an_hour_off_makes_no_cause_and_hides_none(ahead: float) -> None:
+    """Of a rank that broke because of the first, or of the first one itself."""
+    job = make_job(nodes=3).with_attempt().failing(1, exception="KeyError", time=NOW)
+    job = job.with_status(attempt=job.next().attempt)
+    late = job.failing(0, time=NOW + 1 + ahead).failing(2, time=NOW + 2)
+    assert cause_of(late).pod == "demo-trainer-1"
+    wrong = make_job(nodes=3).with_attempt().failing(0, time=NOW + ahead).failing(1, time=NOW).failing(2, time=NOW + 1)
+    assert cause_of(wrong).pod == "demo-trainer-1", "the first of those that agree"
+
+
+def test_of_two_clocks_that_disagree_none_is_believed_and_the_cause_that_is_known_stays() -> None:
+    for ahead in (-3600.0, 3600.0):
+        job = make_job().with_attempt().failing(1, time=NOW)
+        job = job.with_status(attempt=job.next().attempt)
+        assert cause_of(job.failing(0, time=NOW + ahead)).pod == "demo-trainer-1"
+
+
+@given(data=st.data(), nodes=st.integers(3, 7))
+@settings(max_examples=150, deadline=None)
+def test_whatever_clocks_say_the_cause_is_the_first_failure_whose_clock_agrees_with_most(
+    data: st.DataObject, nodes: int
+) -> None:
+    """Reports come in any order, in any number of passes."""
+    wrong = data.draw(st.sets(st.integers(0, nodes - 1), max_size=(nodes - 1) // 2))
+    after = data.draw(st.lists(st.floats(0.0, 5.0), min_size=nodes, max_size=nodes, unique=True))
+    off = st.floats(100.0, 1e6).flatmap(lambda s: st.sampled_from([s, -s]))
+    clocks = {i: data.draw(off) if i in wrong else data.draw(st.floats(-0.001, 0.001)) for i in range(nodes)}
+    times = {i: NOW + after[i] + clocks[i] for i in range(nodes)}
+    job = make_job(nodes=nodes).with_attempt().running()
+    *early, last = data.draw(st.permutations(range(nodes)))
+    for ordinal in early:
+        job = job.failing(ordinal, time=times[ordinal])
+        if data.draw(st.booleans()):
+            job = job.with_status(attempt=job.next().attempt)
+    job = job.failing(last, time=times[last])
+    assert cause_of(job).pod == f"demo-trainer-{min(times.keys() - wrong, key=times.__getitem__)}"
+
+
+def cause_of(job: Job) -> Cause:
+    attempt = job.next().attempt
+    found = recorded_cause(attempt) if attempt else None
+    assert found
+    return found
 
 
 def test_an_exception_reported_late_replaces_the_broken_collective() -> None:

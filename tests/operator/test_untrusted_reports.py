@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.metrics import METRICS
+from rljob_api.protocol import Checkpoint
 from rljob_api.status import JobStatus
 from rljob_operator.cache.reports import CachedConfigMap, transform
 from rljob_operator.model.snapshot import Snapshot
@@ -17,6 +18,7 @@ from rljob_operator.policies.decide import Decision, decide
 from rljob_operator.reconcile.events import event_object
 from simulator.hostile import JUNK, MARKS, REPORT
 from simulator.makers import META, NOW, make_job
+from simulator.world import World
 
 MOST_BYTES = 400_000
 """Of a status: two failures with the longest messages, a full history and as many checkpoints as a report holds."""
@@ -150,3 +152,22 @@ def test_a_checkpoint_that_the_job_cannot_have_is_not_believed(forged: dict[str,
     assert [found.step for found in decision.status.checkpoint.kept] == [2]
     assert decision.status.checkpoint.latest == decision.status.checkpoint.kept[0]
     assert [e.message for e in decision.events] == ["step 2 is saved at /data/run/global_step_2"]
+
+
+async def test_a_checkpoint_that_is_claimed_and_not_there_is_forgotten_with_the_next_attempt_which_says_so() -> None:
+    """Only the job's pods see the volume: until then, nobody knows better."""
+    world = World(steps=400)
+    world.apply()
+    await world.until(state="Running", step=5)
+    liar = world.launcher(0)
+    assert liar.progress
+    step = world.checkpoints[-1].step + 1
+    claimed = Checkpoint(step=step, attempt=1, path=f"/data/run/global_step_{step}")
+    liar.progress = liar.progress.model_copy(update={"step": step, "checkpoints": [*world.checkpoints, claimed]})
+    liar.fail("application", "ValueError", world.now)
+    await world.until(state="Starting", attempt=2)
+    assert world.status.checkpoint.latest == claimed, "nobody knows better"
+    await world.until(state="Running", attempt=2)
+    assert claimed not in world.status.checkpoint.kept
+    assert world.events().count(reasons.CHECKPOINT_MISSING) == 1
+    await world.until(step=12)

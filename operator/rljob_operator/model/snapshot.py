@@ -58,8 +58,8 @@ class Snapshot:
     """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Why their owner wants nodes to be left, by node: of those that the job's pods are on, and those in status.nodes."""
-    has_refuge: bool | None = None
-    """Whether the whole gang has capacity on nodes that the job need not leave; None: nobody asked."""
+    refuge: frozenset[str] | None = None
+    """Bad nodes without which the whole gang has capacity; None: nobody asked."""
     now: float = 0.0
     """Seconds since the epoch."""
 

@@ -2,10 +2,14 @@
 
 When one rank dies, the others lose their collective within a second, and their reports may arrive first. So a cause is provisional until the attempt
 ends. A lost pod or container, which explains any broken collective, or an earlier exception replaces it.
+
+Who was earlier is said by the clocks of the pods, which may be wrong. Failures of one attempt are seconds apart, since the first one ends it: a time
+that is further from most others is of a wrong clock, and says nothing.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high, median_low
 
 from rljob_api import reasons
 from rljob_api.protocol import Failure
@@ -26,6 +30,8 @@ PROCESS_REASONS = frozenset(BY_KIND.values()) - {reasons.COLLECTIVE_FAILED}
 """Reasons that a process gives for its own end. A broken collective is not one: it only says that another process ended."""
 OBSERVED = reasons.FAILURES - frozenset(BY_KIND.values()) - {reasons.OUT_OF_MEMORY}
 """Reasons that the operator gives, in whole sentences."""
+APART_SECONDS = 30.0
+"""Seconds between failures of one attempt, at most, as far as clocks are right: the first one ends the others, and the attempt is stopped."""
 ROLLOUT_PHASES = ("waiting", "generating", "evaluating")
 """Phases in which the trainer waits for its rollouts."""
 
@@ -63,18 +69,21 @@ def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
     found = [c for m in members if (c := _cause(attempt, m))]
     processes = [c for c in found if c.reason in PROCESS_REASONS]
     if known and known.reason in PROCESS_REASONS:
-        return min([known, *processes], key=_when)
+        return _earliest([known, *(c for c in processes if c.pod != known.pod)])
     if known and known.reason != reasons.COLLECTIVE_FAILED:
         return known
     gone = [c for c in found if c.reason not in PROCESS_REASONS and c.reason != reasons.COLLECTIVE_FAILED]
     if gone:
         return gone[0]
-    return min(processes, key=_when, default=known or next(iter(found), None))
+    return _earliest(processes) if processes else known or next(iter(found), None)
 
 
-def _when(cause: Cause) -> float:
-    """Sort key: earliest first, those of unknown time last. Clocks of pods differ, but nothing else says who was first."""
-    return cause.failure.time or math.inf
+def _earliest(causes: Sequence[Cause]) -> Cause:
+    """The earliest of those whose clocks agree with most; of two that disagree, the first, which was known before. Unknown times come last."""
+    first, *_ = timed = [c for c in causes if c.failure.time] or list(causes)
+    times = [c.failure.time for c in timed]
+    middle = min(median_low(times), median_high(times), key=lambda time: abs(time - first.failure.time))
+    return min((c for c in timed if abs(c.failure.time - middle) <= APART_SECONDS), key=lambda c: c.failure.time)
 
 
 def _cause(attempt: Attempt, m: MemberStatus) -> Cause | None:

@@ -1,7 +1,7 @@
 """What the job does about nodes that failures point at, or that their owner wants to be left.
 
 It leaves them if the whole gang has capacity elsewhere: between attempts, or at the end of a step if the owner wants it. Otherwise it uses them, and
-says so.
+says so. If there is capacity to leave some of them, those are the worst ones.
 """
 
 from collections.abc import Iterator
@@ -21,13 +21,20 @@ STUCK_SECONDS = 300.0
 """Seconds after which a pod that another scheduler leaves unscheduled shows that the job cannot do without the nodes that it avoids."""
 
 
-def nodes_to_leave(s: Snapshot) -> frozenset[str]:
-    """Bad nodes for which the next decision needs to know whether the gang has capacity elsewhere (`Snapshot.has_refuge`)."""
+def nodes_to_leave(s: Snapshot) -> tuple[str, ...]:
+    """Bad nodes, the worst first, for which the next decision needs to know whether the gang has capacity elsewhere (`Snapshot.refuge`)."""
     status = s.status
     if s.spec is None or status.outcome or status.suspended or status.wants_suspend(s.spec_suspend):
-        return frozenset()
-    bad = frozenset(e.node for e in observed(status, s.quarantined, s.now) if is_bad(e, _limit(s)))
-    return bad if not is_open(status.attempt) or any(p.node in bad for p in s.pods) else frozenset()
+        return ()
+    bad = sorted((e for e in observed(status, s.quarantined, s.now) if is_bad(e, _limit(s))), key=_badness)
+    nodes = tuple(entry.node for entry in bad)
+    return nodes if not is_open(status.attempt) or any(p.node in nodes for p in s.pods) else ()
+
+
+def _badness(entry: NodeStatus) -> tuple[bool, int, bool, str]:
+    """Sort key: first those that their owner wants to be left, then those with most failures, then those that the job has left already, so that it
+    does not go back and forth between two that are alike."""
+    return not entry.quarantine, -len(entry.failures), entry.state != "excluded", entry.node
 
 
 def judge_nodes(s: Snapshot, status: JobStatus) -> Change:
@@ -47,9 +54,9 @@ def _judged(s: Snapshot, status: JobStatus, entry: NodeStatus) -> NodeStatus:
         return entry.model_copy(update={"state": "suspect", "retry_at": ""})
     if entry.state == "excluded" and _is_stuck(s, status):
         return entry.model_copy(update={"state": "needed", "retry_at": stamp(s.now + REMEMBERED_SECONDS)})
-    if s.has_refuge is None or (s.has_refuge and s.now < seconds(entry.retry_at)):
+    if s.refuge is None or (entry.node in s.refuge and s.now < seconds(entry.retry_at)):
         return entry
-    return entry.model_copy(update={"state": "excluded" if s.has_refuge else "needed"})
+    return entry.model_copy(update={"state": "excluded" if entry.node in s.refuge else "needed"})
 
 
 def _is_stuck(s: Snapshot, status: JobStatus) -> bool:
@@ -113,7 +120,7 @@ def leave_nodes(s: Snapshot, status: JobStatus) -> Change:
     schedulers are replaced with their template, which names the nodes (see render/template.py)."""
     spec = s.spec_of(status.attempt)
     stays = status.outcome or status.suspended or spec is None or not spec.scheduling.assigns_nodes
-    if stays or not s.has_refuge:
+    if stays or not s.refuge:
         return Change(status)
     gone = tuple(_leaving(s, status))
     texts = (f"pod {pod.name} is deleted: it {leaving_problem(s, status, pod)}" for pod in gone)

@@ -102,8 +102,8 @@ def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> Checkpoi
 
 
 def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
-    """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there: the next
-    attempt reports anew what it finds."""
+    """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there, so this is
+    where trust begins (docs/security.md): the next attempt reports anew what it finds."""
     return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
 
 

@@ -81,8 +81,8 @@ class Reconciler:
             return again
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
-            refuge = await self._scheduler.has_refuge(s, nodes_to_leave(s))
-            s = replace(s, scheduling=result, has_refuge=refuge)
+            refuge = await self._scheduler.refuge(s, nodes_to_leave(s))
+            s = replace(s, scheduling=result, refuge=refuge)
             decision = decide(s)
             if has_intent := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)

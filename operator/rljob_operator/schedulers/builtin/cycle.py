@@ -1,6 +1,6 @@
 """One scheduling cycle: jobs are placed one after another, each on what those before it have left. A gang gets all of its nodes or none."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from rljob_api.status import PlacementReport
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
@@ -41,9 +41,10 @@ def usable(cluster: Cluster, one: SchedulingRequest) -> Cluster:
     return sound.closing(one.excluded, EXCLUDED) if one.excluded else sound
 
 
-def has_refuge(cluster: Cluster, one: SchedulingRequest) -> bool:
-    """Whether the whole gang has capacity without these nodes."""
-    return not plan(usable(cluster, one), one.gang, one.stay).problem
+def refuge(cluster: Cluster, requests: Mapping[frozenset[str], SchedulingRequest]) -> frozenset[str]:
+    """The first of these sets of nodes without which the whole gang has capacity. `requests`: what the job asks for when it leaves them."""
+    fits = (nodes for nodes, one in requests.items() if not plan(usable(cluster, one), one.gang, one.stay).problem)
+    return next(fits, frozenset())
 
 
 def offers_more(before: Node | None, now: Node) -> bool:

@@ -56,7 +56,8 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
 
 
 def relocation(view: JobView, node: Callable[[str], Node | None], leaving: frozenset[str]) -> SchedulingRequest:
-    """What the job would ask for if its pods left these nodes, whichever scheduler it has."""
+    """What the job would ask for if its pods left these nodes, and no others that it avoids now, whichever scheduler it has."""
+    view = replace(view, status=view.status.model_copy(update={"nodes": []}))
     wanted = pod_names(view.job.name, view.spec, view.status, view.pods, view.now, leaving)
     current = {pod: there for pod, there in _current(view, wanted, node).items() if there not in leaving}
     found = _request(view, wanted, current, {role: {} for role in gang_sizes(view.spec)})

@@ -9,12 +9,15 @@ from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
-from rljob_operator.schedulers.builtin.cycle import has_refuge, helped, offers_more, schedule_pending
+from rljob_operator.schedulers.builtin.cycle import helped, offers_more, refuge, schedule_pending
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Node
 
 REFUGE_SECONDS = 10.0
-"""Seconds for which an answer of `has_refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
+"""Seconds for which an answer of `refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
+
+MOST_TRIED = 4
+"""Bad nodes that are left together, at most, if there is no capacity to leave all of them: each number is a plan."""
 
 
 class GangScheduler:
@@ -33,8 +36,8 @@ class GangScheduler:
         """Jobs whose results are being written to status, as in kube-scheduler's cache. Their nodes are promised."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
         """Results that lack some or all of the nodes that were asked for."""
-        self._refuges: dict[Key, tuple[SchedulingRequest, float, bool]] = {}
-        """The last answers of `has_refuge`, with their requests and times."""
+        self._refuges: dict[Key, tuple[SchedulingRequest, float, frozenset[str]]] = {}
+        """The last answers of `refuge`, with their times, and the requests for all nodes that were to be left."""
         self._forgotten: set[Key] = set()
         """Jobs that were forgotten while a cycle was planned."""
         self._left: dict[str, Node] = {}
@@ -72,16 +75,22 @@ class GangScheduler:
                 await self._place(())
             return set(self._reserved)
 
-    async def has_refuge(self, s: Snapshot, leaving: frozenset[str]) -> bool | None:
-        """Whether the whole gang has capacity without these nodes; None: there are none to leave. Also for jobs that other schedulers place, as far
-        as their nodes' capacity tells."""
+    async def refuge(self, s: Snapshot, leaving: Sequence[str]) -> frozenset[str] | None:
+        """Those of these nodes without which the whole gang has capacity, as many as possible from the first on; None: there are none to leave.
+
+        For jobs that other schedulers place, all nodes or none, as far as their capacity tells: all of their pods are replaced, which then could not
+        go back to a cordoned node.
+        """
         view = self._view(s)
         if not leaving or view is None:
             return None
-        request = relocation(view, self._cache.node, leaving)
+        request = relocation(view, self._cache.node, frozenset(leaving))
         known = self._refuges.get(request.job)
         if known is None or known[0] != request or not 0 <= s.now - known[1] < REFUGE_SECONDS:
-            found = await asyncio.to_thread(has_refuge, self._capacity.cluster(but=request.job), request)
+            most = min(len(leaving) - 1, MOST_TRIED) if view.spec.scheduling.assigns_nodes else 0
+            fewer = (frozenset(leaving[:n]) for n in range(most, 0, -1))
+            requests = {nodes: relocation(view, self._cache.node, nodes) for nodes in (frozenset(leaving), *fewer)}
+            found = await asyncio.to_thread(refuge, self._capacity.cluster(but=request.job), requests)
             known = self._refuges[request.job] = (request, s.now, found)
         return known[2]
 
