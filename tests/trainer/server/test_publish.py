@@ -240,12 +240,14 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
 
 
+@pytest.mark.parametrize("same", [True, False], ids=["as the embedding", "another"])
 def test_an_output_layer_that_is_tied_and_in_the_files_follows_the_embedding(
-    start: Callable[..., Server], checkpoints: dict[str, Path], tmp_path: Path
+    start: Callable[..., Server], checkpoints: dict[str, Path], tmp_path: Path, same: bool
 ) -> None:
     shutil.copytree(checkpoints["tied"], tmp_path, dirs_exist_ok=True)
     own = dict(models.tensors(tmp_path))
-    own["lm_head.weight"] = own["model.embed_tokens.weight"].flip(0).contiguous()
+    embedding = own["model.embed_tokens.weight"]
+    own["lm_head.weight"] = embedding.clone() if same else embedding.flip(0).contiguous()
     save_file(own, tmp_path / "model.safetensors", {"format": "pt"})
     server = start(tmp_path)
     publish(server, checkpoints["tied-new"], 1)
