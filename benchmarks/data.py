@@ -25,11 +25,11 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.examples import ExampleSet
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.tokenizer import load_tokenizer
-from rljob_trainer.data.workers import Workers
 from rljob_trainer.driver.buffer.examples import AHEAD, ExampleBuffer, Examples
 
 FORMATS = ("jsonl", "arrow", "parquet")

@@ -155,7 +155,7 @@ def start_engine(spec: Any) -> Any:
     """In a process that torchrun started."""
     start_rank()
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.rank.tasks.choice import objective_of
+    from rljob_trainer.rank.tasks import objective_of
 
     return Engine(spec, lambda: None, objective_of(spec))
 

@@ -44,7 +44,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from rljob_trainer.conversion.problems import Problem, split_problems, write_problems
+from rljob_trainer.conversion.sets import Problem, split_problems, write_problems
 
 LARGE = {
     "hidden_size": 1024,

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.conversation import reply
+from rljob_trainer.agents.session import reply
 from rljob_trainer.agents.tool_calls import CALL
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "calculator" / "prepare.py"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rljob_trainer.conversion.problems import HELD_OUT_PAIRS, Problem
+from rljob_trainer.conversion.sets import HELD_OUT_PAIRS, Problem
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "arithmetic" / "prepare.py"
 

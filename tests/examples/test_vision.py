@@ -12,7 +12,7 @@ import yaml
 from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.files import places
-from rljob_trainer.data.image_reader import ImageReader
+from rljob_trainer.data.pictures import ImageReader
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import load_tokenizer
 

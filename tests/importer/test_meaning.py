@@ -11,6 +11,7 @@ from importer.test_golden_files import CASES, GROUP, HERE, INFINITE, VERL, spec_
 from importer.test_values import text_of
 from rljob_api.rules import validate
 from rljob_import.options import Options
+from rljob_import.readers.trees import Unreadable
 from rljob_import.report import Result, imported
 
 VAL = "data.val_files=/data/v.parquet trainer.test_freq=5 "
@@ -190,6 +191,10 @@ def test_adapters_of_roll_and_trinity_are_imported() -> None:
         ("rlinf", {"algorithm": {"group_size": 4, "adv_type": "gigpo"}}, "advantage"),
         ("roll", {"adv_estimator": "gigpo"}, "advantage"),
         ("roll", {"pg_variant": "topr"}, "loss"),
+        ("rlinf", {"algorithm": {"group_size": 4, "loss_type": "decoupled"}}, "loss"),
+        ("trinity", {"algorithm_type": "asymre"}, "advantage"),
+        ("trinity", {"algorithm_type": "sapo"}, "loss"),
+        ("trinity", {"algorithm_type": "grpo", "policy_loss_fn": "sapo"}, "loss"),
     ],
 )
 def test_an_algorithm_that_is_not_there_is_refused_unless_a_formula_is_named(system: str, text: Any, part: str) -> None:
@@ -198,6 +203,10 @@ def test_an_algorithm_that_is_not_there_is_refused_unless_a_formula_is_named(sys
         "roll": lambda: yaml.safe_load((HERE / "roll/rlvr-moe.yaml").read_text()),
         "rlinf": lambda: INFINITE | {"data": {"train_data_paths": ["/data/a.parquet"]}},
     }
+    if system == "trinity":
+        tree = yaml.safe_load((HERE / "trinity/dapo.yaml").read_text().replace("${oc.env:TASKS}", "/data/a.jsonl"))
+        text = tree | {"algorithm": {"repeat_times": 8} | text}
+        base["trinity"], options = dict, CASES["trinity/dapo.yaml"]
     given = VERL + GROUP + text if system == "verl" else json.dumps(base[system]() | text)
     (problem,) = imported(system, given, "file", options).problems
     assert "name its file with --formula" in problem.text
@@ -208,8 +217,131 @@ def test_an_algorithm_that_is_not_there_is_refused_unless_a_formula_is_named(sys
     assert algorithm[f"{part}Function"] == {"path": "/data/formula.py", "function": part}
 
 
-def test_a_teacher_of_verls_is_refused_and_not_passed_over() -> None:
-    assert [problem.key for problem in verl("distillation.enabled=True").problems] == ["distillation.enabled"]
+def test_a_reward_model_of_verls_is_a_pool() -> None:
+    rm = "reward.reward_model."
+    given = f"{rm}enable=True {rm}model_path=/data/rm {rm}rollout.tensor_model_parallel_size=4"
+    spec = yaml.safe_load(verl(given).manifest)["spec"]
+    (pool,) = spec["pools"]
+    assert pool == {
+        "name": "scores",
+        "model": "/data/rm",
+        "replicas": 1,
+        "tensorParallel": 4,
+        "vllmArgs": {"runner": "pooling"},
+    }
+    assert spec["rewards"] == [{"vllm": {"pool": "scores"}}] and validate(spec, "demo").valid
+    more = f"{given} {rm}enable_resource_pool=True {rm}n_gpus_per_node=8 {rm}nnodes=2"
+    assert yaml.safe_load(verl(more).manifest)["spec"]["pools"][0]["replicas"] == 4
+    assert "reward-model:8000" in verl(f"{rm}enable=True").manifest, "a model without a name is served elsewhere"
+
+
+TEACHER = "distillation.teacher_models.teacher_model."
+TAUGHT = (
+    f"distillation.enabled=True {TEACHER}model_path=/data/teacher distillation.nnodes=1 distillation.n_gpus_per_node=4 "
+)
+LOSS = "distillation.distillation_loss."
+ALONE = f"{LOSS}use_task_rewards=False "
+
+
+@pytest.mark.parametrize(
+    ("given", "distillation", "changed"),
+    [
+        (f"{LOSS}loss_mode=k1 {LOSS}use_policy_gradient=True", {"where": "reward"}, False),
+        (f"{LOSS}loss_mode=k3 {LOSS}use_policy_gradient=True", {"where": "reward"}, True),
+        (f"{LOSS}loss_mode=k2", {"where": "loss"}, False),
+        ("", {"where": "loss"}, True),
+        (f"{LOSS}loss_mode=forward_kl_topk {LOSS}topk=64", {"where": "loss", "topK": 64}, True),
+        (f"{LOSS}loss_mode=k2 {LOSS}distillation_loss_coef=0.5", {"where": "loss", "coefficient": 0.5}, False),
+        (f"{ALONE}{LOSS}loss_mode=k2 {LOSS}distillation_loss_coef=0.5", {"where": "loss"}, False),
+    ],
+)
+def test_a_teacher_of_verls_becomes_a_pool_and_its_divergence_what_the_spec_has(
+    given: str, distillation: dict[str, Any], changed: bool
+) -> None:
+    found = verl(f"{TAUGHT}{TEACHER}inference.max_model_len=2048 {given}")
+    spec = yaml.safe_load(found.manifest)["spec"]
+    (pool,) = spec["pools"]
+    assert {key: pool[key] for key in ("model", "replicas", "tensorParallel")} == {
+        "model": "/data/teacher",
+        "replicas": 2,
+        "tensorParallel": 2,
+    }
+    most = {"max-logprobs": 64} if "topK" in distillation else {}
+    assert pool["vllmArgs"] == {"max-model-len": 2048} | most
+    written = {"where": "reward"} | spec["algorithm"]["distillation"]
+    assert {key: value for key, value in written.items() if (key, value) != ("coefficient", 1.0)} == {
+        "pool": "teacher"
+    } | distillation
+    assert ("rewards" in spec) is (ALONE not in given)
+    filtered = verl(f"{TAUGHT}{given} algorithm.filter_groups.enable=True")
+    assert filtered.valid and ("dynamicSampling:" in filtered.manifest) is (ALONE not in given)
+    assert (f"{LOSS}loss_mode = " in found.report.partition("Changed or assumed")[2]) is changed
+    assert validate(spec, "demo").valid
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ("distillation.enabled=True", f"{TEACHER}model_path (unset)"),
+        (
+            f"{TAUGHT}+distillation.teacher_models.math.model_path=/data/m",
+            "distillation.teacher_models.math.model_path",
+        ),
+        (f"{TAUGHT}{LOSS}loss_mode=jsd", f"{LOSS}loss_mode"),
+    ],
+)
+def test_what_no_teacher_of_a_job_can_be_is_refused(given: str, key: str) -> None:
+    assert [problem.key for problem in verl(given).problems] == [key]
+
+
+def taught_by_roll(**changes: Any) -> Result:
+    tree = yaml.safe_load((HERE / "roll/rlvr-moe.yaml").read_text())
+    return imported("roll", json.dumps(tree | changes), "file", CASES["roll/rlvr-moe.yaml"])
+
+
+def test_a_teacher_of_rolls_is_the_reference_of_a_job() -> None:
+    teacher = {"model_args": {"model_name_or_path": "/data/teacher"}, "opd_kl_coef": 0.5}
+    tree = yaml.safe_load((HERE / "roll/rlvr-moe.yaml").read_text())
+    tree["student_train"], tree["student_infer"] = tree.pop("actor_train"), tree.pop("actor_infer")
+    del tree["reference"]
+    tree |= {"teacher": teacher, "adv_estimator": "gae", "use_kl_loss": False, "add_token_level_kl": False}
+    alone = imported("roll", json.dumps(tree), "file", CASES["roll/rlvr-moe.yaml"])
+    spec = yaml.safe_load(alone.manifest)["spec"]
+    assert spec["reference"] == {"path": "/data/teacher", "offload": False}
+    assert spec["algorithm"]["distillation"] == {"reference": True, "coefficient": 0.5}
+    assert "rewards" not in spec and "critic" not in spec and "advantage" not in spec["algorithm"]
+    assert validate(spec, "demo").valid, validate(spec, "demo")
+    both = {"use_opd": True, "teacher": teacher, "use_kl_loss": False, "add_token_level_kl": False}
+    mixed = yaml.safe_load(taught_by_roll(**both).manifest)["spec"]
+    assert mixed["algorithm"]["distillation"] == spec["algorithm"]["distillation"]
+    assert mixed["rewards"] and mixed["algorithm"]["advantage"]
+    with pytest.raises(Unreadable, match="has several teachers"):
+        taught_by_roll(teacher={"math": teacher, "code": teacher})
+
+
+@pytest.mark.parametrize(
+    ("stage", "given"),
+    [("dpo", {"pref_loss": "kto_pair"}), ("sft", {"use_dft_loss": True}), ("sft", {"use_eaft_loss": True})],
+)
+def test_a_loss_of_llama_factorys_that_is_not_there_is_refused(stage: str, given: dict[str, Any]) -> None:
+    (problem,) = factory({"some": {"file_name": "a.json"}}, stage=stage, **given).problems
+    assert problem.key in given
+
+
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+def test_a_column_that_rows_of_every_format_read_is_not_called_lost(name: str) -> None:
+    found = factory({"some": columns(prompt="question", response="answer", system=name, tools="tools")})
+    assert "columns.system" not in found.report and "columns.tools" not in found.report
+
+
+def test_what_leaves_numerators_and_not_denominators_is_said() -> None:
+    text = text_of("roll/rlvr-moe.yaml", ("max_len_mask",), True)
+    report = imported("roll", text, "file", CASES["roll/rlvr-moe.yaml"]).report
+    assert "max_len_mask = true: what is masked gives no gradient, and stays in denominators" in report
+    rejected = (
+        "algorithm.rollout_correction.rollout_rs=token_k1 algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0"
+    )
+    assert "gives no gradient, and stays in the denominators" in verl(rejected).report
 
 
 def test_the_model_of_a_hub_is_fetched() -> None:

@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from api.specs import make_spec
-from rljob_trainer.model_files import INDEX, damage
-from rljob_trainer.preflight import violations
+from rljob_trainer.model_files import INDEX, damage, violations
 from trainer.megatron.models import KINDS, make_model
 
 CONFIG = {

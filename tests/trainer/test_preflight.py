@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from api.specs import make_spec
-from rljob_trainer.preflight import violations
+from rljob_trainer.model_files import violations
 
 MODEL = {"model_type": "qwen2", "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 64}
 GIVEN = {"peft_type": "LORA", "r": 4, "lora_alpha": 32, "use_dora": True, "target_modules": ["v_proj"]}

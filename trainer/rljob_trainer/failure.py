@@ -14,7 +14,7 @@ from rljob_api.protocol import Failure
 from rljob_api.rules.engine import Violation, lines
 from rljob_trainer.textfile import replace
 
-Kind = Literal["application", "configuration", "collective", "killed", "full"]
+FailureKind = Literal["application", "configuration", "collective", "killed", "full"]
 
 KEPT_LINES = 20
 LONGEST_TEXT = 4096
@@ -113,7 +113,7 @@ def classify(error: BaseException, rank: int | None = None) -> Failure:
     """
     chain = list(_chain(error))
     named = next((e for e in chain if isinstance(e, ConfigurationError)), None)
-    kind: Kind = "configuration" if named else "collective" if _is_collective(chain[-1]) else "application"
+    kind: FailureKind = "configuration" if named else "collective" if _is_collective(chain[-1]) else "application"
     if kind == "application" and any(is_full(e) for e in chain):
         kind = "full"
     shown = named or next((e for e in chain if not _is_collective(e)), error)

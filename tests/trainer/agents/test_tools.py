@@ -9,7 +9,7 @@ from aiohttp import web
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.conversation import MARK, reply
+from rljob_trainer.agents.session import MARK, reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.generate import Completion, encode

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rljob_trainer.algorithm.metrics import MetricAccumulator
-from rljob_trainer.algorithm.objective import Objective
+from rljob_trainer.algorithm.objective import MetricAccumulator, Objective
 from rljob_trainer.algorithm.tokens import Predictions
 from trainer.algorithm.cases import responses
 

@@ -7,8 +7,7 @@ import torch
 
 from rljob_api.spec.algorithm import DpoSpec
 from rljob_trainer.algorithm.cross_entropy import smoothed
-from rljob_trainer.algorithm.pairs import bradley_terry
-from rljob_trainer.algorithm.preference import Responses, preference_terms
+from rljob_trainer.algorithm.preference import Responses, bradley_terry, preference_terms
 from rljob_trainer.algorithm.tokens import Predictions
 from trainer.algorithm.cases import tensor
 from trainer.algorithm.oracles import Numbers, Oracle

@@ -9,8 +9,7 @@ import torch
 
 from api.specs import make_spec
 from rljob_trainer.algorithm.objective import Objective
-from rljob_trainer.algorithm.pairs import RewardModelObjective, last, require_pairs
-from rljob_trainer.algorithm.preference import PreferenceObjective
+from rljob_trainer.algorithm.preference import PreferenceObjective, RewardModelObjective, last, require_pairs
 from rljob_trainer.wire.batch import Columns
 from rljob_trainer.wire.trajectory import Trajectory
 from trainer.algorithm.cases import responses

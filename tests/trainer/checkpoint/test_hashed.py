@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.checkpoint import hashed
-from rljob_trainer.checkpoint.files import Tally
-from rljob_trainer.checkpoint.hashed import Hashed
+from rljob_trainer.checkpoint import files
+from rljob_trainer.checkpoint.files import Hashed, Tally
 
 PIECE = 2**18
-SIZES = (0, 1, 300, PIECE - 301, PIECE, 3 * PIECE + 7, hashed.SMALL_BYTES, hashed.SMALL_BYTES + 1, 12)
+SIZES = (0, 1, 300, PIECE - 301, PIECE, 3 * PIECE + 7, files.SMALL_BYTES, files.SMALL_BYTES + 1, 12)
 
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashed, "PIECE_BYTES", PIECE)
+    monkeypatch.setattr(files, "PIECE_BYTES", PIECE)
 
 
 def written(file: Path, tally: Tally, parts: list[bytearray]) -> tuple[int, str]:

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from rljob_trainer.commands import limits
-from rljob_trainer.commands.limits import (
+from rljob_trainer.commands import doctor
+from rljob_trainer.commands.doctor import (
     IPC_LOCK,
     has_capability,
     infiniband,
@@ -76,11 +76,11 @@ def test_infiniband_needs_devices_in_the_pod_that_its_user_can_open() -> None:
 
 
 def test_shared_memory_of_a_container_without_a_size_is_too_little() -> None:
-    small = limits.shared_memory(64 * 2**20)
+    small = doctor.shared_memory(64 * 2**20)
     assert small.startswith("64 MiB, less than the 1 GiB that NCCL asks for: ") and "shmSize of spec.trainer" in small
-    assert limits.shared_memory(2**30) == "1 GiB"
-    assert limits.shared_memory(3 * 2**29) == "1.5 GiB"
-    assert limits.shared_memory(2**41) == "2 TiB"
+    assert doctor.shared_memory(2**30) == "1 GiB"
+    assert doctor.shared_memory(3 * 2**29) == "1.5 GiB"
+    assert doctor.shared_memory(2**41) == "2 TiB"
 
 
 def test_peer_access_is_asked_for_all_pairs_in_both_directions() -> None:
@@ -94,7 +94,7 @@ def test_peer_access_is_asked_for_all_pairs_in_both_directions() -> None:
 
 
 def test_this_process_has_each_of_them() -> None:
-    found = limits.describe(0, lambda i, j: False)
+    found = doctor.limits_of(0, lambda i, j: False)
     assert list(found) == ["memlock", "IPC_LOCK", "InfiniBand", "/dev/shm", "GPU peer access"]
     size = os.statvfs("/dev/shm")
-    assert found["/dev/shm"] == limits.shared_memory(size.f_blocks * size.f_frsize)
+    assert found["/dev/shm"] == doctor.shared_memory(size.f_blocks * size.f_frsize)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rljob_trainer.commands.quiet import quiet_libraries
+from rljob_trainer.commands.export import quiet_libraries
 from rljob_trainer.failure import ConfigurationError
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from rljob_trainer.conversion.problems import Problem
-from rljob_trainer.conversion.sets import BOXED, FINAL, aime, boxed, dapo_math, gsm8k, math
+from rljob_trainer.conversion.sets import BOXED, FINAL, Problem, aime, boxed, dapo_math, gsm8k, math
 from rljob_trainer.data.files import Place
 from rljob_trainer.failure import ConfigurationError
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from rljob_trainer.data.chat_masks import learnt_tokens
+from rljob_trainer.data.chat import learnt_tokens
 from rljob_trainer.data.encoding import encode
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.formats import Chat

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from api.specs import make_spec
-from rljob_trainer.data.endings import stops, turn_end, unheard_end, write_ends
+from rljob_trainer.data.tokenizer import stops, turn_end, unheard_end, write_ends
 from trainer.data.templates import ENDS, QWEN, tokenizer
 
 

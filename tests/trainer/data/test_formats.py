@@ -195,12 +195,27 @@ def test_a_pair_without_a_preference_is_left_out_for_a_reason(reason, row):
         ({"messages": [USER, ANSWER], "tools": "add"}, "'tools' holds 'add', which is not a list of functions"),
         ({"instruction": "x", "output": "y", "history": ["x"]}, "'history' holds 'x', which is not a pair"),
         ({"instruction": 4, "output": "y"}, "'instruction' holds 4, which is not a text"),
+        ({"instruction": "x", "output": 3}, "'output' holds 3, which is neither a text nor a list.*write it as a text"),
+        ({"prompt": 4, "response": "y"}, "'prompt' holds 4, which is neither a text nor a list.*write it as a text"),
         ({"question": "x", "answer": "y"}, "columns are question, answer.*'messages' or 'conversations'.*keys under"),
     ],
 )
 def test_a_row_of_no_known_shape_is_refused_with_file_and_row(row, complaint):
     with pytest.raises(ConfigurationError, match=f"(?s)a.jsonl row 7: .*{complaint}"):
         read(row)
+
+
+LONG = "How much is one and one?"
+
+
+def test_an_answer_may_say_a_short_prompt_again_and_one_of_two_a_long_one():
+    assert both({"prompt": "1+1=", "chosen": "1+1=2", "rejected": "1+1=3"})
+    assert both({"prompt": LONG, "chosen": f"{LONG} 2", "rejected": "3"})
+
+
+def test_a_later_row_without_the_column_of_its_format_ends_the_job():
+    with pytest.raises(ConfigurationError, match="row 7: has no column 'instruction'; its columns are output"):
+        conversation({"output": "2"}, PLACE, DataSpec(train=["/a.jsonl"]), "alpaca")
 
 
 @pytest.mark.parametrize(
@@ -212,6 +227,7 @@ def test_a_row_of_no_known_shape_is_refused_with_file_and_row(row, complaint):
         ({"chosen": [USER, ANSWER, USER, ANSWER], "rejected": [USER, ANSWER]}, "not two answers to one prompt"),
         ({"prompt": "1", "chosen": "2", "rejected": [WRONG]}, "is a text and the other holds messages"),
         ({"prompt": "1", "chosen": "2"}, "columns are prompt, chosen, which is none"),
+        ({"prompt": LONG, "chosen": f"{LONG} 2", "rejected": f" {LONG} 3"}, "begin with the prompt, which would stand"),
         ({"messages": [USER], "chosen": "2"}, "has no column 'rejected'"),
     ],
 )

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.specs import make_spec
+from rljob_trainer.data.encoding import Workers, default_count
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.tokenizer import load_tokenizer
-from rljob_trainer.data.workers import Workers, default_count
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.templates import QWEN, QWEN3, tokenizer
 from trainer.pod.gang import alive, wait_for

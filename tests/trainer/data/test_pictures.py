@@ -13,8 +13,7 @@ from PIL import Image as Pictures
 from api.specs import make_spec
 from rljob_trainer.data.encoding import Encoder, RawRow
 from rljob_trainer.data.files import Place, places
-from rljob_trainer.data.image_reader import ImageReader
-from rljob_trainer.data.pictures import lifted, opened, with_parts
+from rljob_trainer.data.pictures import ImageReader, lifted, opened, with_parts
 from rljob_trainer.data.prompts import load_prompts
 from rljob_trainer.failure import ConfigurationError
 from trainer.data.vision import processor_directory

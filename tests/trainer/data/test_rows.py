@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.files import places
+from rljob_trainer.data.conversations import messages_of
+from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.rows import read_rows
 from rljob_trainer.failure import ConfigurationError
 
@@ -106,6 +107,45 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path, row, complaint):
     with pytest.raises(ConfigurationError, match=re.escape(complaint)) as caught:
         rows(DataSpec(train=["/x", str(file)][1:]))
     assert (caught.value.field, caught.value.value) == ("spec.data.train[0]", f"{file} row 2")
+
+
+def test_content_of_parts_and_calls_without_content_are_read_as_sft_reads_them(tmp_path):
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    chat = [
+        {"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1="}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": chat}) + "\n" + json.dumps({"prompt": json.dumps(chat)}) + "\n")
+    called = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    said = (
+        {"role": "user", "content": "1+1="},
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    )
+    found = [prompt for prompt, _, _ in rows(DataSpec(train=[str(file)]))]
+    assert found == [said, said]
+    assert found[0] == messages_of(chat, "prompt", Place("spec.data.train[0]", str(file), 1))
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": "a.png"}]},
+            "spec.data.imageKey also as images",
+        ),
+        ({"role": "user", "content": {"text": "q"}}, "not a text"),
+        ({"role": "assistant", "content": None, "tool_calls": ["add"]}, "write calls as objects {name, arguments}"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "not a message {role, content} of two texts"),
+    ],
+)
+def test_what_is_neither_text_nor_calls_is_refused_with_what_to_write(tmp_path, message, complaint):
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": [message, {"role": "user", "content": "q"}]}))
+    with pytest.raises(ConfigurationError, match=re.escape(complaint)):
+        rows(DataSpec(train=[str(file)]))
 
 
 def test_a_chat_that_stands_in_its_column_as_json_text_is_read_as_messages(tmp_path):

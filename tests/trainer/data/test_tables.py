@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rljob_trainer.data import tables
 from rljob_trainer.data.files import Place
 from rljob_trainer.data.tables import SCAN_BYTES, LinesTable, open_table
 from rljob_trainer.failure import ConfigurationError
@@ -57,6 +58,18 @@ def test_lines_may_be_empty_and_keep_their_numbers_and_their_file_its_mark(tmp_p
     table = opened(file, tmp_path)
     assert [table[i] for i in range(len(table))] == [{"a": 1}, {"a": "ж"}, {}]
     assert [table.number(i) for i in range(3)] == [1, 4, 5]
+
+
+def test_lines_end_as_python_reads_them(tmp_path, monkeypatch):
+    """Those of old Macs as well, wherever a scan ends between CR and LF."""
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"a": 1}\r{"a": 2}\r\n\r{"a": 3}\n\r\n{"a": 4}\r')
+    lines = file.read_text().split("\n")
+    for scan in (*range(1, 20), SCAN_BYTES):
+        monkeypatch.setattr(tables, "SCAN_BYTES", scan)
+        table = opened(file, tmp_path)
+        assert [table[i] for i in range(len(table))] == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4}]
+        assert [table.number(i) for i in range(4)] == [n for n, line in enumerate(lines, 1) if line]
 
 
 def test_the_number_of_a_line_is_known_without_reading_the_lines_before_it(tmp_path):

@@ -16,10 +16,10 @@ from rljob_trainer.driver.buffer.assembly import (
     shaped,
 )
 from rljob_trainer.driver.buffer.batch_files import record, replay
-from rljob_trainer.driver.buffer.seeds import continuation_seed, evaluation_seed, training_seed
+from rljob_trainer.driver.buffer.partial_sample import continuation_seed, evaluation_seed, training_seed
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.request import Kind, RewardFailed
+from rljob_trainer.rewards.request import RewardFailed, RewardFailureKind
 from rljob_trainer.wire.trajectory import Trajectory
 from trainer.driver.buffer.specs import job
 
@@ -43,7 +43,7 @@ def trajectory(group: int, sample: int, length: int, reward: float, policy_step:
     )
 
 
-def failed(group: int, sample: int, kind: Kind = "raised") -> Outcome:
+def failed(group: int, sample: int, kind: RewardFailureKind = "raised") -> Outcome:
     return Outcome(
         group, sample, RewardFailed(kind, "spec.rewards[0].python.path", "/r.py", "ValueError: no (line 2: x)")
     )

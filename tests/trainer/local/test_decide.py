@@ -12,9 +12,9 @@ from api.specs import raw_spec
 from rljob_api.manifest.jobs import ManifestError
 from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.local.decide import End, LocalState, Seen, advance
+from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, load, mounted
-from rljob_trainer.local.status import line, summary
+from rljob_trainer.local.run import status_line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -59,7 +59,7 @@ def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
 
 def test_the_job_has_succeeded_when_every_member_has() -> None:
     assert advance(FIRST, seen(ended("t0", "succeeded"), running("t1")), "run", 3) == FIRST
-    assert advance(FIRST, seen(ended("t0", "succeeded"), ended("t1", "succeeded")), "run", 3) == End(0, "succeeded")
+    assert advance(FIRST, seen(ended("t0", "succeeded"), ended("t1", "succeeded")), "run", 3) == JobEnd(0, "succeeded")
 
 
 def test_a_failed_member_stops_the_others_and_then_the_next_attempt_opens() -> None:
@@ -73,12 +73,12 @@ def test_a_failed_member_stops_the_others_and_then_the_next_attempt_opens() -> N
 def test_more_failures_than_max_restarts_end_the_job_with_the_cause_not_the_symptom() -> None:
     end = advance(FIRST, seen(ended("t0", "failed", SYMPTOM), ended("t1", "failed", CAUSE)), "run", 0)
     message = "attempt 1 failed, and spec.lifecycle.maxRestarts is 0: rank 1: ValueError: the loss is a banana"
-    assert end == End(1, message)
+    assert end == JobEnd(1, message)
 
 
 def test_a_mistake_of_the_users_is_not_tried_again() -> None:
     mistake = Failure(kind="configuration", exception="ConfigurationError", message="spec.x = 3: must be even; take 4")
-    assert advance(FIRST, seen(ended("t0", "failed", mistake), ended("t1", "stopped")), "run", 3) == End(
+    assert advance(FIRST, seen(ended("t0", "failed", mistake), ended("t1", "stopped")), "run", 3) == JobEnd(
         1, mistake.message
     )
 
@@ -86,14 +86,14 @@ def test_a_mistake_of_the_users_is_not_tried_again() -> None:
 def test_a_rollout_that_refuses_its_arguments_ends_the_job() -> None:
     mistake = Failure(kind="configuration", message="vLLM refused its arguments")
     state = seen(running("t0"), running("t1"), rollout=report("r0", failure=mistake))
-    assert advance(FIRST, state, "run", 3) == End(1, mistake.message)
+    assert advance(FIRST, state, "run", 3) == JobEnd(1, mistake.message)
 
 
 def test_a_pool_that_refuses_its_arguments_ends_the_job_and_has_its_count_in_the_line() -> None:
     refused = Failure(kind="configuration", message="vLLM refused its arguments: correct spec.pools[0].vllmArgs")
     pooled = replace(IDLE, pools={"judge": {"j0": report("j0", failure=refused), "j1": report("j1", state="running")}})
-    assert advance(FIRST, pooled, "run", 3) == End(1, refused.message)
-    assert line(FIRST, pooled).endswith("rollouts 0/1, judge 1/2")
+    assert advance(FIRST, pooled, "run", 3) == JobEnd(1, refused.message)
+    assert status_line(FIRST, pooled).endswith("rollouts 0/1, judge 1/2")
 
 
 def gangs(trainer: Report | None, critic: Report | None) -> Seen:
@@ -108,13 +108,13 @@ def test_an_attempt_opens_with_all_gangs_and_a_failure_is_said_with_its_role() -
     assert isinstance(OPENED, LocalState)
     assert [(m.pod, m.role, m.node_rank) for m in OPENED.members] == [("t0", "trainer", 0), ("c0", "critic", 0)]
     stopping = advance(OPENED, gangs(ended("t0", "failed", SYMPTOM), ended("c0", "failed", CAUSE)), "run", 0)
-    assert isinstance(stopping, End) and "critic rank 1: ValueError: the loss is a banana" in stopping.message
+    assert isinstance(stopping, JobEnd) and "critic rank 1: ValueError: the loss is a banana" in stopping.message
 
 
 def test_when_the_trainers_are_over_nobody_waits_for_the_other_gangs() -> None:
     assert isinstance(OPENED, LocalState)
     assert advance(OPENED, gangs(ended("t0", "succeeded"), running("c0")), "run", 3) == replace(OPENED, command="stop")
-    assert advance(OPENED, gangs(ended("t0", "succeeded"), ended("c0", "stopped")), "run", 3) == End(0, "succeeded")
+    assert advance(OPENED, gangs(ended("t0", "succeeded"), ended("c0", "stopped")), "run", 3) == JobEnd(0, "succeeded")
 
 
 def test_a_launcher_that_is_gone_has_ended_its_attempt_as_the_cause_of_broken_collectives() -> None:
@@ -134,8 +134,8 @@ def test_an_interrupted_job_drains_then_stops_and_ends_with_130() -> None:
     assert draining == replace(FIRST, command="drain")
     assert advance(draining, live, "stop", 3) == replace(FIRST, command="stop")
     end = advance(draining, seen(ended("t0", "drained"), ended("t1", "drained")), "drain", 3)
-    assert end == End(130, "interrupted; what was saved is complete")
-    assert advance(LocalState(), IDLE, "drain", 3) == End(130, "interrupted before it began")
+    assert end == JobEnd(130, "interrupted; what was saved is complete")
+    assert advance(LocalState(), IDLE, "drain", 3) == JobEnd(130, "interrupted before it began")
 
 
 def test_mounts_replace_whole_beginnings_of_paths_on_volumes_only() -> None:
@@ -201,7 +201,7 @@ def names_a_path(part: dict[str, Any], definitions: dict[str, Any]) -> bool:
 
 def test_a_status_line_says_where_the_job_is() -> None:
     assert isinstance(FIRST, LocalState)
-    assert line(LocalState(), seen(report("t0"), None)) == "starting; trainers 0/2, rollouts 0/1"
+    assert status_line(LocalState(), seen(report("t0"), None)) == "starting; trainers 0/2, rollouts 0/1"
     progress = Progress(
         phase="training",
         started_from=0,
@@ -211,13 +211,15 @@ def test_a_status_line_says_where_the_job_is() -> None:
     )
     first = report("t0", attempt=1, state="running", progress=progress)
     live = seen(first, running("t1"), rollout=report("r0", state="running"))
-    assert line(FIRST, live) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+    assert (
+        status_line(FIRST, live) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+    )
     unrewarded = progress.model_copy(update={"history": [Point(step=3, loss=0.01, seconds=1.25)]})
     second = seen(report("t0", attempt=1, state="running", progress=unrewarded), running("t1"))
     alone = replace(second, rollouts={})
-    assert line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
+    assert status_line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
     loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
-    assert line(FIRST, loading) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
+    assert status_line(FIRST, loading) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
 
 
 def test_a_summary_says_what_is_left() -> None:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rljob_trainer.checkpoint.manifest import engine_directory
+from rljob_trainer.checkpoint.manifest import Manifest, engine_directory
 from rljob_trainer.commands.export import export_checkpoint
+from rljob_trainer.data.tokenizer import stops
+from trainer.data.templates import QWEN, tokenizer
 from trainer.megatron.models import job, make_batch, ranks_of, train_step
 from trainer.ranks import run_ranks
 
@@ -95,6 +97,39 @@ def test_any_checkpoint_of_a_job_becomes_what_the_job_itself_exports(model: Path
     command = [sys.executable, "-m", "rljob_trainer", "export", "--model", model, "--dtype", "float32"]
     again = subprocess.run([*command, plain, tmp_path / "again"], capture_output=True, text=True)
     assert (again.stdout, again.stderr) == (f"{tmp_path}/again: the Hugging Face model of {plain}\n", "")
+
+
+def test_an_export_of_a_checkpoint_ends_turns_as_that_of_its_job_does(model: Path, tmp_path: Path) -> None:
+    """Of a conversational task: the job's chat template, and the end of a turn that it has taught."""
+    chatty, checkpoint, template = tmp_path / "chatty", tmp_path / "global_step_1", tmp_path / "own.jinja"
+    shutil.copytree(model, chatty)
+    tokenizer(None, "<|im_end|>").save_pretrained(chatty)
+    template.write_text(QWEN)
+    end = tokenizer(None, "<|im_end|>").convert_tokens_to_ids("<|im_end|>")
+    before = stops(chatty)[1]
+
+    def save() -> None:
+        from rljob_trainer.megatron.engine import Engine
+
+        checkpoint.mkdir()
+        writing = Engine(job(chatty), lambda: None).save(checkpoint / engine_directory(reshardable=True), True)
+        writing.wait()
+        writing.finish()
+
+    def exported(task: str) -> list[int]:
+        chat = {"task": task, "chatTemplate": {"path": str(template)}}
+        manifest = {"step": 1, "seq": 1, "attempt": 1, "job_uid": "job", "parent": None, "model": "m", "time": 0.0}
+        contents = {"layout": "tp1-pp1-dp1", "reshardable": True, "digest": "", "data": {}, "files": {}}
+        Manifest(**manifest, **contents, chat=chat).write(checkpoint)
+        torch.distributed.destroy_process_group()  # the command makes its own
+        assert export_checkpoint(checkpoint, chatty, tmp_path / task, "float32") == 0
+        assert (tmp_path / task / "chat_template.jinja").read_text() == QWEN
+        return stops(tmp_path / task)[1]
+
+    run_ranks(1, save)
+    assert end not in before
+    assert run_ranks(1, lambda: exported("sft")) == [[end, *before]]
+    assert run_ranks(1, lambda: exported("pretrain")) == [before]
 
 
 def test_an_export_leaves_what_somebody_has_next_to_it_or_puts_in_its_place(model: Path, tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_bfloat16_logits_give_float32_results_and_bfloat16_gradients() -> None:
 
 def test_the_gradient_of_the_logits_is_not_copied_on_its_way_to_the_model() -> None:
     """A copy is as large as the logits: 5 GB of a micro-batch of 16,384 tokens."""
+    from rljob_trainer.megatron.network import ModelOutput
     from rljob_trainer.megatron.packing import MicroBatch
-    from rljob_trainer.megatron.passes import ModelOutput
 
     def on_a_rank() -> list[str]:
         logits, targets, _ = inputs()

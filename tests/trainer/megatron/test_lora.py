@@ -240,7 +240,7 @@ def test_another_reference_takes_the_place_of_the_base(
 @pytest.mark.slow
 def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, batches: list[Batch]) -> None:
     from rljob_trainer.megatron.huggingface import write_adapters
-    from rljob_trainer.megatron.lora_start import PREFIX
+    from rljob_trainer.megatron.lora_parts import PREFIX
     from rljob_trainer.rank.publication import scaled
 
     spec = changed(with_adapters(model), trainer={"nodes": 4, "parallelism": {"tensor": 2, "pipeline": 2}})

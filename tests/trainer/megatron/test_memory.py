@@ -11,7 +11,7 @@ from api.specs import make_spec
 from rljob_api.sizing.memory import Phase
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.memory import Meter, Plan, device_bytes
+from rljob_trainer.megatron.memory import MemoryPlan, Meter, device_bytes
 
 GIB = 2**30
 QWEN_1_5B = {
@@ -36,7 +36,7 @@ def spec_of(directory: Path, rollout: dict[str, Any] | None = None, **trainer: A
 
 def test_a_server_that_leaves_the_trainer_no_room_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        Plan.of(spec_of(tmp_path, COLOCATED), 48 * GIB)
+        MemoryPlan.of(spec_of(tmp_path, COLOCATED), 48 * GIB)
     assert str(refused.value) == (
         "spec.rollout.vllmArgs.gpu-memory-utilization = 0.5: in `generate` a GPU has to hold 25.9 GiB of models and optimizers and "
         "24.0 of the server, and has 48.0; lower it, or use more ranks (spec.trainer.nodes, parallelism.tensor or pipeline), "
@@ -47,14 +47,14 @@ def test_a_server_that_leaves_the_trainer_no_room_is_refused_by_name(tmp_path: P
 def test_a_save_that_brings_moments_and_gradients_back_beside_the_server_is_refused(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, COLOCATED, offload={"optimizer": True, "gradients": True})
     with pytest.raises(ConfigurationError, match="in `save` a GPU has to hold 25.9 GiB"):
-        Plan.of(spec, 50 * GIB)
-    assert Plan.of(spec, 53 * GIB).phases
+        MemoryPlan.of(spec, 50 * GIB)
+    assert MemoryPlan.of(spec, 53 * GIB).phases
 
 
 def test_what_is_only_estimated_is_not_refused_but_said(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    train = next(p for p in Plan.of(spec, 48 * GIB).phases if p.name == "train")
-    assert "train may not fit, by the estimate" in Plan.of(spec, train.total - 1).table({})
+    train = next(p for p in MemoryPlan.of(spec, 48 * GIB).phases if p.name == "train")
+    assert "train may not fit, by the estimate" in MemoryPlan.of(spec, train.total - 1).table({})
 
 
 def test_models_that_do_not_fit_by_themselves_want_another_layout(tmp_path: Path) -> None:
@@ -62,18 +62,18 @@ def test_models_that_do_not_fit_by_themselves_want_another_layout(tmp_path: Path
     with pytest.raises(
         ConfigurationError, match=r"spec.trainer.parallelism = tp1-pp1-dp1: in `train` a GPU has to hold 25.9 GiB"
     ):
-        Plan.of(spec, 25 * GIB)
+        MemoryPlan.of(spec, 25 * GIB)
 
 
 def test_a_model_of_unknown_shape_is_not_planned(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    assert Plan.of(spec, GIB).phases == []
+    assert MemoryPlan.of(spec, GIB).phases == []
 
 
 def test_the_table_stands_beside_what_was_measured() -> None:
     planned = [Phase("generate", 26 * GIB, 63 * GIB), Phase("train", 26 * GIB, 0.0, 45 * GIB)]
-    assert Plan(planned, 140 * GIB).table({"train": 67.2 * GIB}).splitlines() == [
+    assert MemoryPlan(planned, 140 * GIB).table({"train": 67.2 * GIB}).splitlines() == [
         "memory by phase on a device of 140.0 GiB",
         "phase          state  estimate    server   planned  measured",
         "generate        26.0       0.0      63.0      89.0         -",

@@ -12,8 +12,7 @@ import torch
 from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.algorithm.advantages import estimate, reinforce
 from rljob_trainer.algorithm.episodes import Episodes
-from rljob_trainer.algorithm.metrics import MetricAccumulator
-from rljob_trainer.algorithm.objective import MeasuredStep, Objective, Output, Targets, TokenLoss
+from rljob_trainer.algorithm.objective import MeasuredStep, MetricAccumulator, Objective, Output, Targets, TokenLoss
 from rljob_trainer.algorithm.tokens import Sequences
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Segment, Trajectory

@@ -3,7 +3,7 @@
 import torch
 
 from rljob_api.spec.roles import Offload
-from rljob_trainer.checkpoint.host_memory import HostMemory
+from rljob_trainer.checkpoint.staging import HostMemory
 from rljob_trainer.megatron.offload import OffloadedPart, Offloader
 
 

@@ -15,9 +15,8 @@ import pytest
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
 from rljob_trainer.algorithm.objective import Objective
-from rljob_trainer.algorithm.pairs import RewardModelObjective
 from rljob_trainer.algorithm.policy import PolicyObjective
-from rljob_trainer.algorithm.preference import PreferenceObjective
+from rljob_trainer.algorithm.preference import PreferenceObjective, RewardModelObjective
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.trajectory import Trajectory, prompt, sampled

@@ -91,7 +91,7 @@ def on_a_rank(model: Path, root: Path) -> dict[str, int]:
 
 
 def slow_down() -> None:
-    from rljob_trainer.checkpoint import files, hashed
+    from rljob_trainer.checkpoint import files
 
     add = files.Tally.add
 
@@ -100,7 +100,7 @@ def slow_down() -> None:
         add(self, count)
 
     files.Tally.add = add_late  # type: ignore[method-assign]
-    files.BLOCK_BYTES = hashed.PIECE_BYTES = PIECE
+    files.BLOCK_BYTES = files.PIECE_BYTES = PIECE
 
 
 def watch(beats: list[int], operation: Callable[[], Any]) -> int:

@@ -73,7 +73,7 @@ def test_ranks_that_find_different_files_say_so(tmp_path: Path) -> None:
 
     def on_a_rank() -> str:
         from rljob_trainer.algorithm.objective import Objective, UserFile
-        from rljob_trainer.rank.tasks.choice import require_same_files
+        from rljob_trainer.rank.tasks import require_same_files
         from rljob_trainer.wire.collective import Ranks
 
         ranks, objective = Ranks(60), Objective()
@@ -293,10 +293,10 @@ def test_advantages_need_no_pass_and_no_exchange_where_rewards_are_enough(model:
     """One forward and backward pass per micro-batch, and one sum over the ranks per optimizer step, are all that a plain step costs."""
 
     def step(engine: Any) -> dict[str, int]:
-        from rljob_trainer.megatron import passes, step
+        from rljob_trainer.megatron import network, step
 
         counts = {"passes": 0, "gathered": 0}
-        run, gather = passes.Passes._run, step.gather
+        run, gather = network.Passes._run, step.gather
 
         def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -305,11 +305,11 @@ def test_advantages_need_no_pass_and_no_exchange_where_rewards_are_enough(model:
 
             return call
 
-        passes.Passes._run, step.gather = counted("passes", run), counted("gathered", gather)
+        network.Passes._run, step.gather = counted("passes", run), counted("gathered", gather)
         try:
             train_step(engine, make_batch(model))
         finally:
-            passes.Passes._run, step.gather = run, gather
+            network.Passes._run, step.gather = run, gather
         return counts
 
     assert run_engines(2, {"": (job(model, data=2, algorithm={}), step)})[""] == {"passes": 1, "gathered": 0}

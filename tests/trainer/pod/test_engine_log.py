@@ -1,6 +1,6 @@
 """Which line of a server's log names the cause of its end."""
 
-from rljob_trainer.pod.engine_log import engine_error, server_error
+from rljob_trainer.pod.server_process import engine_error, server_error
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED
 
 

@@ -15,7 +15,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.reporting import mlflow_server, tracker
 from rljob_trainer.reporting.mlflow_server import ADDRESS, DEFAULTS, connect
 from rljob_trainer.reporting.sinks import Sinks
-from rljob_trainer.reporting.tracker import End
+from rljob_trainer.reporting.tracker import RunStatus
 from web_server import answering
 
 pytestmark = pytest.mark.slow  # imports the client, which takes five seconds
@@ -69,7 +69,7 @@ def test_all_attempts_of_a_job_are_one_run_with_its_metrics_and_its_spec(tmp_pat
 
 
 @pytest.mark.parametrize(("end", "status"), [("drained", "KILLED"), ("failed", "FAILED")])
-def test_a_run_that_did_not_reach_its_end_is_not_shown_as_finished(end: End, status: str, tmp_path: Path) -> None:
+def test_a_run_that_did_not_reach_its_end_is_not_shown_as_finished(end: RunStatus, status: str, tmp_path: Path) -> None:
     asked = {ADDRESS: f"file://{tmp_path}/mlruns", "MLFLOW_EXPERIMENT_NAME": "sums"}
     attempt = connect(control(tmp_path), asked)
     assert attempt

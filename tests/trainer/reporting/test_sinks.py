@@ -5,8 +5,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rljob_api import names
 from rljob_api.protocol import Point
-from rljob_trainer.reporting.metrics_log import MetricsLog
-from rljob_trainer.reporting.sinks import HISTORY, Sinks, evaluation_line, step_line
+from rljob_trainer.reporting.sinks import HISTORY, MetricsLog, Sinks, evaluation_line, step_line
 
 THIRD = 1 / 3
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, StringConstraints, Vali
 from rljob_api.metrics import OWN_NAME
 from rljob_api.spec.roles import AgentSpec, Environment
 from rljob_trainer.agents.api import Policy, PolicyError
-from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
+from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
 from rljob_trainer.rewards.http_service import Post, fill_in
 from rljob_trainer.rewards.request import RewardFailed
@@ -124,7 +124,7 @@ class EnvironmentAgent:
         except RewardFailed:
             return
 
-    def _failed(self, kind: Kind, reason: str) -> AgentFailed:
+    def _failed(self, kind: AgentFailureKind, reason: str) -> AgentFailed:
         return AgentFailed(kind, f"{FIELD}.url", self._url, reason)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.endpoint import Endpoint
-from rljob_trainer.agents.recording import AgentFailed, Kind, Rollout
+from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
@@ -179,7 +179,7 @@ class WorkerAgent:
             fix = "correct the path, or mount the ConfigMap or volume that holds the file in spec.volumes"
             raise ConfigurationError(self._field, self._path, "there is no such file in the trainer pod", fix)
 
-    def _failed(self, kind: Kind, reason: str) -> AgentFailed:
+    def _failed(self, kind: AgentFailureKind, reason: str) -> AgentFailed:
         return AgentFailed(kind, self._field, self._path, reason)
 
 

@@ -127,11 +127,11 @@ def measured(sample: Trajectory, rollout: Rollout) -> dict[str, float]:
     }
 
 
-Kind = Literal["raised", "timeout", "value", "none", "service"]
+AgentFailureKind = Literal["raised", "timeout", "value", "none", "service"]
 """raised: the function raised or ended its process; timeout: it took too long; value: it returned something else than a trajectory that the policy
 wrote; none: it returned None; service: an environment did not answer, or with an error status."""
-KINDS: tuple[Kind, ...] = ("raised", "timeout", "value", "none", "service")
-FIXES: dict[Kind, str] = {
+KINDS: tuple[AgentFailureKind, ...] = ("raised", "timeout", "value", "none", "service")
+FIXES: dict[AgentFailureKind, str] = {
     "raised": "correct the function (try it on a row of the data)",
     "timeout": "raise spec.rollout.agent.timeoutSeconds, or answer sooner",
     "value": "return a Trajectory whose tokens are those that policy.generate was given and returned",
@@ -145,7 +145,7 @@ class AgentFailed(SampleFailed):
 
     what = "trajectories"
 
-    def __init__(self, kind: Kind, field: str, target: str, reason: str):
+    def __init__(self, kind: AgentFailureKind, field: str, target: str, reason: str):
         """`target` is the file at `field` of the spec."""
         super().__init__(kind, field, target, reason)
 

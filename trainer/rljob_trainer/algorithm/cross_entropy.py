@@ -7,8 +7,7 @@ import torch
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.losses import token_weights
-from rljob_trainer.algorithm.metrics import MetricAccumulator
-from rljob_trainer.algorithm.objective import Objective, Output, TokenLoss
+from rljob_trainer.algorithm.objective import MetricAccumulator, Objective, Output, TokenLoss
 from rljob_trainer.algorithm.tokens import Predictions, Sequences
 
 AGGREGATIONS = {"tokenMean": "tokenMean", "sequenceMean": "sequenceMeanTokenMean"}

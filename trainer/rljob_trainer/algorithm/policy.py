@@ -14,8 +14,16 @@ from rljob_trainer.algorithm.advantages import READ_REWARD_TIMING, estimate
 from rljob_trainer.algorithm.episodes import Episodes
 from rljob_trainer.algorithm.kl import adapt, token_rewards
 from rljob_trainer.algorithm.losses import token_weights
-from rljob_trainer.algorithm.metrics import TOKENS, MetricAccumulator
-from rljob_trainer.algorithm.objective import Column, MeasuredStep, Objective, Output, Targets, TokenLoss
+from rljob_trainer.algorithm.objective import (
+    TOKENS,
+    Column,
+    MeasuredStep,
+    MetricAccumulator,
+    Objective,
+    Output,
+    Targets,
+    TokenLoss,
+)
 from rljob_trainer.algorithm.shaping import DifficultyBand, difficulty_band, overlong_penalty
 from rljob_trainer.algorithm.terms import Terms, policy_terms
 from rljob_trainer.algorithm.tokens import Sequences, TokenColumns

@@ -7,8 +7,7 @@ import torch
 from rljob_api.spec.roles import CriticSpec
 from rljob_trainer.algorithm.episodes import Episodes
 from rljob_trainer.algorithm.losses import value_loss
-from rljob_trainer.algorithm.metrics import MetricAccumulator
-from rljob_trainer.algorithm.objective import Objective, Output, TokenLoss
+from rljob_trainer.algorithm.objective import MetricAccumulator, Objective, Output, TokenLoss
 from rljob_trainer.algorithm.tokens import Sequences
 
 CRITIC_COLUMNS = ("returns", "mask")

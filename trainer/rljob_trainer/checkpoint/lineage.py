@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import RESUME_STEP, Resume
@@ -38,6 +39,8 @@ class Run:
     layout: str
     roles: Mapping[str, str] = field(default_factory=dict)
     """[role] -> layout of each other model that is trained."""
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    """The spec's task, and its data.chatTemplate: with them an export says where a turn ends."""
     resume: Resume
     resume_from: Path | None
     """A checkpoint for the job's first attempt to start from."""

@@ -74,6 +74,8 @@ class Manifest(Contents):
     model: str
     """See lineage.Run.model."""
     time: float
+    chat: Mapping[str, Any] = field(default_factory=dict)
+    """See lineage.Run.chat."""
 
     def write(self, directory: Path) -> None:
         write_json(names.manifest_file(directory), asdict(self))

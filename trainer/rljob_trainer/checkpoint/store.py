@@ -94,6 +94,7 @@ class Store:
             parent=again.parent if again else last.step if last else None,
             model=self._run.model,
             time=time.time(),
+            chat=self._run.chat,
         )
         if again:
             self._exchange(again, manifest)

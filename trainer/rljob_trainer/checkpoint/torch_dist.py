@@ -18,8 +18,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from torch.distributed.checkpoint.filesystem import _StorageWriterTransforms
 
-from rljob_trainer.checkpoint.files import Tally
-from rljob_trainer.checkpoint.hashed import Hashed
+from rljob_trainer.checkpoint.files import Hashed, Tally
 from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.checkpoint.staging import Staging
 
@@ -121,11 +120,11 @@ class _Through(_StorageWriterTransforms):
         return super().transform_save_stream(write_item, self._hashed)  # type: ignore[arg-type]
 
 
-Bucket = tuple[str, str, tuple[list[Any], list[tuple[Any, torch.Tensor]]]]
+WriteBucket = tuple[str, str, tuple[list[Any], list[tuple[Any, torch.Tensor]]]]
 """Path and name of a file, and what it gets: bytes and tensors, each with its description."""
 
 
-def _staged(buckets: Sequence[Bucket], live: set[int], staging: Staging) -> list[Bucket]:
+def _staged(buckets: Sequence[WriteBucket], live: set[int], staging: Staging) -> list[WriteBucket]:
     """The buckets with tensors in host memory that training does not change. megatron has copied only views already (filesystem_async.py:153)."""
     is_live = lambda t: t.is_cuda or t.untyped_storage().data_ptr() in live  # noqa: E731
     copies = iter(staging.copies([t for _, _, (_, tensors) in buckets for _, t in tensors if is_live(t)]))

@@ -1,8 +1,12 @@
 """`python -m rljob_trainer export`: the policy of a checkpoint as a Hugging Face directory, by one process, on the CPU."""
 
+import io
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,11 +16,31 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
-from rljob_trainer.commands.quiet import quiet_libraries
+from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.failure import ConfigurationError
 
 SECONDS = 3600.0
 """Timeout of collectives, which with a single process are immediate."""
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """For what imports and calls them: no warnings, of logs only errors, and nothing on standard output. A bug still shows what was printed there."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its logger has a level and a handler of its own
+    root, printed = logging.getLogger(), io.StringIO()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(printed):
+            warnings.simplefilter("ignore")
+            yield
+    except (ConfigurationError, OSError):
+        raise
+    except Exception:
+        sys.stderr.write(printed.getvalue())
+        raise
+    finally:
+        root.setLevel(level)
 
 
 def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> int:
@@ -29,9 +53,11 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> i
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: GPUs of this machine may be in use
     try:
         _require(checkpoint, model, out)
+        spec = _spec(checkpoint, model, dtype)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")
         with quiet_libraries():
-            _write(_spec(checkpoint, model, dtype), model, scratch)
+            _write(spec, model, scratch)
+            add_chat_files(spec, scratch)
         sync(scratch)
         give_name(scratch, out)
     except (ConfigurationError, OSError) as error:
@@ -53,12 +79,15 @@ def _require(checkpoint: Path, model: Path, out: Path) -> None:
 
 
 def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:
-    """A minimal spec, with which the model can be loaded."""
+    """A minimal spec, with which the model can be loaded; of a job's checkpoint with the task and the chat template that its policy learnt from."""
+    manifest = read_manifest(checkpoint, "CHECKPOINT")
+    chat = manifest.chat if manifest else {}
+    template = {"chatTemplate": chat["chatTemplate"]} if chat else {}
     return RLJobSpec.model_validate(
         {
-            "task": "pretrain",
+            "task": chat.get("task", "pretrain"),
             "model": {"path": str(model.resolve()), "megatronCheckpoint": str(checkpoint.resolve()), "dtype": dtype},
-            "data": {"train": ["/dev/null"]},
+            "data": {"train": ["/dev/null"], **template},
             "train": {"steps": 1},
             "trainer": {"device": "cpu"},
             "checkpoint": {"path": str(checkpoint.resolve().parent)},

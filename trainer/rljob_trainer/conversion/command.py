@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rljob_trainer.conversion.problems import Problem, split_problems, write_problems
-from rljob_trainer.conversion.sets import SETS, WellKnownSet
+from rljob_trainer.conversion.sets import SETS, Problem, WellKnownSet, split_problems, write_problems
 from rljob_trainer.data.files import READERS, Place, read_records
 from rljob_trainer.failure import ConfigurationError
 

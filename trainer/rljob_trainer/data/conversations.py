@@ -1,8 +1,8 @@
-"""Columns to chat messages as templates read them: {role, content} with OpenAI's roles, tool calls as objects."""
+"""Columns to chat messages as templates read them: {role, content} with OpenAI's roles, tool calls as objects; and which of them are to be learnt."""
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.data.files import Place, Record, short
@@ -16,6 +16,18 @@ SYSTEM_COLUMNS = ("system", "system_prompt")
 """The second is OpenOrca's name."""
 Message = Mapping[str, Any]
 Messages = tuple[Message, ...]
+LEARNT = (
+    *("weight", "loss_weight", "loss_mask", "step_loss_mask", "loss", "loss_scale"),
+    *("train", "training", "trainable", "learn"),
+)
+"""1 or true: to be learnt."""
+HIDDEN = ("masked", "ignore_loss", "no_loss")
+"""1 or true: not to be learnt."""
+REFUSED = ("mask", "train_detail", "training_detail")
+"""The first means either of both, depending on whom one asks; the others mark parts of a message."""
+MARKS = frozenset((*LEARNT, *HIDDEN, *REFUSED))
+TRUTHS = {"0": False, "false": False, "1": True, "true": True}
+"""By the value as a text; True is "true", 1.0 is "1"."""
 
 
 def messages_of(value: Any, key: str, place: Place) -> Messages:
@@ -131,9 +143,14 @@ def _message(value: Any, key: str, place: Place) -> Message:
     role = known[value[name]]
     if value[name] == "function_call":
         return {"role": role, "content": "", "tool_calls": _calls(_json(value.get(text)), key, place)}
-    rest = {k: v for k, v in value.items() if k not in (name, text, "tool_calls")}
-    calls = {"tool_calls": _calls(value["tool_calls"], key, place)} if value.get("tool_calls") else {}
-    return present({"role": role, "content": _content(value.get(text), key, place), **rest}) | calls
+    return plain(role, value.get(text), {k: v for k, v in value.items() if k not in (name, text)}, key, place)
+
+
+def plain(role: str, content: Any, rest: Message, key: str, place: Place) -> Message:
+    """A message as templates read it: its content is a text, and its calls of tools are objects. Raises ConfigurationError where they are neither."""
+    calls = {"tool_calls": _calls(rest["tool_calls"], key, place)} if rest.get("tool_calls") else {}
+    others = {k: v for k, v in rest.items() if k != "tool_calls"}
+    return present({"role": role, "content": _content(content, key, place), **others}) | calls
 
 
 def _content(value: Any, key: str, place: Place) -> str:
@@ -143,7 +160,8 @@ def _content(value: Any, key: str, place: Place) -> str:
     if isinstance(value, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):
         return "".join(part["text"] for part in value)
     rule = f"column {key!r} holds the content {short(value)}, which is not a text"
-    raise place.error(rule, "write the content of every message as a text")
+    fix = "write the content of every message as a text, or as parts {type: text, text}; with spec.data.imageKey also as images"
+    raise place.error(rule, fix)
 
 
 def _calls(value: Any, key: str, place: Place) -> list[Any]:
@@ -171,3 +189,60 @@ def _json(text: Any) -> Any:
         return json.loads(text)
     except (TypeError, ValueError):
         return text
+
+
+def unmarked(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """As the chat template is to read them."""
+    return tuple({k: v for k, v in message.items() if k not in MARKS} for message in messages)
+
+
+def silent_turns(
+    messages: Sequence[Message], place: Place, loss_on: Literal["assistant", "lastAssistant", "all"]
+) -> tuple[int, ...]:
+    """The assistant's turns that are marked as not to be learnt.
+
+    Raises ConfigurationError for marks that contradict each other or spec.data.lossOn, and for those that are neither yes nor no.
+    """
+    said = {i: mark for i, message in enumerate(messages) if (mark := _mark(message, place)) is not None}
+    others = [i for i, mark in said.items() if mark and messages[i]["role"] != "assistant"]
+    if loss_on == "all" and not all(said.values()):
+        rule = "marks a message as not to be learnt, and spec.data.lossOn: all learns every token"
+        raise place.error(rule, "set spec.data.lossOn: assistant, or remove the mark")
+    if loss_on != "all" and others and not all(said.values()):
+        rule = f"marks message {others[0] + 1}, of the {messages[others[0]]['role']}, as to be learnt, and spec.data.lossOn: {loss_on} does not"
+        raise place.error(rule, "remove the mark: only the assistant's turns are learnt")
+    return tuple(i for i, mark in said.items() if not mark and messages[i]["role"] == "assistant")
+
+
+def require_learnt(messages: Sequence[Message], start: int, place: Place) -> None:
+    """Raises ConfigurationError where a message from `start` on, which an answer of a pair begins with, is marked as not to be learnt: answers are
+    compared as a whole."""
+    for i in silent_turns(messages, place, "assistant"):
+        if i >= start:
+            rule = f"marks message {i + 1} as not to be learnt, and the two answers of a pair are compared as a whole"
+            raise place.error(rule, "remove the mark, or leave the row out")
+
+
+def _mark(message: Message, place: Place) -> bool | None:
+    """Whether it is to be learnt. None: it does not say. What other roles than the assistant's mean by such a key may be anything."""
+    ours = message["role"] == "assistant"
+    found: dict[str, bool] = {}
+    for key in MARKS & message.keys():
+        if message[key] is None:
+            continue
+        truth = TRUTHS.get(_text(message[key])) if key not in REFUSED else None
+        if truth is not None:
+            found[key] = truth if key in LEARNT else not truth
+        elif ours:
+            rule = f"a message has {key!r}: {short(message[key])}, which does not say whether all of it is to be learnt"
+            raise place.error(
+                rule, f"write {LEARNT[0]!r}: 0 for a message that is not to be learnt, and 1 or nothing for others"
+            )
+    if len(set(found.values())) > 1:
+        rule = f"a message has {' and '.join(f'{k!r}: {short(message[k])}' for k in sorted(found))}, which contradict each other"
+        raise place.error(rule, "keep one of them")
+    return next(iter(found.values()), None)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).strip().lower()

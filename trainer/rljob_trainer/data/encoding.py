@@ -1,25 +1,47 @@
-"""A row to what is learnt from it: segments of tokens within the length limit."""
+"""A row to what is learnt from it: segments of tokens within the length limit. Worker processes tokenise while a step trains; they end with the
+process that started them.
+"""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+import multiprocessing
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import lru_cache
+from itertools import batched, pairwise
+from typing import cast
 
 import numpy as np
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.data.chat_masks import Unsound, assistant_spans, learnt_tokens, render
+from rljob_trainer.data.chat import Unsound, assistant_spans, learnt_tokens, render
 from rljob_trainer.data.examples import Example
 from rljob_trainer.data.files import Place, Record
-from rljob_trainer.data.formats import Chat, LeftOut, Texts, Variant, conversation, pair
-from rljob_trainer.data.image_reader import image_reader
-from rljob_trainer.data.pictures import images_in, lifted, require_no_images, require_none_unread, with_parts
-from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, text_tokens
+from rljob_trainer.data.formats import Chat, LeftOut, Texts, TextVariant, conversation, pair
+from rljob_trainer.data.pictures import (
+    image_reader,
+    images_in,
+    lifted,
+    require_no_images,
+    require_none_unread,
+    with_parts,
+)
+from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary, load_tokenizer, text_tokens
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.machine import cpus
 from rljob_trainer.wire.images import Image, Placed
 from rljob_trainer.wire.trajectory import Bools, Ints, Segment
 
 Encoded = tuple[Ints, Bools]
 """[T] tokens, and which of them are learnt."""
+MOST = 16
+"""Processes. Each makes more than one GPU trains (docs/measurements.md)."""
+ROWS_PER_CALL = 16
+"""At most: a call costs as much as a short row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +78,7 @@ class Encoder:
                 return (found,), variant is not whole
         raise LeftOut("too_long")
 
-    def _read(self, row: RawRow) -> tuple[Variant, list[Image]]:
+    def _read(self, row: RawRow) -> tuple[TextVariant, list[Image]]:
         """The conversation, with its images as parts of its messages."""
         if self._images is None:
             found = conversation(row.record, row.place, self._data, row.format)
@@ -79,7 +101,7 @@ class Encoder:
             return tuple(found), False
         raise LeftOut("too_long")
 
-    def _fitting(self, variant: Variant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
+    def _fitting(self, variant: TextVariant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
         """Empty when it is longer than maxTokens. `images`: of the whole conversation."""
         tokens, learnt = encode(variant, place, self._tokenizer)
         if self._vocabulary:
@@ -98,14 +120,14 @@ class Encoder:
         return found if sum(len(s.tokens) for s in found) <= self._data.max_tokens else ()
 
 
-def _said(variant: Variant) -> list[str]:
+def _said(variant: TextVariant) -> list[str]:
     """What the others said: the assistant may speak of images as it likes."""
     if isinstance(variant, Texts):
         return [variant.prompt]
     return [message["content"] for message in variant.messages if message["role"] != "assistant"]
 
 
-def encode(variant: Variant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
+def encode(variant: TextVariant, place: Place, tokenizer: OffsetTokenizer) -> Encoded:
     """Raises ConfigurationError, which names the row."""
     try:
         return _texts(variant, tokenizer) if isinstance(variant, Texts) else _chat(variant, tokenizer)
@@ -116,7 +138,7 @@ def encode(variant: Variant, place: Place, tokenizer: OffsetTokenizer) -> Encode
         raise place.error(rule, "correct the row (many templates know no system role and want turns)") from error
 
 
-def shorter(variant: Variant) -> Iterator[Variant]:
+def shorter(variant: TextVariant) -> Iterator[TextVariant]:
     """A conversation without its last turns of the assistant, one after another."""
     if isinstance(variant, Texts):
         return
@@ -180,3 +202,69 @@ def require(tokenizer: OffsetTokenizer, chats: bool) -> None:
         rule = "the tokenizer has no end-of-sequence token, so that the model would never learn to end"
     if rule:
         raise ConfigurationError("spec.model.path", getattr(tokenizer, "name_or_path", ""), rule, fix)
+
+
+def default_count(spec: RLJobSpec, available: int) -> int:
+    """Worker processes in a pod with so many CPUs: those that its ranks, which keep one each busy, leave. At least 1."""
+    return min(MOST, max(1, available - spec.trainer.processes_per_node))
+
+
+class Workers:
+    """Up to `count` processes, started when there is work for them. `count` None: default_count of this machine."""
+
+    def __init__(self, spec: RLJobSpec, count: int | None = None):
+        self._spec = spec.model_dump_json(by_alias=True)
+        self._count = count or default_count(spec, cpus())
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(self._count, context, initializer=_begin)
+
+    async def encode(self, rows: Sequence[RawRow]) -> list[Example]:
+        """In their order, by all processes. Raises what the encoder raises."""
+        calls = [self._pool.submit(_encode, self._spec, part) for part in batched(rows, self._share(len(rows)))]
+        return [example for part in await asyncio.gather(*map(asyncio.wrap_future, calls)) for example in part]
+
+    def tokenise(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Token ids of each text, in their order, with no more of them in memory than keep all processes busy."""
+        calls: deque[Future[list[list[int]]]] = deque()
+        for part in batched(texts, ROWS_PER_CALL):
+            calls.append(self._pool.submit(_tokenise, self._spec, part))
+            if len(calls) > 4 * self._count:
+                yield from calls.popleft().result()
+        for call in calls:
+            yield from call.result()
+
+    def _share(self, rows: int) -> int:
+        """Rows of a call, so that each process has two of them or more: conversations differ in length."""
+        return max(1, min(ROWS_PER_CALL, rows // (2 * self._count)))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _begin() -> None:
+    """In a worker: no torch, which tokenizers do not need, one thread, and an end when the driver ends."""
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
+
+
+@lru_cache(maxsize=1)
+def _encoder(spec: str) -> tuple[Encoder, OffsetTokenizer]:
+    read = RLJobSpec.model_validate_json(spec)
+    tokenizer = cast(OffsetTokenizer, load_tokenizer(read))
+    return Encoder(read, tokenizer), tokenizer
+
+
+def _encode(spec: str, rows: Sequence[RawRow]) -> list[Example]:
+    return [_encoder(spec)[0](row) for row in rows]
+
+
+def _tokenise(spec: str, texts: Sequence[str]) -> list[list[int]]:
+    return [document(text, _encoder(spec)[1]) for text in texts]

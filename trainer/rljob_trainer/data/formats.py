@@ -10,18 +10,22 @@ from rljob_trainer.data.conversations import (
     Messages,
     chat_in,
     messages_of,
+    require_learnt,
     require_no_system_column,
     require_no_system_prompt,
     says_nothing,
+    silent_turns,
     spoken,
     system_in,
     tools_of,
+    unmarked,
     with_system,
     with_system_prompt,
 )
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
-from rljob_trainer.data.marks import require_learnt, silent_turns, unmarked
 
+LONG_PROMPT = 16
+"""Characters of a prompt that no answer begins with by chance."""
 Reason = Literal["too_long", "no_assistant", "masked", "empty", "equal_pair"]
 
 
@@ -61,12 +65,12 @@ class Texts:
     response: str
 
 
-Variant = Chat | Texts
-Prompt = Messages | str | None
+TextVariant = Chat | Texts
+PromptText = Messages | str | None
 """What an answer follows; None: the answer holds the whole conversation."""
 
 
-def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Variant:
+def conversation(record: Record, place: Place, data: DataSpec, form: str) -> TextVariant:
     """What `task: sft` learns from a row. Raises LeftOut, and ConfigurationError for a row of another shape than the format's."""
     prompt, key = PROMPTS[form](record, place, data), RESPONSES[form](data)
     said = prompt if key is None else _answered(prompt, record, key, place, data)
@@ -85,7 +89,7 @@ def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Var
     return _chat(shown, tools_of(record.get("tools"), place), start, data.chat_template, silent)
 
 
-def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Variant, Variant]:
+def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[TextVariant, TextVariant]:
     """The chosen and the rejected answer to the same prompt. Raises as `conversation` does."""
     prompt, keys = PROMPTS[form](record, place, data), (data.chosen_key, data.rejected_key)
     first, second = (_with_system_column(_answered(prompt, record, key, place, data), record, place) for key in keys)
@@ -93,6 +97,7 @@ def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Varia
     if chosen == rejected:
         raise LeftOut("equal_pair")
     if isinstance(chosen, Texts) and isinstance(rejected, Texts):
+        _require_no_prompt_again(chosen, rejected, keys, place)
         return chosen, rejected
     if isinstance(chosen, Texts) or isinstance(rejected, Texts):
         rule = f"one of {keys[0]!r} and {keys[1]!r} is a text and the other holds messages"
@@ -105,6 +110,14 @@ def pair(record: Record, place: Place, data: DataSpec, form: str) -> tuple[Varia
         require_learnt(marked, shared, place)
     tools = tools_of(record.get("tools"), place)
     return _chat(chosen, tools, shared, data.chat_template), _chat(rejected, tools, shared, data.chat_template)
+
+
+def _require_no_prompt_again(chosen: Texts, rejected: Texts, keys: tuple[str, str], place: Place) -> None:
+    """Raises ConfigurationError where both answers begin with their prompt, which would be read twice. A short one may be part of an answer."""
+    prompt = chosen.prompt.strip()
+    if len(prompt) >= LONG_PROMPT and all(one.response.lstrip().startswith(prompt) for one in (chosen, rejected)):
+        rule = f"{keys[0]!r} and {keys[1]!r} begin with the prompt, which would stand there twice"
+        raise place.error(rule, "cut it from the answers, or write both as messages, the prompt's in front")
 
 
 def detect(record: Record, place: Place, data: DataSpec, paired: bool) -> str:
@@ -140,6 +153,7 @@ def _turns(record: Record, place: Place, data: DataSpec) -> Messages:
 
 def _alpaca(record: Record, place: Place, data: DataSpec) -> Messages:
     """Columns history (pairs of instruction and response), instruction and input."""
+    column("instruction", record, place)
     texts = {key: _text(key, record, place) for key in ("instruction", "input")}
     said: list[Message] = []
     for turn in record.get("history") or ():
@@ -153,16 +167,24 @@ def _alpaca(record: Record, place: Place, data: DataSpec) -> Messages:
     return (*said, spoken("user", asked))
 
 
-def _prompt(record: Record, place: Place, data: DataSpec) -> Prompt:
+def _prompt(record: Record, place: Place, data: DataSpec) -> PromptText:
     """A text or messages. Null or absent, where answers hold the whole conversation."""
     value = find(data.prompt_key, record)
     if value is ABSENT or value is None:
         return None
+    _require_words(value, data.prompt_key, place)
     if isinstance(value, str) and not chat_in(value):
         if not value.strip():
             raise LeftOut("empty")
         return value
     return messages_of(value, data.prompt_key, place)
+
+
+def _require_words(value: Any, key: str, place: Place) -> None:
+    """Raises ConfigurationError for a number, say, where a text or messages are expected."""
+    if not isinstance(value, (str, list, Mapping)):
+        rule = f"column {key!r} holds {short(value)}, which is neither a text nor a list of messages"
+        raise place.error(rule, "write it as a text")
 
 
 def _text(key: str, record: Record, place: Place) -> str:
@@ -173,11 +195,12 @@ def _text(key: str, record: Record, place: Place) -> str:
     raise place.error(f"column {key!r} holds {short(value)}, which is not a text", "write it as a text")
 
 
-def _answered(prompt: Prompt, record: Record, key: str, place: Place, data: DataSpec) -> Messages | Texts:
+def _answered(prompt: PromptText, record: Record, key: str, place: Place, data: DataSpec) -> Messages | Texts:
     """The prompt with the answer in column `key` behind it. An answer whose messages begin with another role than the assistant's is all of it."""
     value = column(key, record, place)
     if not value or (isinstance(value, str) and not value.strip()):
         raise LeftOut("empty")
+    _require_words(value, key, place)
     if isinstance(value, str) and not chat_in(value):
         if isinstance(prompt, str) and not data.chat_template.texts:
             require_no_system_prompt(data.chat_template, place)
@@ -225,7 +248,7 @@ def column(key: str, record: Record, place: Place) -> Any:
     raise place.error(rule, "name the column under spec.data, or set another spec.data.format")
 
 
-PROMPTS: dict[str, Callable[[Record, Place, DataSpec], Prompt]] = {
+PROMPTS: dict[str, Callable[[Record, Place, DataSpec], PromptText]] = {
     "messages": _turns,
     "sharegpt": _turns,
     "alpaca": _alpaca,

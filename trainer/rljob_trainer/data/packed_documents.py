@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.data.encoding import document, require
+from rljob_trainer.data.encoding import Workers, document, require
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.files import Place, short
 from rljob_trainer.data.formats import column
 from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary
-from rljob_trainer.data.workers import Workers
 from rljob_trainer.processes import tied
 from rljob_trainer.wire.trajectory import Ints, Segment
 

@@ -1,18 +1,27 @@
-"""The images of a row: where they stand in its messages, and their files. Everything that can be wrong names file and row."""
+"""The images of a row: where they stand in its messages, their files, and the arrays that the model's own image processor makes of them.
+
+Everything that can be wrong names file and row. Without torch, which the processor's implementation on PIL does not need.
+"""
 
 import base64
 import io
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.data.conversations import Messages
 from rljob_trainer.data.files import ABSENT, Place, Record, find, short
-from rljob_trainer.failure import is_outage
+from rljob_trainer.failure import ConfigurationError, is_outage
+from rljob_trainer.wire.images import Image, Placed
+from rljob_trainer.wire.trajectory import Bools, Ints
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
-Messages = tuple[Mapping[str, Any], ...]
 MARK = "<image>"
 """In a text: an image stands here."""
 MOST_BYTES, MOST_PIXELS = 64 * 2**20, 2**26
@@ -171,3 +180,79 @@ def _file(name: str, place: Place) -> bytes:
             raise
         fix = "correct the path, mount the volume that holds it in spec.volumes, or leave the row out"
         raise place.error(f"its image {path} cannot be read: {error.strerror or error}", fix) from error
+
+
+class ImageReader:
+    """Of spec.model.path, for a job whose rows have images."""
+
+    def __init__(self, spec: RLJobSpec):
+        """Raises ConfigurationError when the directory holds no image processor of the family."""
+        path = spec.model.path
+        assert spec.data.image_key
+        self.key, self._processor = spec.data.image_key, _processor(path)
+        self.token: int = json.loads((Path(path) / "config.json").read_text())["image_token_id"]
+
+    def tokens(self, source: Any, place: Place) -> int:
+        """That an image takes, from its size. Raises as `opened`."""
+        picture, processor = opened(source, place), self._processor
+        try:
+            patches = processor.get_number_of_image_patches(picture.height, picture.width, {})
+        except ValueError as error:
+            raise place.error(
+                f"its image cannot be cut into patches: {error}", "replace it, or leave the row out"
+            ) from error
+        return int(patches) // processor.merge_size**2
+
+    def read(self, source: Any, place: Place) -> Image:
+        """Raises as `opened`, also for a file that ends too early."""
+        picture = opened(source, place)
+        try:
+            found = self._processor(images=[picture.convert("RGB")], return_tensors="np")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise place.error(f"an image of it cannot be read: {error}", "replace it, or leave the row out") from error
+        _, rows, columns = found["image_grid_thw"][0].tolist()
+        return Image(found["pixel_values"].astype(np.float32), (rows, columns), self._processor.merge_size)
+
+    def expanded(self, tokens: Ints, learnt: Bools, counts: Sequence[int], place: Place) -> tuple[Ints, Bools]:
+        """With as many image tokens for each image as it takes, in place of the one of the template; none of them is learnt.
+
+        Raises ConfigurationError when the text has more or fewer of them than there are images.
+        """
+        found = tokens == self.token
+        if found.sum() != len(counts):
+            rule = f"its text has {found.sum()} image tokens by the chat template, and {len(counts)} images"
+            raise place.error(rule, "use the model's own chat template, and no image token in a text")
+        repeats = np.ones(len(tokens), np.int64)
+        repeats[found] = counts
+        return np.repeat(tokens, repeats), np.repeat(learnt & ~found, repeats)
+
+    def prompt(self, tokens: Sequence[int], sources: Sequence[Any], place: Place) -> list[int]:
+        """A prompt's tokens, expanded for its images, of which only the sizes are read."""
+        counts, given = [self.tokens(source, place) for source in sources], np.array(tokens, np.int32)
+        return self.expanded(given, np.zeros(len(given), np.bool_), counts, place)[0].tolist()
+
+    def placed(self, tokens: Ints, images: Sequence[Image]) -> tuple[Placed, ...]:
+        """The images in tokens that were expanded for them."""
+        found, at = [], 0
+        for image in images:
+            start = at + int(np.argmax(tokens[at:] == self.token))
+            found.append((start, image))
+            at = start + image.tokens
+        return tuple(found)
+
+
+def image_reader(spec: RLJobSpec) -> ImageReader | None:
+    """None: the rows are texts. Raises as ImageReader."""
+    return ImageReader(spec) if spec.data.image_key else None
+
+
+def _processor(path: str) -> Any:
+    # seconds to import: only who has images pays
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    try:
+        return Qwen2VLImageProcessorPil.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        fix = "put preprocessor_config.json next to config.json"
+        rule = f"no image processor can be loaded from it: {error}"
+        raise ConfigurationError("spec.model.path", path, rule, fix) from error

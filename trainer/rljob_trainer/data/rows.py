@@ -10,6 +10,7 @@ from rljob_trainer.data.conversations import (
     SYSTEM_COLUMNS,
     Messages,
     chat_in,
+    plain,
     system_in,
     tools_of,
     with_system,
@@ -96,16 +97,20 @@ def prompt_in(key: str, record: Record, place: Place) -> str | Messages:
 
 
 def _messages(key: str, value: list, place: Place) -> Messages:
-    for message in value:
-        texts = [message.get(k) if isinstance(message, Mapping) else None for k in ("role", "content")]
-        if not all(isinstance(text, str) for text in texts) or not texts[0]:
-            rule = f"column {key!r} holds {short(message)}, which is not a message {{role, content}} of two texts"
-            raise place.error(rule, "write every message as an object with role and content")
-    if value[-1]["role"] == "assistant":
+    messages = tuple(_message(key, message, place) for message in value)
+    if messages[-1]["role"] == "assistant":
         rule = f"the last message of column {key!r} is the assistant's, so that the response would stand in the prompt"
         raise place.error(rule, "end the messages with the user's, and put the response into the answer column")
-    # Arrow gives every message of a file the same fields, and null where one has no such field
-    return tuple({k: v for k, v in message.items() if v is not None} for message in value)
+    return messages
+
+
+def _message(key: str, value: Any, place: Place) -> Mapping[str, Any]:
+    """One message, whose content may be missing next to calls of tools."""
+    role, content = (value.get(k) if isinstance(value, Mapping) else None for k in ("role", "content"))
+    if not isinstance(role, str) or not role or (content is None and not value.get("tool_calls")):
+        rule = f"column {key!r} holds {short(value)}, which is not a message {{role, content}} of two texts"
+        raise place.error(rule, "write every message as an object with role and content")
+    return plain(role, content, {k: v for k, v in value.items() if k not in ("role", "content")}, key, place)
 
 
 def _missing(field: str, key: str, record: Record, place: Place) -> Exception:

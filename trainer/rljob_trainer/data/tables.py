@@ -161,17 +161,20 @@ OPENERS: dict[str, tuple[str, Callable[[Path, Path], Table]]] = {
 
 def _lines(data: mmap.mmap) -> tuple[Longs, Longs, Longs]:
     """Where lines start and end, and the numbers of those that are empty, from 0."""
-    found = [
-        np.flatnonzero(np.frombuffer(data[at : at + SCAN_BYTES], np.uint8) == ord("\n")) + at
-        for at in range(0, len(data), SCAN_BYTES)
-    ]
-    ends = np.concatenate(found)
+    ends = np.concatenate([_ends(data, at) for at in range(0, len(data), SCAN_BYTES)])
     if not len(ends) or ends[-1] != len(data) - 1:
         ends = np.append(ends, len(data))
     starts = np.concatenate(([3 if data[:3] == b"\xef\xbb\xbf" else 0], ends[:-1] + 1))
     first = np.frombuffer(data, np.uint8)[np.minimum(starts, len(data) - 1)]
     blank = [i for i in np.flatnonzero(first <= ord(" ")) if not data[starts[i] : ends[i]].strip(BLANK.encode())]
     return starts, ends, np.array(blank, np.int64)
+
+
+def _ends(data: mmap.mmap, at: int) -> Longs:
+    """Where lines end from `at` on, over SCAN_BYTES: with LF, CRLF, or the CR of old Macs, as Python reads texts."""
+    part = np.frombuffer(data[at : at + SCAN_BYTES + 1], np.uint8)
+    mac = (part == ord("\r")) & (np.append(part[1:], 0) != ord("\n"))
+    return np.flatnonzero(((part == ord("\n")) | mac)[:SCAN_BYTES]) + at
 
 
 class FileRows:

@@ -21,13 +21,11 @@ from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
-from rljob_trainer.reporting import trackers
 from rljob_trainer.reporting.alarms import Alarms
-from rljob_trainer.reporting.sinks import Sinks
-from rljob_trainer.reporting.tracker import End
+from rljob_trainer.reporting.sinks import Sinks, connect_trackers
+from rljob_trainer.reporting.tracker import RunStatus
 from rljob_trainer.rewards.pool import Pools
-from rljob_trainer.wire.arrays import Array
-from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.channel import Arrays, announced, part_of
 from rljob_trainer.wire.launcher_files import ProgressFile
 from rljob_trainer.wire.parity import probe_sequences
@@ -65,7 +63,7 @@ class Driver:
             lambda: rollouts.awaited,
             Alarms(control.spec),
         )
-        self._trackers = trackers.connect(control, os.environ)
+        self._trackers = connect_trackers(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
         pools.wake = self.wake
@@ -80,7 +78,7 @@ class Driver:
         """The batch that `part` returns rows of."""
         self._held_out: asyncio.Task[Batch] | None = None
         self._ending = contextlib.AsyncExitStack()
-        self._end: End = "failed"
+        self._end: RunStatus = "failed"
         """How the attempt ends, for the trackers; failed until rank 0 calls `end`."""
         self._step_began = 0.0
         self._targets: list[RolloutEndpoint] = []

@@ -15,10 +15,9 @@ from typing import Any
 
 from rljob_api import names
 from rljob_trainer.driver.buffer.measured import Measure
-from rljob_trainer.driver.server import Call, RankLost, answer, read
+from rljob_trainer.driver.server import Handler, RankLost, answer, read
 from rljob_trainer.failure import PeerLost
-from rljob_trainer.wire.arrays import Array
-from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.channel import Arrays, announced, part_of, write
 
 ANSWER_SECONDS = 1.0
@@ -93,7 +92,7 @@ class Gang:
                 reader, writer = await asyncio.shield(self.connected)
         except TimeoutError:
             raise RoleLost(f"no rank of the role {self.role} has connected for {seconds:g} s") from None
-        calls: dict[str, Call] = {
+        calls: dict[str, Handler] = {
             "next": self.next,
             "part": self.part,
             "done": self.done,

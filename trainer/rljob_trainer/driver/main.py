@@ -16,24 +16,21 @@ from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
-from rljob_trainer.data.endings import unheard_end
+from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.files import places
-from rljob_trainer.data.held_out import HeldOutSet, load_held_out
-from rljob_trainer.data.image_reader import image_reader
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
-from rljob_trainer.data.prompts import PromptSet, load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer
-from rljob_trainer.data.workers import Workers
+from rljob_trainer.data.pictures import image_reader
+from rljob_trainer.data.prompts import HeldOutSet, PromptSet, load_held_out, load_prompts, require_prompts_of_every_file
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer, unheard_end
 from rljob_trainer.driver.buffer.examples import Examples
 from rljob_trainer.driver.buffer.generation import Generator
-from rljob_trainer.driver.buffer.measured import Measure
+from rljob_trainer.driver.buffer.measured import Measure, Teacher, require_same_vocabulary
 from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
-from rljob_trainer.driver.buffer.teacher import Teacher, require_same_vocabulary
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.server import Call, serve
+from rljob_trainer.driver.server import Handler, serve
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.rules import validate_row
@@ -179,7 +176,7 @@ class _Runtime:
     async def run(self, listener: socket.socket) -> None:
         """Serve rank 0 until it calls `end`. The first error of any part ends all of them."""
         d = self._driver
-        calls: dict[str, Call] = {
+        calls: dict[str, Handler] = {
             "steps": d.steps,
             "start": d.start,
             "colocated": d.colocated,

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rljob_trainer.failure import PeerLost
-from rljob_trainer.wire.arrays import Array, allocated, raw
+from rljob_trainer.wire.arrays import allocated, raw
+from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.channel import BUFFER_BYTES, LENGTH, write
 
-Call = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Awaitable[Any]]
 
 
 Notice = Callable[..., None]
@@ -21,7 +22,7 @@ class RankLost(PeerLost):
     """Rank 0 ended without calling `end`; its own error file says why."""
 
 
-async def serve(listener: socket.socket, calls: Mapping[str, Call], notices: Mapping[str, Notice]) -> None:
+async def serve(listener: socket.socket, calls: Mapping[str, Handler], notices: Mapping[str, Notice]) -> None:
     """Answer rank 0 until it has called `end`. Raises RankLost, and whatever a call raises."""
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
         asyncio.get_running_loop().create_future()
@@ -42,7 +43,7 @@ async def serve(listener: socket.socket, calls: Mapping[str, Call], notices: Map
 async def answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    calls: Mapping[str, Call],
+    calls: Mapping[str, Handler],
     notices: Mapping[str, Notice],
     silence: float | None = None,
 ) -> None:

@@ -27,7 +27,7 @@ class LocalState:
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """The job is over."""
 
     code: int
@@ -53,12 +53,12 @@ class Seen:
         return {names.ROLE_TRAINER: self.trainers, **self.gangs}
 
 
-def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | End:
+def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | JobEnd:
     """`wanted`: run, or what the user asked for since: drain, stop."""
     if failed := _misconfigured(seen):
-        return End(1, failed.message)
+        return JobEnd(1, failed.message)
     if state.attempt == 0:
-        return _open(state, seen) if wanted == "run" else End(130, "interrupted before it began")
+        return _open(state, seen) if wanted == "run" else JobEnd(130, "interrupted before it began")
     reports = [_report(seen, member) for member in state.members]
     if all(_ended(report, state.attempt) for report in reports):
         return _closed(state, seen, reports, wanted, max_restarts)
@@ -84,18 +84,18 @@ def _open(state: LocalState, seen: Seen) -> LocalState:
 
 def _closed(
     state: LocalState, seen: Seen, reports: list[Report | None], wanted: Command, max_restarts: int
-) -> LocalState | End:
+) -> LocalState | JobEnd:
     if all(report and report.result == "succeeded" for report in _trainers(state, reports)):
-        return End(0, "succeeded")
+        return JobEnd(0, "succeeded")
     found = _cause(state, reports)
     if wanted != "run":
-        return End(130, "interrupted" + (f": {describe(*found)}" if found else "; what was saved is complete"))
+        return JobEnd(130, "interrupted" + (f": {describe(*found)}" if found else "; what was saved is complete"))
     role, cause = found or (names.ROLE_TRAINER, UNASKED)
     if cause.kind == "configuration":
-        return End(1, cause.message)
+        return JobEnd(1, cause.message)
     if state.failures >= max_restarts:
         why = describe(role, cause)
-        return End(1, f"attempt {state.attempt} failed, and spec.lifecycle.maxRestarts is {max_restarts}: {why}")
+        return JobEnd(1, f"attempt {state.attempt} failed, and spec.lifecycle.maxRestarts is {max_restarts}: {why}")
     opened = _open(LocalState(state.attempt, failures=state.failures + 1), seen)
     return opened if opened.attempt > state.attempt else state
 

@@ -1,4 +1,4 @@
-"""The loop of `run`: read the reports, decide, write the control message."""
+"""The loop of `run`: read the reports, decide, write the control message, print one line per change."""
 
 import signal
 import sys
@@ -11,16 +11,79 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.manifest.jobs import ManifestError
-from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
+from rljob_api.protocol import Command, Control, GangAddress, Progress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import pods_of
-from rljob_trainer.local import status
-from rljob_trainer.local.decide import End, LocalState, Seen, advance
+from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
 
+STEADY = ("evaluating", "generating", "training", "syncing", "saving")
+"""Phases that alternate within a step; a line for each would be noise."""
 POLL_SECONDS = 0.2
+
+
+def status_line(state: LocalState, seen: Seen) -> str:
+    """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
+    trainers = sum(_runs(report, state) for report in seen.trainers.values())
+    counts = f"trainers {trainers}/{len(seen.trainers)}"
+    for role, launchers in seen.gangs.items():
+        counts += f", {role} {sum(_runs(report, state) for report in launchers.values())}/{len(launchers)}"
+    serving = {"rollouts": seen.rollouts} | dict(seen.pools)
+    counts += "".join(f", {name} {_ready(servers)}" for name, servers in serving.items() if servers)
+    if state.attempt == 0:
+        return f"starting; {counts}"
+    order = "" if state.command == "run" else f" ({state.command})"
+    progress = next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)
+    return f"attempt {state.attempt}{order}: {_progress(progress)}; {counts}"
+
+
+def warnings(seen: Seen) -> list[str]:
+    """What the trainer warns of."""
+    return next((r.progress.warnings for r in seen.trainers.values() if r and r.progress), [])
+
+
+def _ready(servers: Mapping[str, Report | None]) -> str:
+    return f"{sum(report is not None and report.state == 'running' for report in servers.values())}/{len(servers)}"
+
+
+def summary(seen: Seen) -> str:
+    """What a job that has succeeded leaves behind, one fact a line."""
+    progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
+    if progress is None:
+        return "nothing reported"
+    facts = [f"{progress.step} steps"]
+    if progress.evaluation:
+        unrewarded = any(point.reward is None for point in progress.history)
+        values = ", ".join(f"{name} {value:.3f}" for name, value in progress.evaluation.items())
+        facts.append(f"held-out {'loss' if unrewarded else 'reward'}: {values}")
+    facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
+    if progress.export:
+        facts.append(f"Hugging Face model: {progress.export}")
+    facts += [f"warning: {text}" for text in progress.warnings]
+    return "\n".join(facts)
+
+
+def _runs(report: Report | None, state: LocalState) -> bool:
+    return report is not None and report.attempt == state.attempt and report.state == "running"
+
+
+def _progress(progress: Progress | None) -> str:
+    if progress is None:
+        return "starting"
+    if progress.phase == "fetching":
+        return f"fetching {progress.fetching}"
+    if progress.started_from is None:
+        return progress.phase
+    parts = [f"step {progress.step}/{progress.steps}"]
+    if progress.history:
+        last = progress.history[-1]
+        parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
+        parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
+    if progress.phase not in STEADY:
+        parts.append(" ".join([progress.phase, *progress.loading]))
+    return ", ".join(parts)
 
 
 def run(
@@ -65,7 +128,7 @@ class Here:
         self._line = ""
         self._warned: list[str] = []
 
-    def run(self, rank: str, driver: str) -> End:
+    def run(self, rank: str, driver: str) -> JobEnd:
         """Ctrl-C and SIGTERM drain; the second one stops."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
@@ -79,9 +142,9 @@ class Here:
             while True:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
-                if isinstance(following, End):
+                if isinstance(following, JobEnd):
                     if following.code == 0:
-                        print(status.summary(seen))
+                        print(summary(seen))
                     return following
                 self._state = following
                 self._write_control(seen)
@@ -147,11 +210,11 @@ class Here:
         return self._attempt_ports[attempt, purpose]
 
     def _show(self, seen: Seen) -> None:
-        for text in status.warnings(seen):
+        for text in warnings(seen):
             if text not in self._warned:
                 self._warned.append(text)
                 print(f"{time.strftime('%H:%M:%S')} warning: {text}", flush=True)
-        line = status.line(self._state, seen)
+        line = status_line(self._state, seen)
         if line != self._line:
             self._line = line
             print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.kernels import has_triton
+from rljob_trainer.machine import has_triton
 from rljob_trainer.megatron.provider import HAVE_TE
 from rljob_trainer.megatron.without_te.attention import FLASH_TYPES
 

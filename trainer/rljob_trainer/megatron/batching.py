@@ -13,7 +13,7 @@ from rljob_api.sizing.shape import NOMINAL, Work
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.wire.batch import Columns
 
-Plan = list[list[list[int]]]
+PackingPlan = list[list[list[int]]]
 """[data-parallel rank][micro-batch] -> indices of sequences, ascending. A micro-batch may be empty."""
 
 SETS_PER_MICRO_BATCH = (2, 4, 8)
@@ -28,7 +28,7 @@ MANY = 16
 class StepPlan:
     """A step as mini-batches (optimizer steps), each distributed over ranks and micro-batches."""
 
-    mini_batches: tuple[Plan, ...]
+    mini_batches: tuple[PackingPlan, ...]
     """Of rows of the step's columns. Rows without a response are in none."""
 
     def rows(self, data_rank: int) -> list[int]:
@@ -81,7 +81,7 @@ class Planner:
         train = self.spec.train.model_copy(update={"mini_batches": 1})
         return replace(self, spec=self.spec.model_copy(update={"train": train}))
 
-    def plan_units(self, units: Sequence[Sequence[int]], lengths: Sequence[int]) -> Plan:
+    def plan_units(self, units: Sequence[Sequence[int]], lengths: Sequence[int]) -> PackingPlan:
         """Like `plan` below, but keeps the rows of a unit adjacent in one micro-batch. `lengths`: [row] -> tokens of its sequence."""
         layout, budget = self.layout, self.spec.train.tokens_per_micro_batch
         sizes = [sum(padded_length(lengths[row], layout) for row in unit) for unit in units]
@@ -89,7 +89,7 @@ class Planner:
         found = plan(sizes, costs, budget, layout.alignment, layout.data, layout.micro_batch_multiple)
         return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
 
-    def _mini_batch(self, groups: list[list[int]], lengths: list[int]) -> Plan:
+    def _mini_batch(self, groups: list[list[int]], lengths: list[int]) -> PackingPlan:
         if self.pairs:
             return self.plan_units(groups, lengths)
         alone = self.plan_units([[row] for group in groups for row in group], lengths)
@@ -120,7 +120,7 @@ def padded_length(length: int, layout: Layout) -> int:
 
 def plan(
     lengths: Sequence[int], costs: Sequence[int], budget: int, alignment: int, ranks: int, multiple: int = 1
-) -> Plan:
+) -> PackingPlan:
     """Distribute sequences over as few micro-batches as the budget allows, equally many on every rank, and of about equal size.
 
     Micro-batches of equal size differ in cost, since the cost of attention grows with the square of a sequence's length. So they are dealt out by
@@ -143,7 +143,7 @@ def plan(
     return _dealt(batches, costs, ranks)
 
 
-def _dealt(batches: list[list[int]], costs: Sequence[int], ranks: int) -> Plan:
+def _dealt(batches: list[list[int]], costs: Sequence[int], ranks: int) -> PackingPlan:
     """The costliest first, in snake order: each round begins with the rank at which the last one ended."""
     order = sorted(batches, key=lambda batch: -sum(costs[i] for i in batch))
     rounds = [order[start : start + ranks] for start in range(0, len(order), ranks)]

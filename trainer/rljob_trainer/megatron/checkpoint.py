@@ -1,7 +1,7 @@
 """Saves and loads networks, optimizers, schedules and random states as a torch_dist directory.
 
 A network that was trained on a gang of its own has a subdirectory of its name, from which any gang can load it. Of a network with adapters only these
-are saved, together with the identity of their base model (lora_base.py).
+are saved, together with the identity of their base model (lora.py).
 
 There are two formats. `fully_reshardable` can be loaded into any layout; the optimizer's shards are first gathered on every data-parallel rank
 (compat/optimizer_gathering.py). `dp_reshardable` is faster: every rank writes its own shards as they are; only the number of data-parallel ranks may
@@ -30,8 +30,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
 from rljob_trainer.megatron.compat.optimizer_gathering import separate
 from rljob_trainer.megatron.compat.write_queue import new_queue
-from rljob_trainer.megatron.lora import is_adapter
-from rljob_trainer.megatron.lora_base import Base, require_same
+from rljob_trainer.megatron.lora import Base, is_adapter, require_same
 from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
 
 THREADS = 8

@@ -20,7 +20,7 @@ from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron import backend, checkpoint, parallel_state
 from rljob_trainer.megatron.batching import Planner
-from rljob_trainer.megatron.frozen import LogProbs, RewardModels, reference_of
+from rljob_trainer.megatron.frozen import LogProbPass, RewardModels, reference_of
 from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
@@ -29,8 +29,7 @@ from rljob_trainer.megatron.packing import micro_batch
 from rljob_trainer.megatron.provider import MODEL, work_of
 from rljob_trainer.megatron.step import Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
-from rljob_trainer.wire.arrays import Array
-from rljob_trainer.wire.batch import Batch, Columns
+from rljob_trainer.wire.batch import Array, Batch, Columns
 from rljob_trainer.wire.parity import MismatchError
 from rljob_trainer.wire.trajectory import Trajectory
 
@@ -207,7 +206,7 @@ class Engine:
             return ValueModel(self._spec, self._spec.model.path, MODEL, self._parallel)
         return PolicyModel(self._spec, self._parallel)
 
-    def _frozen_reference(self) -> LogProbs | None:
+    def _frozen_reference(self) -> LogProbPass | None:
         """The reference, if the objective needs it and it is on these ranks. Must be made while the policy has its initial weights."""
         if "reference_log_probs" not in self.objective.needs or names.ROLE_REFERENCE not in self._shared:
             return None

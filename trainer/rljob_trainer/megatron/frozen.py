@@ -14,7 +14,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
-from rljob_trainer.checkpoint.host_memory import HostMemory, bytes_of
+from rljob_trainer.checkpoint.staging import HostMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
@@ -28,17 +28,17 @@ from rljob_trainer.rewards.rules import entries_of
 
 FIELD = "spec.reference.path"
 FIELD_OF_CHECKPOINT = "spec.reference.megatronCheckpoint"
-LogProbs = Callable[[Sequence[MicroBatch], float], list[torch.Tensor]]
+LogProbPass = Callable[[Sequence[MicroBatch], float], list[torch.Tensor]]
 """See Network.log_probs."""
 
 
 def reference_of(
     spec: RLJobSpec,
     policy: LoadedModel,
-    log_probs: LogProbs,
+    log_probs: LogProbPass,
     parallel: ParallelState,
     heartbeat: Callable[[], None],
-) -> LogProbs:
+) -> LogProbPass:
     """A function that computes log-probabilities under the reference. Must be made while `policy` has its initial weights. Collective.
 
     `log_probs`: the same function under the policy; it needs the policy's parameters on the device.
@@ -63,7 +63,7 @@ def reference_of(
     return swapped
 
 
-def separate_reference(spec: RLJobSpec, parallel: ParallelState, heartbeat: Callable[[], None]) -> LogProbs:
+def separate_reference(spec: RLJobSpec, parallel: ParallelState, heartbeat: Callable[[], None]) -> LogProbPass:
     """The same function for a reference that is a second model on the device. Collective. Raises ConfigurationError as `reference_of`."""
     return Network(_load(spec, parallel), parallel, heartbeat).log_probs
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.lora_start import PREFIX
+from rljob_trainer.megatron.lora_parts import PREFIX
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:

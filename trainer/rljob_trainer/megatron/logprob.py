@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from rljob_trainer.algorithm.tokens import Predictions
-from rljob_trainer.kernels import triton_kernels
+from rljob_trainer.machine import triton_kernels
 
 KERNELS = "rljob_trainer.megatron.logprob_kernels"
 CHUNK = 2048

@@ -26,21 +26,21 @@ RESET_PEAK = "5"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MemoryPlan:
     """The memory plan of a job on a device of `device` bytes. `phases` is empty when the sizes of the model are unknown."""
 
     phases: list[Phase]
     device: float
 
     @staticmethod
-    def of(spec: RLJobSpec, device: float) -> "Plan":
+    def of(spec: RLJobSpec, device: float) -> "MemoryPlan":
         """Raises ConfigurationError when what a phase certainly needs, without estimates, does not fit."""
         shape = Shape.of(json.loads((Path(spec.model.path) / "config.json").read_text()))
         planned = phases(spec, shape, device) if shape else []
         most = max(planned, key=lambda p: p.certain, default=None)
         if most and most.certain > device:
             raise _too_much(spec, most, device)
-        return Plan(planned, device)
+        return MemoryPlan(planned, device)
 
     def table(self, measured: Mapping[PhaseName, float]) -> str:
         """A table of GiB by phase: planned, and as measured so far."""

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 
 from rljob_api.spec.roles import Offload
-from rljob_trainer.checkpoint.host_memory import HostMemory
+from rljob_trainer.checkpoint.staging import HostMemory
 
-Part = Literal["parameters", "gradients", "optimizer"]
+PartName = Literal["parameters", "gradients", "optimizer"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
 
 
@@ -26,7 +26,7 @@ class Offloader:
     ):
         """`ddp`, `optimizer`: of a trained network."""
         parameters = lambda: (p for m in modules for p in m.parameters())  # noqa: E731
-        parts: dict[Part, Tensors] = {
+        parts: dict[PartName, Tensors] = {
             "parameters": parameters,
             "gradients": lambda: (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers),
             "optimizer": lambda: states(optimizer, {p.untyped_storage().data_ptr() for p in parameters()}),
@@ -38,7 +38,7 @@ class Offloader:
         }
 
     @contextmanager
-    def using(self, *parts: Part) -> Iterator[None]:
+    def using(self, *parts: PartName) -> Iterator[None]:
         """A context in which these parts are on the device. May be nested. Gradients come back undefined, and must be zeroed first."""
         with ExitStack() as stack:
             for part in parts:

@@ -13,8 +13,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.train import Optimizer
-from rljob_trainer.algorithm.metrics import LOSS, MetricAccumulator
-from rljob_trainer.algorithm.objective import Objective
+from rljob_trainer.algorithm.objective import LOSS, MetricAccumulator, Objective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.offload import Offloader
 

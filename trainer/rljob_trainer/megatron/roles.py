@@ -25,8 +25,7 @@ from rljob_trainer.megatron.optimizer import update_metrics
 from rljob_trainer.megatron.provider import work_of
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.megatron.value_model import critic_model
-from rljob_trainer.wire.arrays import Array
-from rljob_trainer.wire.batch import Batch, Columns
+from rljob_trainer.wire.batch import Array, Batch, Columns
 
 
 class Measured(NamedTuple):

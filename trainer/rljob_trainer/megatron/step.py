@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from rljob_trainer.algorithm.losses import of_branches
 from rljob_trainer.algorithm.objective import Objective
-from rljob_trainer.megatron.batching import Plan, Planner
+from rljob_trainer.megatron.batching import PackingPlan, Planner
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import returned_experts
@@ -124,7 +124,7 @@ def _age(trajectory: Trajectory, step: int) -> Ints:
     return np.where(written == NO_POLICY, 0, step - 1 - written).astype(np.int32)
 
 
-def _mini_batch(batch: Batch, plan: Plan, parallel: ParallelState, with_last_token: bool) -> MiniBatch:
+def _mini_batch(batch: Batch, plan: PackingPlan, parallel: ParallelState, with_last_token: bool) -> MiniBatch:
     rows = sorted(row for rank in plan for micro in rank for row in micro)
     read = int((batch.columns.length[rows] - (not with_last_token)).sum())
     own = [micro_batch(batch.trajectories, micro, parallel, with_last_token) for micro in plan[parallel.data_rank]]

@@ -17,10 +17,8 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import CriticSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.export import Exporter
-from rljob_trainer.megatron.lora import Adapters
-from rljob_trainer.megatron.lora_base import Base
-from rljob_trainer.megatron.model import load_weights, require_all_weights
+from rljob_trainer.megatron.lora import Adapters, Base
+from rljob_trainer.megatron.model import Exporter, load_weights, require_all_weights
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
 from rljob_api.spec import RLJobSpec
-from rljob_trainer import failure, preflight
+from rljob_trainer import failure, model_files
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.pod.colocated import ColocatedServers
@@ -114,7 +114,7 @@ class PodAttempt:
     async def _check(self) -> Ended | None:
         """Check model and adapters before anything loads them. Returns how the attempt ended, with all violations, if they do not fit the job."""
         try:
-            found = await asyncio.to_thread(preflight.violations, self._control.spec) if self._trains else []
+            found = await asyncio.to_thread(model_files.violations, self._control.spec) if self._trains else []
         except Exception as error:  # a volume that is away; a config.json with text where a number belongs
             return Ended("failed", failure.classify(error))
         return Ended("failed", failure.misconfigured(found)) if found else None

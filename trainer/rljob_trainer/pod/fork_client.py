@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rljob_api.protocol import Failure
-from rljob_trainer.failure import FORK_SERVER_LOST, Kind
+from rljob_trainer.failure import FORK_SERVER_LOST, FailureKind
 from rljob_trainer.pod.fork_server import ForkRequest
 from rljob_trainer.processes import kill_group
 
@@ -27,7 +27,7 @@ class ForkServerLost(RuntimeError):
 
     def as_failure(self) -> Failure:
         """Without a traceback, which would be that of the launcher."""
-        kind: Kind = "killed" if self.code < 0 else "application"
+        kind: FailureKind = "killed" if self.code < 0 else "application"
         return Failure(kind=kind, exception=FORK_SERVER_LOST, message=str(self), time=time.time())
 
 

@@ -19,14 +19,13 @@ from rljob_trainer.checkpoint.saving import Saver
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.engine import Engine
-from rljob_trainer.megatron.memory import Plan
+from rljob_trainer.megatron.memory import MemoryPlan
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.rank import nccl
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.exports import Exports
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import Outcome, Source
-from rljob_trainer.rank.tasks.choice import source_of
+from rljob_trainer.rank.tasks import Task, TaskOutcome, task_of
 from rljob_trainer.rank.weights.publisher import Senders
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.collective import Ranks
@@ -43,7 +42,7 @@ class RankZero:
 
     driver: DriverClient
     store: Store
-    plan: Plan
+    plan: MemoryPlan
 
 
 class Newest(NamedTuple):
@@ -63,7 +62,7 @@ class Attempt:
         """`senders`: to the rollouts; None for tasks without rollouts."""
         self._spec, self._ranks, self._rank_zero, self.engine = control.spec, ranks, rank_zero, engine
         driver = rank_zero.driver if rank_zero else None
-        self.source: Source = source_of(control.spec, ranks, driver, engine, senders, self._complete_save)
+        self.task: Task = task_of(control.spec, ranks, driver, engine, senders, self._complete_save)
         self._scatter = Scatter(ranks, driver, engine, engine.parts)
         self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
         store = rank_zero.store if rank_zero else None
@@ -108,7 +107,7 @@ class Attempt:
         if self._rank_zero:
             self._rank_zero.store.check()
             memory = {f"memory/peak_{phase}_bytes": size for phase, size in peaks.items()}
-            measured = {**metrics, **critic, **self.source.metrics, **memory, "time/train": seconds}
+            measured = {**metrics, **critic, **self.task.metrics, **memory, "time/train": seconds}
             self._rank_zero.driver.trained(batch.step, measured)
             if batch.step == self._start + MEASURED_STEPS:
                 log.info("%s", self._rank_zero.plan.table(peaks))
@@ -118,11 +117,11 @@ class Attempt:
 
     def publish(self, step: int) -> None:
         """Send the policy of `step` to the rollouts, where the task has some."""
-        self.source.publish(step)
+        self.task.publish(step)
 
     def evaluate(self, step: int) -> None:
         """Evaluate the policy of `step`, or begin to, when that is due."""
-        self.source.evaluate(step)
+        self.task.evaluate(step)
 
     def save(self, step: int) -> None:
         """Save a periodic checkpoint of `step`, if one is due. With checkpoint.asynchronous it is written while the next steps train."""
@@ -136,7 +135,7 @@ class Attempt:
                 self._rank_zero.driver.saving()
             self._exports.periodic(step)
 
-    def finish(self, step: int, outcome: Outcome) -> None:
+    def finish(self, step: int, outcome: TaskOutcome) -> None:
         """Save the last checkpoint in the format for any layout, export the policy if the job has succeeded, and end the driver.
 
         With evaluation.only nothing is saved or exported.
@@ -157,7 +156,7 @@ class Attempt:
             rank_zero.driver.start(step, None, checkpoints, self.engine.backend)
             return
         manifest = start.manifest
-        self.source.restored(step, manifest.digest)
+        self.task.restored(step, manifest.digest)
         buffer, engine = start.directory / manifest.buffer, start.directory / manifest.engine
         rank_zero.driver.start(step, dict(manifest.data), checkpoints, self.engine.backend, buffer, engine)
 
@@ -220,7 +219,7 @@ class Attempt:
         reshardable = not alongside
         if self._newest in (Newest(step, True), Newest(step, reshardable)):
             return
-        digest = self.source.digest(step)
+        digest = self.task.digest(step)
         self.engine.memory.enter("save")
         self._saver.begin(step, digest, data, reshardable, further=self._save_buffer(reshardable))
         self._newest = Newest(step, reshardable)

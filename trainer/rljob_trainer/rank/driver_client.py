@@ -10,7 +10,8 @@ from typing import Any
 from rljob_api.protocol import Checkpoint
 from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.failure import PeerLost
-from rljob_trainer.wire.arrays import Array, Stream, allocated, chunks, raw
+from rljob_trainer.wire.arrays import Stream, allocated, chunks, raw
+from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.channel import LENGTH, connect, encode
 
 HEARTBEAT_SECONDS = 0.2

@@ -10,8 +10,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import prune
 from rljob_trainer.checkpoint.files import make_directory, replace, sweep, sync
 from rljob_trainer.checkpoint.store import Store
-from rljob_trainer.data.endings import TEACHING, write_ends
-from rljob_trainer.data.tokenizer import load_tokenizer
+from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_face
 from rljob_trainer.rank.driver_client import DriverClient
@@ -61,12 +60,7 @@ class Exports:
         write(scratch)
         if self._store and self._driver:
             self._store.check()
-            if template := self._spec.data.chat_template.path:
-                shutil.copy(template, scratch / "chat_template.jinja")  # takes precedence over the tokenizer's own
-            if (
-                self._spec.task in TEACHING and (scratch / "config.json").is_file()
-            ):  # a model, not adapters; others need no tokenizer
-                write_ends(self._spec, load_tokenizer(self._spec), scratch)
+            add_chat_files(self._spec, scratch)
             sync(scratch, self._engine.heartbeat)
             replace(scratch, target)
             self._driver.exported(target)

@@ -1,6 +1,6 @@
 """The training loop, on one screen. All ranks run it together: everything that it calls is collective.
 
-Alongside rank 0 runs the driver, a process of its own that generates and scores; the source asks it for batches (rank/tasks/rl.py). With
+Alongside rank 0 runs the driver, a process of its own that generates and scores; the task asks it for batches (rank/tasks.py). With
 spec.train.staleness the driver works on the next batches while this one trains. A periodic checkpoint is written while the next steps train, and
 committed between two of them.
 """
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rljob_trainer.rank.attempt import Attempt
-    from rljob_trainer.rank.tasks import Outcome
+    from rljob_trainer.rank.tasks import TaskOutcome
 
 
-def run(job: "Attempt") -> "Outcome":
+def run(job: "Attempt") -> "TaskOutcome":
     """Train until the last step, or until the operator drains the job. Returns which of the two it was."""
     step = job.begin()  # restored from a checkpoint, or 0
-    while batch := job.source.next(step):  # waits; rollouts that are new get the weights meanwhile
+    while batch := job.task.next(step):  # waits; rollouts that are new get the weights meanwhile
         began = time.monotonic()
         measured = job.engine.measure(batch)  # rewards of reward models; old and reference log-probabilities; values
         advantages = job.engine.objective.advantages(measured)
@@ -27,5 +27,5 @@ def run(job: "Attempt") -> "Outcome":
         job.evaluate(step)
         job.save(step)
         job.export(step)
-    job.finish(step, job.source.outcome)
-    return job.source.outcome
+    job.finish(step, job.task.outcome)
+    return job.task.outcome

@@ -99,9 +99,9 @@ def _join(directory: Path, control: Control) -> None:
 
 def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.megatron.memory import Plan, device_bytes
+    from rljob_trainer.megatron.memory import MemoryPlan, device_bytes
     from rljob_trainer.rank.attempt import Attempt, RankZero  # imports megatron, which has to be patched first
-    from rljob_trainer.rank.tasks.choice import objective_of, require_same_files
+    from rljob_trainer.rank.tasks import objective_of, require_same_files
 
     ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
     store = _open_store(control) if ranks.is_first else None
@@ -109,7 +109,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     driver = _connect(directory, control) if ranks.is_first else None
     control = _with_steps(control, ranks, driver)
     spec = control.spec
-    plan = Plan.of(spec, device_bytes())
+    plan = MemoryPlan.of(spec, device_bytes())
     if ranks.is_first:
         log.info("%s", plan.table({}))
     heartbeat = heartbeat_of(driver)
@@ -167,6 +167,7 @@ def _open_store(control: Control) -> Store:
         model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
         layout=str(Layout.of(spec, names.ROLE_TRAINER)),
         roles={role: str(Layout.of(spec, role)) for role in [names.ROLE_CRITIC] if spec.critic},
+        chat={"task": spec.task, "chatTemplate": spec.data.chat_template.model_dump(mode="json", by_alias=True)},
         resume=control.resume,
         resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,
         keep_last=spec.checkpoint.keep_last,

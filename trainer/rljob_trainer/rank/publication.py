@@ -37,7 +37,7 @@ class Publication:
         """Differences that the last probe found."""
 
     def expect(self, step: int, digest: str) -> None:
-        """See tasks.Source.restored."""
+        """See Task.restored."""
         self._digests = {step: digest}
 
     def suspend(self, probe: Sequence[Sequence[int]]) -> None:

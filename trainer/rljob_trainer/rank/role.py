@@ -17,8 +17,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.roles import CriticRole, FrozenRole
 from rljob_trainer.rank.driver_client import RoleClient, heartbeat_of
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import Outcome
-from rljob_trainer.rank.tasks.choice import objective_of
+from rljob_trainer.rank.tasks import TaskOutcome, objective_of
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.batch import SCORES
 from rljob_trainer.wire.collective import Ranks, StandstillError
@@ -26,7 +25,7 @@ from rljob_trainer.wire.collective import Ranks, StandstillError
 Request = dict[str, Any]
 
 
-def run(control: Control, role: str, token: str) -> Outcome:
+def run(control: Control, role: str, token: str) -> TaskOutcome:
     """Answer the driver's requests until the job is over. Returns how it ended. Raises ConfigurationError, and DriverLost on rank 0."""
     ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
     client = _connect(control, role, token) if ranks.is_first else None
@@ -82,7 +81,7 @@ class RoleService:
         self._scatter = Scatter(ranks, client, model, model.parts)
         self._saving = _Saving(ranks, client, model) if isinstance(model, CriticRole) else None
 
-    def until_over(self) -> Outcome:
+    def until_over(self) -> TaskOutcome:
         """Serve requests until the driver says that the job is over. Returns how it ended."""
         while "over" not in (request := self._requests.next(self._saving.report if self._saving else lambda: None)):
             self._do(request)

@@ -13,8 +13,8 @@ import numpy as np
 
 from rljob_trainer.rank.driver_client import Client
 from rljob_trainer.wire import arrays
-from rljob_trainer.wire.arrays import Array, Stream
-from rljob_trainer.wire.batch import ROWS, Batch, Columns
+from rljob_trainer.wire.arrays import Stream
+from rljob_trainer.wire.batch import ROWS, Array, Batch, Columns
 from rljob_trainer.wire.collective import Ranks
 
 CHUNK_BYTES = 4 * 2**20

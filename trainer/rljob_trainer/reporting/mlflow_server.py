@@ -17,7 +17,7 @@ from typing import Any
 from rljob_api.protocol import Control
 from rljob_api.rules.task import read_by_task
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import End, wait_for_last_points
+from rljob_trainer.reporting.tracker import RunStatus, wait_for_last_points
 
 ADDRESS, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 JOB_TAG = "rljob.dev/uid"
@@ -33,7 +33,7 @@ FORBIDDEN = re.compile(r"[^\w.\- /:]")
 MOST_PARAMETERS = 100
 """In one request."""
 
-STATUS: dict[End, str] = {"succeeded": "FINISHED", "drained": "KILLED", "failed": "FAILED"}
+STATUS: dict[RunStatus, str] = {"succeeded": "FINISHED", "drained": "KILLED", "failed": "FAILED"}
 """Of a run while no attempt writes to it."""
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class MLflow:
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         self._waiting.put((step, dict(metrics)))
 
-    def close(self, end: End) -> None:
+    def close(self, end: RunStatus) -> None:
         self._waiting.put(STATUS[end])
         wait_for_last_points(self._sender, "MLflow")
 

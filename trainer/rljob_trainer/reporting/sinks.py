@@ -1,8 +1,11 @@
-"""All sinks behind one call, and the run's history as they have it."""
+"""All sinks behind one call, the trackers that a job's environment names, and the run's history as they have it. metrics.jsonl holds every metric
+at full precision, one object per line; a resumed run continues it.
+"""
 
+import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -11,9 +14,9 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from rljob_api import names
 from rljob_api.metrics import EVALUATION_DATA_SOURCES, require_known
-from rljob_api.protocol import Point
-from rljob_trainer.reporting.metrics_log import MetricsLog
-from rljob_trainer.reporting.tracker import End, Tracker
+from rljob_api.protocol import Control, Point
+from rljob_trainer.reporting import mlflow_server, weights_and_biases
+from rljob_trainer.reporting.tracker import RunStatus, Tracker
 
 HISTORY = 64
 """Points that status carries (protocol.Progress.history), and steps whose metrics are kept in memory."""
@@ -22,6 +25,51 @@ EVALUATIONS = ("evaluation/reward", "evaluation/loss")
 FLUSH_SECONDS = 10
 
 log = logging.getLogger(__name__)
+
+
+class MetricsLog:
+    """Lines `{"step": 3, "train/loss": ...}`, in the order they were measured; several lines may belong to one step."""
+
+    def __init__(self, file: Path, start: int):
+        """Drops lines of steps after `start`, and what a killed process or a machine without power left half written.
+
+        By a new file in the old one's place: an attempt that was partitioned away and still runs writes to the old one.
+        """
+        self._file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(".tmp")
+        scratch.write_text("".join(line for line, record in self._records() if record["step"] <= start))
+        self._stream = scratch.open("a", buffering=1)
+        scratch.replace(file)
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """`repr` of a float is exact, so bit-equal losses are equal lines."""
+        self._stream.write(json.dumps({"step": step, **metrics}) + "\n")
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def by_step(self) -> dict[int, dict[str, float]]:
+        """All metrics of each step, steps ascending."""
+        merged: dict[int, dict[str, float]] = {}
+        for _, record in self._records():
+            merged.setdefault(record["step"], {}).update({k: v for k, v in record.items() if k != "step"})
+        return dict(sorted(merged.items()))
+
+    def _records(self) -> Iterator[tuple[str, dict]]:
+        if not self._file.exists():
+            return
+        for line in self._file.read_text().splitlines(keepends=True):
+            if record := _parsed(line):
+                yield line, record
+
+
+def _parsed(line: str) -> dict | None:
+    """None for what is not a whole record."""
+    try:
+        return json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        return None
 
 
 class Sinks:
@@ -66,7 +114,7 @@ class Sinks:
         found = next((self._evaluations[name] for name in EVALUATIONS if name in self._evaluations), {})
         return {"first": found[min(found)], "last": found[max(found)]} if found else {}
 
-    def close(self, end: End = "succeeded") -> None:
+    def close(self, end: RunStatus = "succeeded") -> None:
         self._metrics.close()
         self._tensorboard.close()
         for tracker in self._trackers:
@@ -135,3 +183,12 @@ _PARTS = (
 
 def _thousands(value: float) -> str:
     return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
+
+
+def connect_trackers(control: Control, environment: Mapping[str, str]) -> list[Tracker]:
+    """Those that are asked for and answer. Raises ConfigurationError where one cannot work."""
+    found: list[Tracker | None] = [
+        weights_and_biases.connect(control, environment),
+        mlflow_server.connect(control, environment),
+    ]
+    return [tracker for tracker in found if tracker]

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 GOODBYE_SECONDS = 60.0
 """The clients have no limit of their own while their service is away. Nobody trains meanwhile, and a driver that failed has not said why."""
 
-End = Literal["succeeded", "drained", "failed"]
+RunStatus = Literal["succeeded", "drained", "failed"]
 """drained: another attempt continues, perhaps after a suspension."""
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Tracker(Protocol):
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Returns at once."""
 
-    def close(self, end: End) -> None:
+    def close(self, end: RunStatus) -> None:
         """Show how the attempt ended, and send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in
         metrics.jsonl as well."""
 

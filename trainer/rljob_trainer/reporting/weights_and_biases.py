@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import End, wait_for_last_points
+from rljob_trainer.reporting.tracker import RunStatus, wait_for_last_points
 
 PROJECT = "WANDB_PROJECT"
 STEP = "step"
@@ -32,7 +32,7 @@ class WeightsAndBiases:
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, STEP: step})
 
-    def close(self, end: End) -> None:
+    def close(self, end: RunStatus) -> None:
         rest = threading.Thread(target=self._run.finish, args=(int(end == "failed"),), daemon=True)
         rest.start()
         wait_for_last_points(rest, "Weights & Biases")

@@ -14,7 +14,7 @@ import aiohttp
 from rljob_api import names
 from rljob_api.spec.model import HttpReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.request import Kind, Reward, RewardFailed, RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardFailed, RewardFailureKind, RewardRequest
 
 AT_ONCE = 64
 """Concurrent calls. The time limit of a call starts when it is sent."""
@@ -43,7 +43,7 @@ class UnauthorizedError(TransientError):
 class Service(Protocol):
     """Who says what is wrong with a call."""
 
-    def failed(self, kind: Kind, reason: str) -> RewardFailed: ...
+    def failed(self, kind: RewardFailureKind, reason: str) -> RewardFailed: ...
 
 
 class Post:
@@ -75,7 +75,7 @@ class Post:
             except TimeoutError as error:
                 raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
 
-    def failed(self, kind: Kind, reason: str) -> RewardFailed:
+    def failed(self, kind: RewardFailureKind, reason: str) -> RewardFailed:
         for value in self._headers.values():
             reason = reason.replace(value, "***") if value else reason
         return RewardFailed(kind, self._field, self._url, reason)

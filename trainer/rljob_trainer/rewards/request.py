@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from rljob_trainer.failure import ConfigurationError
 
-Kind = Literal["raised", "timeout", "value", "service"]
+RewardFailureKind = Literal["raised", "timeout", "value", "service"]
 """raised: the function raised or ended its process; value: not a finite number; service: no answer, or an error status."""
-KINDS: tuple[Kind, ...] = ("raised", "timeout", "value", "service")
+KINDS: tuple[RewardFailureKind, ...] = ("raised", "timeout", "value", "service")
 
-FIXES: dict[Kind, str] = {
+FIXES: dict[RewardFailureKind, str] = {
     "raised": "correct the function (try it on a row of the data)",
     "timeout": "raise timeoutSeconds, or answer sooner",
     "value": "return a finite number, or a dict with one as its score",
@@ -74,9 +74,9 @@ class RewardFailed(SampleFailed):
     """One call failed."""
 
     what = "rewards"
-    kind: Kind
+    kind: RewardFailureKind
 
-    def __init__(self, kind: Kind, field: str, target: str, reason: str):
+    def __init__(self, kind: RewardFailureKind, field: str, target: str, reason: str):
         super().__init__(kind, field, target, reason)
 
     def as_error(self) -> Exception:

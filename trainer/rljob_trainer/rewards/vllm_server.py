@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rljob_api.spec.model import Judge
 from rljob_trainer.rewards.http_service import finite
-from rljob_trainer.rewards.request import Kind, Reward, RewardFailed, RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardFailed, RewardFailureKind, RewardRequest
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 
@@ -24,7 +24,7 @@ class Server(Protocol):
         """Raises RewardFailed."""
         ...
 
-    def failed(self, kind: Kind, reason: str) -> RewardFailed: ...
+    def failed(self, kind: RewardFailureKind, reason: str) -> RewardFailed: ...
 
 
 class RewardModel:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from rljob_trainer.rewards.returned import NotAReward, split
-from rljob_trainer.user_code import explain
-from rljob_trainer.user_module import imported, require_imports
+from rljob_trainer.user_code import explain, imported, require_imports
 
 Function = Callable[..., Any]
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from rljob_api import names
 from rljob_trainer.processes import Family, end, kill_group
-from rljob_trainer.rewards.request import Kind
+from rljob_trainer.rewards.request import RewardFailureKind
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ LINE_LIMIT = 2**26
 class WorkerLost(Exception):
     """The process ended, or did not answer in time."""
 
-    def __init__(self, reason: str, kind: Kind = "raised"):
+    def __init__(self, reason: str, kind: RewardFailureKind = "raised"):
         super().__init__(reason)
-        self.kind: Kind = kind
+        self.kind: RewardFailureKind = kind
 
 
 class WorkerProcess:

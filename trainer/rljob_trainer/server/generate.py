@@ -7,11 +7,13 @@ invalid request (with the `code` CONTEXT_TOO_LONG where that is why), 500 the en
 """
 
 import asyncio
+import base64
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -31,6 +33,35 @@ NEUTRAL = {
 """Parameters that would change the distribution in addition to temperature, disabled explicitly."""
 CLIENT_LEFT = 499
 """Status for the access log when the client has disconnected."""
+
+
+def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], request: str) -> Any:
+    """vLLM's engine input for models like Qwen2-VL, as its own processor would make it (vllm/model_executor/models/qwen2_vl.py,
+    `_create_qwen2vl_field_factory`).
+
+    Images get names unique to the `request`, so that vLLM never reuses embeddings that an earlier policy computed. Raises KeyError, ValueError.
+    """
+    # imported here, because it takes seconds and the front alone does not need it
+    from vllm.inputs.engine import mm_input
+    from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
+
+    grids = torch.tensor([(1, *image["grid"]) for image in images])
+    patches, lengths = grids.prod(-1), [g[0] * g[1] // image["merge"] ** 2 for image in images if (g := image["grid"])]
+    given = {"pixel_values": torch.cat([_pixels(image) for image in images]), "image_grid_thw": grids}
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", patches),
+        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+    }
+    places = [PlaceholderRange(image["place"], n) for image, n in zip(images, lengths, strict=True)]
+    names = [f"{request}-{i}" for i in range(len(images))]
+    items: Any = MultiModalKwargsItems.from_hf_inputs(given, fields)
+    return mm_input(tokens, items, {"image": names}, {"image": places})
+
+
+def _pixels(image: dict[str, Any]) -> Any:
+    """[patches, values of a patch]"""
+    flat = np.frombuffer(base64.b64decode(image["pixels"], validate=True), "<f4")
+    return torch.from_numpy(flat.reshape(image["grid"][0] * image["grid"][1], -1).copy())
 
 
 class ContextTooLongError(ValueError):
@@ -73,7 +104,6 @@ async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
     if images := body.get("images"):
         # imports torch, which the front otherwise does not need
-        from rljob_trainer.server.multimodal import multimodal_input
 
         prompt = multimodal_input(tokens, images, name)
     async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):

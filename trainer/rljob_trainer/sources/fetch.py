@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from rljob_api.spec.common import Source
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.sources.record import FetchedFile, Record, is_fetched, require_own, write_record
+from rljob_trainer.sources.record import FetchedFile, FetchRecord, is_fetched, require_own, write_record
 from rljob_trainer.sources.stores import OURS, Digests, Listing, RemoteFile, list_files, read_blocks
 
 SECRETS = {
@@ -92,7 +92,7 @@ def _fetch(field: str, source: Source, directory: Path, advanced: Advanced) -> N
     for file in listing.files:
         (directory / file.name).parent.mkdir(parents=True, exist_ok=True)
         partial[file.name].replace(directory / file.name)
-    write_record(directory, Record(source.source, source.files, listing.revision, fetched))
+    write_record(directory, FetchRecord(source.source, source.files, listing.revision, fetched))
     shutil.rmtree(directory / OURS / "partial", ignore_errors=True)
 
 

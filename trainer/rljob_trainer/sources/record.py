@@ -22,7 +22,7 @@ class FetchedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FetchRecord:
     """A source, complete."""
 
     source: str
@@ -31,16 +31,16 @@ class Record:
     files: list[FetchedFile]
 
 
-def read_record(directory: Path) -> Record | None:
+def read_record(directory: Path) -> FetchRecord | None:
     """None when nothing was fetched to it completely."""
     text = read_text(directory / OURS / "source.json")
     if not text:
         return None
     raw = json.loads(text)
-    return Record(**raw | {"files": [FetchedFile(**file) for file in raw["files"]]})
+    return FetchRecord(**raw | {"files": [FetchedFile(**file) for file in raw["files"]]})
 
 
-def write_record(directory: Path, record: Record) -> None:
+def write_record(directory: Path, record: FetchRecord) -> None:
     replace(directory / OURS / "source.json", json.dumps(asdict(record), indent=1))
 
 
@@ -55,7 +55,7 @@ def are_fetched(sources: Iterable[Source]) -> bool:
     return all(is_fetched(source) for source in sources)
 
 
-def missing(directory: Path, record: Record) -> list[str]:
+def missing(directory: Path, record: FetchRecord) -> list[str]:
     """Names of files that are gone, or have another size."""
     return [file.name for file in record.files if _size(directory / file.name) != file.size]
 
@@ -79,7 +79,7 @@ def require_own(field: str, source: Source) -> None:
             )
 
 
-def _matches(record: Record, source: Source) -> bool:
+def _matches(record: FetchRecord, source: Source) -> bool:
     """Whoever fetched all files of a source has those that somebody chooses."""
     return record.source == source.source and record.patterns in ([], source.files)
 

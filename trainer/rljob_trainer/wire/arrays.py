@@ -24,13 +24,11 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rljob_trainer.wire.batch import Columns
+from rljob_trainer.wire.batch import Array, Columns
 from rljob_trainer.wire.images import Image
 from rljob_trainer.wire.trajectory import SOURCES, Experts, Segment, Trajectory
 
-Array = npt.NDArray[Any]
 CHUNK_BYTES = 2**20
 """Size of the chunks in which arrays are written."""
 KINDS: dict[str, type[np.generic]] = {

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from rljob_trainer.wire import arrays
-from rljob_trainer.wire.arrays import Array, chunks
-from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.arrays import chunks
+from rljob_trainer.wire.batch import Array, Batch
 
 LENGTH = struct.Struct(">Q")
 BUFFER_BYTES = 4 * 2**20

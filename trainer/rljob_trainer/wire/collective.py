@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.wire.arrays import Array
+from rljob_trainer.wire.batch import Array
 
 POLL_SECONDS = 1.0
 """Interval at which `Ranks.until` asks."""

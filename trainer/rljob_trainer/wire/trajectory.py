@@ -15,10 +15,10 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Experts = npt.NDArray[np.uint8]
 """[tokens, layers of the model, experts per token]: indices of the experts that each token was routed to; 0 in dense layers."""
-Source = Literal["policy", "prompt", "environment", "demonstration"]
-SOURCES: tuple[Source, ...] = ("policy", "prompt", "environment", "demonstration")
+SegmentSource = Literal["policy", "prompt", "environment", "demonstration"]
+SOURCES: tuple[SegmentSource, ...] = ("policy", "prompt", "environment", "demonstration")
 """A segment's source is stored and sent as its index here."""
-LEARNT: tuple[Source, ...] = ("policy", "demonstration")
+LEARNT: tuple[SegmentSource, ...] = ("policy", "demonstration")
 """Sources whose tokens are in the loss."""
 NO_POLICY = -1
 """The `policy_step` of tokens that no policy wrote."""
@@ -30,7 +30,7 @@ class Segment:
 
     tokens: Ints
     """[k]"""
-    source: Source
+    source: SegmentSource
     """policy: sampled by a policy, in the loss. demonstration: given, in the loss. prompt: given at the beginning, not in the loss. environment:
     written by a tool or another party in between, not in the loss."""
     log_probs: Floats | None = None

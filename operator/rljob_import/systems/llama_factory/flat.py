@@ -6,7 +6,7 @@ from typing import Any
 from rljob_api.spec.job import LifecycleSpec
 from rljob_import.readers.hydra import plain
 from rljob_import.readers.trees import Unreadable, tree_of
-from rljob_import.settings import Settings, Source, System
+from rljob_import.settings import Settings, Source, System, show
 from rljob_import.shared import places, values
 from rljob_import.shared.adapters import adapters
 from rljob_import.shared.amounts import Length, Warmup
@@ -18,11 +18,11 @@ from rljob_import.shared.megatron import (
 )
 from rljob_import.shared.values import items, place
 from rljob_import.systems.llama_factory import v1
-from rljob_import.systems.llama_factory.rows import ROWS
+from rljob_import.systems.llama_factory.rows import ROWS, SFT_LOSSES
 from rljob_import.systems.llama_factory.sets import HUBS, PAIRS, described
 from rljob_import.table import Field, Problem, Said
 
-LOSSES = {"sigmoid": "sigmoid", "ipo": "ipo", "hinge": "hinge", "simpo": "simpo", "orpo": "orpo"}
+LOSSES = ("sigmoid", "ipo", "hinge", "simpo", "orpo")
 TASKS = {"sft": "sft", "dpo": "dpo", "rm": "rewardModel", "pt": "pretrain"}
 OTHER_FILES = {
     "compute_environment": "configures accelerate: import the file that names model and dataset",
@@ -81,6 +81,9 @@ def data(settings: Settings) -> Iterator[Said]:
     if settings["train_on_prompt"] or settings["mask_history"]:
         key = "train_on_prompt" if settings["train_on_prompt"] else "mask_history"
         yield settings.field("data.lossOn", "all" if settings["train_on_prompt"] else "lastAssistant", key)
+    for key in SFT_LOSSES:
+        if settings[key]:
+            yield settings.problem("the loss of sft is the cross-entropy: remove it, or train elsewhere", key)
     if settings["stage"] == "sft":
         yield Field("data.overlong", "cut", "cutoff_len: longer ones are cut there", settings.names("cutoff_len"))
     elif "cutoff_len" in settings and settings["stage"] in ("dpo", "rm"):
@@ -161,8 +164,8 @@ def preferences(settings: Settings) -> Iterator[Said]:
     loss = settings["pref_loss"]
     if settings["stage"] == "dpo":
         if loss not in LOSSES:
-            yield settings.lacking("pref_loss", f"the losses are {', '.join(LOSSES)}; sigmoid in its place")
-        yield settings.field("dpo.loss", LOSSES.get(loss, "sigmoid"), "pref_loss")
+            yield settings.problem(f"{show(loss)} is none of {', '.join(LOSSES)}", "pref_loss")
+        yield settings.field("dpo.loss", loss if loss in LOSSES else None, "pref_loss")
         if loss == "simpo":
             yield settings.field("dpo.margin", settings.number("simpo_gamma"), "simpo_gamma")
     if "ref_model" in settings:

@@ -17,7 +17,7 @@ OPTIMIZERS = (
     ),
     *(f"badam_{key}" for key in ("mode", "switch_mode", "switch_interval", "verbose")),
 )
-LOSSES = ("use_dft_loss", "use_asft_loss", "use_eaft_loss")
+SFT_LOSSES = ("use_dft_loss", "use_asft_loss", "use_eaft_loss")
 
 MODEL = (
     read("model_name_or_path", "model.path"),
@@ -46,7 +46,7 @@ MODEL = (
     *(lacks(key, "the model is as its config.json says") for key in ("use_llama_pro", "mixture_of_depths")),
     *(lacks(key, "adapters are LoRA's") for key in ("oft_block_size", "oft_target", "loraplus_lr_ratio", "use_dora")),
     *(lacks(f"pissa_{key}", "adapters begin as LoRA's do") for key in ("init", "iter", "convert")),
-    *(lacks(key, "the loss is the cross-entropy") for key in LOSSES),
+    *(read(key, "", False, text="refused: the loss is the cross-entropy") for key in SFT_LOSSES),
     implied("asft_alpha", "read with use_asft_loss only"),
     *(lacks(key, "trained in bfloat16 or float32") for key in ("fp8", "fp8_enable_fsdp_float8_all_gather")),
     *(implied(key) for key in ("fp8_backend", "fsdp_transformer_layer_cls_to_wrap", "use_v1_kernels")),
@@ -167,7 +167,7 @@ OUTPUT = (
     lacks("save_only_model", "checkpoints hold the optimizer too"),
     becomes("export_hf_on_finish", "checkpoint.exportHuggingFace"),
     lacks("resume_from_checkpoint", "checkpoint.resumeFrom takes an RLJob's checkpoints", True),
-    implied("overwrite_output_dir", "checkpoint.resume: auto resumes what is there"),
+    lacks("overwrite_output_dir", "what is in checkpoint.path is resumed; to begin anew, set checkpoint.resume: never"),
     read("eval_steps", "evaluation.everySteps"),
     read("eval_strategy", "evaluation.everySteps", "no", also=("evaluation_strategy",)),
     lacks("load_best_model_at_end", "the last checkpoint is exported"),

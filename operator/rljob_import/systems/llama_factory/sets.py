@@ -28,8 +28,8 @@ ROLES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Names of roles that are read, by form."""
-READ = {"alpaca": ("system", "history"), "sharegpt": ("system", "tools"), "messages": ("system", "tools")}
-"""Further columns that are read under their own names, by form."""
+READ = {"system": ("system", "system_prompt"), "tools": ("tools",), "history": ("history",)}
+"""Further columns that are read, by their roles; a history in alpaca's form only."""
 MEDIA = "models read texts and images only"
 LEFT = {
     "subset": "put the files of this subset in place",
@@ -175,7 +175,7 @@ def _left_out(settings: Settings, one: DataSet, fields: Mapping[str, Field]) -> 
             continue
         if role == "images" and settings["stage"] == "sft":
             continue  # data.imageKey
-        if role in READ.get(form, ()) and name == role:
+        if name in READ.get(role, ()) and (role != "history" or form == "alpaca"):
             continue
         yield one.note(Outcome.LACKING, f"columns.{role}", name, _unread_column(role, form))
 
@@ -183,7 +183,7 @@ def _left_out(settings: Settings, one: DataSet, fields: Mapping[str, Field]) -> 
 def _unread_column(role: str, form: str) -> str:
     if role in ("videos", "audios"):
         return MEDIA
-    if role in READ.get(form, ()):
+    if role in READ and (role != "history" or form == "alpaca"):
         return f"the column of that role is `{role}`: rename it"
     return f"rows of data.format {form} have no such column"
 

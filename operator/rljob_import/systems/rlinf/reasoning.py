@@ -20,6 +20,8 @@ from rljob_import.shared.values import divisor
 from rljob_import.systems.rlinf.reasoning_rows import ROWS
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
+LOSSES = ("actor", "actor_critic", "ppo")
+"""All of them PPO's."""
 ADVANTAGES = {"grpo": "grpo", "gae": "gae", "reinpp": "reinforce++", "rloo": "rloo"}
 
 
@@ -109,6 +111,8 @@ def algorithm(settings: Settings) -> Iterator[Said]:
         )
     if ours in ("gae", "reinforce++") and settings.number("algorithm.gamma") != 1:
         yield settings.field("algorithm.gamma", float(settings.number("algorithm.gamma")), "algorithm.gamma")
+    if settings["algorithm.loss_type"] not in LOSSES:
+        yield from own(settings, "algorithm.loss_type", "loss", LOSSES)
     for side in ("low", "high"):
         name = f"algorithm.clip_ratio_{side}"
         name = name if name in settings else "algorithm.ratio_clip_eps"

@@ -29,7 +29,7 @@ ALGORITHM = (
     read("algorithm.kl_penalty_type", "algorithm.kl.estimator", "low_var_kl"),
     becomes("algorithm.entropy_bonus", "algorithm.entropyCoefficient", 0.0),
     read("algorithm.loss_agg_func", "algorithm.aggregation", "token-mean"),
-    lacks("algorithm.loss_type", "the loss is PPO's", "actor", "actor_critic", "ppo"),
+    read("algorithm.loss_type", "algorithm.loss", "actor"),
     read("algorithm.recompute_logprobs", "algorithm.rolloutCorrection.bypass", True),
     read("algorithm.importance_sampling_fix", "algorithm.rolloutCorrection.importanceSampling", False),
     read("algorithm.importance_sampling_clip", "algorithm.rolloutCorrection.cap", 2.0),

@@ -11,12 +11,13 @@ from rljob_import.shared import places
 from rljob_import.shared.algorithms import AGGREGATIONS, own, responses
 from rljob_import.shared.values import SEQUENCE_CLIP, divisor, items
 from rljob_import.systems.roll.rl_rows import REWARD_KEYS
-from rljob_import.systems.roll.run import gpus, machine, response
+from rljob_import.systems.roll.run import gpus, has_critic, machine, response
 from rljob_import.table import Field, Note, Outcome, Said
 
 
 def algorithm(settings: Settings) -> Iterator[Said]:
-    yield from advantage(settings)
+    if not settings["is_pure_opd"]:
+        yield from advantage(settings)
     yield from bounds(settings)
     yield from clip(settings)
     yield from kl(settings)
@@ -63,20 +64,44 @@ def advantage(settings: Settings) -> Iterator[Said]:
         yield from own(settings, key, "advantage", ("grpo", "reinforce", "gae"))
 
 
+def distillation(settings: Settings) -> Iterator[Said]:
+    """The teacher, which ROLL holds in place of a reference: log teacher - log policy is added to the advantages."""
+    keys = [key for key in ("is_pure_opd", "use_opd") if settings[key]]
+    if not keys:
+        return
+    teacher, weight = "reference.model_args.model_name_or_path", "reference.opd_kl_coef"
+    if not settings[teacher]:
+        yield settings.problem("is missing: it names the teacher", teacher)
+        return
+    yield from places.found(settings, "reference.path", teacher)
+    yield Field("reference.offload", False, "a teacher need not have the policy's shapes")
+    yield settings.field("algorithm.distillation.reference", True, keys[0])
+    yield settings.field("algorithm.distillation.coefficient", float(settings.number(weight)), weight)
+    if settings["whiten_advantages"]:
+        yield settings.lacking("whiten_advantages", "the teacher's part of an advantage is taken as it is")
+    if settings["kl_penalty"] != "kl":
+        yield settings.changed("kl_penalty", "kl in its place: the reward of a token is log teacher - log policy")
+
+
 def bounds(settings: Settings) -> Iterator[Said]:
     """Of rewards and advantages, and of the prompts' difficulty. ROLL bounds rewards after it has normalised them: by group they are advantages."""
-    given = {key: abs(settings.number(key)) for key in ("reward_clip", "advantage_clip") if settings[key]}
+    if settings["is_pure_opd"]:
+        yield from (settings.implied(key, NO_REWARDS) for key in ("reward_clip", "difficulty_mask") if settings[key])
+    rewarded = () if settings["is_pure_opd"] else ("reward_clip",)
+    given = {key: abs(settings.number(key)) for key in (*rewarded, "advantage_clip") if settings[key]}
     by_group = settings["adv_estimator"] == "grpo" or settings["norm_mean_type"] == "group"
     if "reward_clip" in given and not by_group:
         yield settings.field("algorithm.rewardClip", float(given.pop("reward_clip")), "reward_clip")
     if given:
         yield settings.field("algorithm.advantageClip", float(min(given.values())), *given)
-    if settings["difficulty_mask"] and settings.integer("num_return_sequences_in_group") < 2:
+    if settings["max_len_mask"]:
+        yield settings.changed("max_len_mask", MASKED)
+    if settings["is_pure_opd"] or not settings["difficulty_mask"]:
+        return
+    if settings.integer("num_return_sequences_in_group") < 2:
         yield settings.implied("difficulty_mask", "masks nothing with one response to a prompt")
-    elif settings["difficulty_mask"]:
-        yield settings.changed(
-            "difficulty_mask", "what is masked gives no gradient, and stays in denominators and whitening"
-        )
+    else:
+        yield settings.changed("difficulty_mask", MASKED)
         for side in ("low", "high"):
             key = f"difficulty_{side}_threshold"
             yield settings.field(f"algorithm.difficulty.{side}", float(settings.number(key)), key)
@@ -150,7 +175,7 @@ def offload(settings: Settings) -> Iterator[Said]:
     key, per_step = "actor_train.is_offload_states", "actor_train.is_offload_optimizer_states_in_train_step"
     together = {*gpus(settings, "actor_train.device_mapping")} & {*gpus(settings, "actor_infer.device_mapping")}
     moved = bool(together) and bool(settings[key])
-    for section in ("trainer", *(("critic",) if settings["adv_estimator"] == "gae" else ())):
+    for section in ("trainer", *(("critic",) if has_critic(settings) else ())):
         for part in ("parameters", "gradients", "optimizer"):
             if moved:
                 yield settings.field(f"{section}.offload.{part}", True, key)
@@ -187,6 +212,8 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
         yield settings.lacking(f"{weight}weight_type", "weights are of tokens or sequences")
 
 
+NO_REWARDS = "the policy learns from the teacher alone"
+MASKED = "what is masked gives no gradient, and stays in denominators and whitening"
 MATH = ("MathRuleRewardWorker", "math_rule")
 JUDGE = "judge it with a python or http reward of your own"
 POOL = "a model judges it: a pool in spec.pools, and rewards[].vllm with pool and judge (docs/pools.md)"
@@ -208,6 +235,9 @@ def prompts(settings: Settings) -> Iterator[Said]:
 
 def rewards(settings: Settings) -> Iterator[Said]:
     """One entry for each tag that a rule of ours scores."""
+    if settings["is_pure_opd"]:
+        yield Note(Outcome.IMPLIED, "rewards", NO_REWARDS)
+        return
     found: list[dict[str, Any]] = []
     given = settings.below("rewards")
     names = dict.fromkeys(key.split(".")[0] for key in given)

@@ -9,6 +9,9 @@ GONE = "vLLM has no such setting any more"
 REWARD_KEYS = ("worker_cls", "tag_included")
 
 ALGORITHM = (
+    read("is_pure_opd", "algorithm.distillation.reference", False, text="the teacher alone, without rewards"),
+    read("use_opd", "algorithm.distillation.reference", False, text="the teacher next to rewards"),
+    *(implied(key) for key in ("pure_opd_pipeline_type", "rollout_dump_dir")),
     becomes("rollout_batch_size", "train.promptsPerStep", 128),
     becomes("num_return_sequences_in_group", "train.samplesPerPrompt", 1),
     becomes("prompt_length", "data.maxPromptTokens", 1024),

@@ -194,6 +194,9 @@ def _batches(prefix: str) -> tuple[Row, ...]:
 
 
 REFERENCE = (
+    read("reference.model_args.model_name_or_path", "reference.path", text="of on-policy distillation: the teacher"),
+    read("reference.opd_kl_coef", "algorithm.distillation.coefficient", 1.0),
+    implied("reference.tag_included", "there is one teacher"),
     *same_layout_rows("reference.strategy_args.strategy_config.", "the reference"),
     *(
         implied(f"reference.{key}", "the reference runs on the trainer's ranks")

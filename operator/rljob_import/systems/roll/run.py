@@ -169,11 +169,15 @@ def amounts(settings: Settings) -> Iterator[Said]:
     yield settings.field("train.miniBatches", exact, *keys, why=f"{samples(settings)} of {prompts * group} samples")
     updates = exact * settings.integer("ppo_epochs")
     yield from learning(settings, prompts, updates)
-    if settings["adv_estimator"] == "gae":
+    if has_critic(settings):
         yield from _critic(settings, prompts, updates)
     longest = settings.integer("prompt_length") + response(settings)
     yield from tokens(settings, longest)
     yield settings.field("rollout.sampling.maxTokens", response(settings), "response_length")
+
+
+def has_critic(settings: Settings) -> bool:
+    return settings["adv_estimator"] == "gae" and not settings["is_pure_opd"]
 
 
 def _critic(settings: Settings, prompts: int, updates: int) -> Iterator[Said]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places, values
-from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS
+from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
 from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.values import divisor, items
@@ -36,6 +36,7 @@ TYPES = {
     DISTILL: ("grpo", "ppo"),
 }
 """Advantage and loss of an `algorithm_type`."""
+LOSSES = ("ppo", "cispo", "gspo")
 MATH = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward", None)
 PROMPTING = ("math_workflow", "math_boxed_workflow", "on_policy_distill_math_workflow")
 """Workflows that add a system prompt of their own."""
@@ -121,15 +122,14 @@ def decay(settings: Settings) -> Iterator[Said]:
 
 def algorithm(settings: Settings) -> Iterator[Said]:
     key = "algorithm.algorithm_type"
-    if settings[key] not in TYPES:
-        yield settings.problem(f"{settings[key]} is none of {', '.join(TYPES)}, which are read", key)
-        return
-    advantage, loss = TYPES[settings[key]]
+    advantage, loss = TYPES.get(settings[key], ("python", "python"))
     if settings[key] == DISTILL:
         yield from distillation(settings)
-    else:
+    elif settings[key] in TYPES:
         yield settings.field("algorithm.advantage", advantage, key)
-    yield settings.field("algorithm.loss", loss, key)
+    else:
+        yield from own(settings, key, "advantage", TYPES)
+    yield from _loss(settings, loss)
     if advantage == "gae":
         yield settings.field("critic", {}, key)
     aggregation = "algorithm.policy_loss_fn_args.loss_agg_mode"
@@ -143,6 +143,17 @@ def algorithm(settings: Settings) -> Iterator[Said]:
         default = {"low": 3e-4, "high": 4e-4}[side] if loss == "gspo" else 0.2
         yield settings.field(f"algorithm.clip.{side}", settings.number(name) if name in settings else default, name)
     yield from kl(settings)
+
+
+def _loss(settings: Settings, loss: str) -> Iterator[Said]:
+    """That of the type, unless the file names another."""
+    kind, named = "algorithm.algorithm_type", "algorithm.policy_loss_fn"
+    if named in settings and settings[named] not in LOSSES:
+        yield from own(settings, named, "loss", LOSSES)
+    elif settings[kind] not in TYPES:
+        yield from own(settings, kind, "loss", TYPES)
+    else:
+        yield settings.field("algorithm.loss", loss, kind)
 
 
 def penalised(settings: Settings) -> bool:

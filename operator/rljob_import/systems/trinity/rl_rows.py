@@ -34,7 +34,7 @@ ALGORITHM = (
     read("algorithm.advantage_fn_args.kl_coef", "algorithm.distillation.coefficient", 1.0, text="of on_policy_distill"),
     lacks("algorithm.advantage_fn_args.*", "advantages have no further settings"),
     lacks("algorithm.advantage_fn", "follows from algorithm_type", *ADVANTAGES),
-    lacks("algorithm.policy_loss_fn", "follows from algorithm_type", "ppo", "cispo", "gspo"),
+    read("algorithm.policy_loss_fn", "algorithm.loss", text="follows from algorithm_type"),
     read("algorithm.policy_loss_fn_args.clip_range", "algorithm.clip", 0.2),
     read("algorithm.policy_loss_fn_args.clip_range_low", "algorithm.clip.low"),
     read("algorithm.policy_loss_fn_args.clip_range_high", "algorithm.clip.high"),

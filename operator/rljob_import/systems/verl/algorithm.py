@@ -1,12 +1,14 @@
 """verl's algorithm: several keys make one section of ours."""
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from rljob_api.spec.job import MOST_CHECKPOINTS
 from rljob_import.settings import Settings
 from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
 from rljob_import.shared.values import items, place
+from rljob_import.systems.verl.distillation import TAUGHT, alone
 from rljob_import.systems.verl.rows import ACTOR
 from rljob_import.table import Field, Note, Outcome, Said
 
@@ -123,7 +125,9 @@ def _adaptive(settings: Settings) -> Iterator[Said]:
 def sampling(settings: Settings) -> Iterator[Said]:
     """Which samples are trained."""
     key = "algorithm.filter_groups"
-    if settings[f"{key}.enable"]:
+    if settings[f"{key}.enable"] and alone(settings):
+        yield settings.implied(f"{key}.enable", TAUGHT)
+    elif settings[f"{key}.enable"]:
         rounds, most = f"{key}.max_num_gen_batches", settings.integer(f"{key}.max_num_gen_batches")
         why = "" if most > 0 else "no bound there; 64 rounds here"
         yield settings.field("algorithm.dynamicSampling.maxRounds", most if most > 0 else MOST_ROUNDS, rounds, why=why)
@@ -158,6 +162,7 @@ def _rejection(settings: Settings, kind: str, bounds: str, target: str) -> Itera
     if settings[kind] not in REJECTIONS or not low or not high:
         yield settings.lacking(kind, "samples are rejected by token_k1 or seq_mean_k1, between two bounds")
         return
+    yield settings.changed(kind, "what is rejected gives no gradient, and stays in the denominators")
     why = "bounds of the inverse ratio"
     yield settings.field(f"{target}.level", REJECTIONS[settings[kind]], kind)
     yield settings.field(f"{target}.low", round(1 / high, 6), bounds, why=why)
@@ -194,10 +199,14 @@ BY_SOURCE = (
 )
 HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
 OWN_VARIABLES = ("VLLM_USE_V1", "VLLM_ATTENTION_BACKEND", "TORCH_NCCL_AVOID_RECORD_STREAMS")
+JUDGE = "a pool with GPUs of its own, whose model's score is the reward; of a model that writes a verdict, set rewards[].vllm.judge (docs/pools.md)"
 SERVER = "serve it (vllm serve MODEL --runner pooling) and put the server's address in place of this one"
 
 
 def rewards(settings: Settings) -> Iterator[Said]:
+    if alone(settings):
+        yield Note(Outcome.IMPLIED, "rewards", TAUGHT)
+        return
     found: list[dict[str, Any]] = []
     keys: list[str] = []
     if f"{FUNCTION}.path" in settings:
@@ -206,9 +215,13 @@ def rewards(settings: Settings) -> Iterator[Said]:
         if settings[MANAGER] == "batch":
             yield settings.lacking(MANAGER, "a reward function gets one response at a time, not lists of them")
     if settings[f"{REWARD_MODEL}.enable"]:
-        found.append({"vllm": {"url": "http://reward-model:8000"}})
         keys.append(f"{REWARD_MODEL}.enable")
-        yield settings.changed(f"{REWARD_MODEL}.enable", SERVER)
+        pooled = f"{REWARD_MODEL}.model_path" in settings and not settings["distillation.enabled"]
+        found.append({"vllm": {"pool": "scores"} if pooled else {"url": "http://reward-model:8000"}})
+        if pooled:
+            yield from _scores(settings)
+        else:
+            yield settings.changed(f"{REWARD_MODEL}.enable", SERVER)
     if found:
         yield settings.field("rewards", found, *keys)
         return
@@ -218,6 +231,20 @@ def rewards(settings: Settings) -> Iterator[Said]:
         "verl's rules, chosen by data_source",
     )
     yield Note(Outcome.CHANGED, "rewards by data_source", BY_SOURCE)
+
+
+def _scores(settings: Settings) -> Iterator[Said]:
+    """The pool of a reward model."""
+    model, size = f"{REWARD_MODEL}.model_path", f"{REWARD_MODEL}.rollout.tensor_model_parallel_size"
+    own = f"{REWARD_MODEL}.enable_resource_pool"
+    gpus = [f"{REWARD_MODEL}.{key}" for key in ("n_gpus_per_node", "nnodes")] if settings[own] else []
+    replicas = max(1, prod(settings.integer(key) for key in gpus) // settings.integer(size)) if gpus else 1
+    path, tensor = place(settings[model], settings.options.root), settings.integer(size)
+    pool = {"name": "scores", "model": path, "replicas": replicas, "tensorParallel": tensor}
+    yield settings.field("pools", [pool | {"vllmArgs": {"runner": "pooling"}}], model, size, *gpus)
+    yield settings.changed(f"{REWARD_MODEL}.enable", JUDGE)
+    if path != settings[model]:
+        yield settings.changed(model, f"put it on the volume, at {path}")
 
 
 def _function(settings: Settings) -> tuple[dict[str, Any], list[str]]:

@@ -11,6 +11,7 @@ from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.verl.algorithm import has_reference, is_gae
+from rljob_import.systems.verl.distillation import distillation
 from rljob_import.systems.verl.rows import ACTOR, AR, MODEL, REF, ROLLOUT
 from rljob_import.table import Field, Outcome, Said
 
@@ -249,13 +250,6 @@ def critic(settings: Settings) -> Iterator[Said]:
     ):
         if key in settings and settings[key] != settings[own]:
             yield settings.changed(key, f"the critic learns in the policy's passes: {show(settings[own])}")
-
-
-def distillation(settings: Settings) -> Iterator[Said]:
-    key = "distillation.enabled"
-    if settings[key]:
-        text = "a teacher is not imported: write it as a pool in spec.pools, and algorithm.distillation (docs/algorithms.md#distillation)"
-        yield settings.problem(text, key)
 
 
 def reference(settings: Settings) -> Iterator[Said]:

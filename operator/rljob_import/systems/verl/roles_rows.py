@@ -2,6 +2,7 @@
 
 from rljob_import.shared.megatron import same_layout_rows
 from rljob_import.shared.values import at_least, choice
+from rljob_import.systems.verl.distillation import DISTILLATION
 from rljob_import.systems.verl.rows import (
     ACTOR_ROWS,
     AGENT,
@@ -238,7 +239,10 @@ REWARD = (
     ),
     implied("reward_model.overlong_buffer.log"),
     read("reward.reward_model.enable", "rewards[].vllm", False, also=("reward_model.enable",)),
-    read("reward.reward_model.model_path", "rewards[].vllm", also=("reward_model.model.path",)),
+    read("reward.reward_model.model_path", "pools, rewards[].vllm", also=("reward_model.model.path",)),
+    read("reward.reward_model.rollout.tensor_model_parallel_size", "pools", 2),
+    read("reward.reward_model.enable_resource_pool", "pools", False),
+    *(read(f"reward.reward_model.{key}", "pools", default) for key, default in (("n_gpus_per_node", 8), ("nnodes", 0))),
     implied("reward.reward_model.*"),
     lacks(
         "reward.sandbox_fusion.url",
@@ -309,8 +313,7 @@ TRAINER = (
     lacks("async_training.partial_rollout", "see train.partialRollouts"),
     implied("async_training.*"),
     lacks("rollout.*", "rollouts follow the trainer's steps"),
-    read("distillation.enabled", "algorithm.distillation", False, text="refused: to be written by hand"),
-    implied("distillation.*", "read with distillation only"),
+    *DISTILLATION,
     must("actor@actor_rollout_ref.actor", "megatron_actor", "the trainer is Megatron: choose trainer.parallelism"),
     must("model", "hf_model", "the trainer is Megatron: choose trainer.parallelism"),
     read("model_engine", "", text="of engines other than megatron the layout is not taken over"),

@@ -11,8 +11,13 @@ import pytest
 from rljob_api import names
 from rljob_api.metrics import require_known
 from rljob_trainer.driver import main
-from rljob_trainer.driver.buffer.assembly import Outcome
-from rljob_trainer.driver.buffer.evaluation import evaluation_metrics, majority_is_correct, pass_at_k, set_metrics
+from rljob_trainer.driver.buffer.assembly import (
+    Outcome,
+    evaluation_metrics,
+    majority_is_correct,
+    pass_at_k,
+    set_metrics,
+)
 from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.wire.trajectory import Trajectory
 from trainer.driver.bench import Bench, Characters, batch, call, publish, until

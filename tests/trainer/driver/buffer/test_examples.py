@@ -8,8 +8,8 @@ import pytest
 
 from api.specs import make_spec
 from rljob_trainer.data.examples import ExampleSet
+from rljob_trainer.data.loading import PROBES
 from rljob_trainer.data.order import Cursor
-from rljob_trainer.data.row_examples import PROBES
 from rljob_trainer.driver.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch

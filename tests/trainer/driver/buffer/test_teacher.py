@@ -12,7 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import AlgorithmSpec, Distillation
 from rljob_api.spec.roles import ReferenceSpec
 from rljob_trainer.data.tokenizer import load_tokenizer
-from rljob_trainer.driver.buffer.teacher import Teacher, require_same_vocabulary
+from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabulary
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.request import RewardFailed

@@ -17,8 +17,7 @@ import numpy as np
 from rljob_api import names
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire import arrays
-from rljob_trainer.wire.arrays import Array
-from rljob_trainer.wire.batch import Batch, Columns
+from rljob_trainer.wire.batch import Array, Batch, Columns
 
 KINDS = {"I64": "<i8", "I32": "<i4", "I8": "<i1", "U8": "|u1", "F64": "<f8", "F32": "<f4", "BOOL": "|b1"}
 """safetensors' names of numpy's types."""

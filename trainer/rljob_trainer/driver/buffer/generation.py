@@ -13,14 +13,12 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.agent import Agent
 from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
-from rljob_trainer.data.held_out import HeldOutSet
-from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.data.prompts import HeldOutSet, Prompt
 from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.buffer.assembly import Outcome, penalised
-from rljob_trainer.driver.buffer.partial_sample import PartialSample
+from rljob_trainer.driver.buffer.partial_sample import PartialSample, evaluation_seed, training_seed, turn_seed
 from rljob_trainer.driver.buffer.priority_event import Priority, PriorityEvent
-from rljob_trainer.driver.buffer.seeds import evaluation_seed, training_seed, turn_seed
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed

@@ -4,22 +4,21 @@ arXiv 2503.14476, section 3.2). Pure.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Difficulty
 from rljob_trainer.algorithm.shaping import difficulty_band
-from rljob_trainer.driver.buffer.assembly import Outcome, require_scored
+from rljob_trainer.driver.buffer.assembly import Outcome, ScoredGroup, require_scored
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.wire.trajectory import Trajectory
 
 GroupKind = Literal["kept", "right", "wrong", "hard", "easy", "unscored"]
-Group = Sequence[Outcome]
 
 
-def group_kind(group: Group, difficulty: Difficulty | None = None) -> GroupKind:
+def group_kind(group: ScoredGroup, difficulty: Difficulty | None = None) -> GroupKind:
     """What a group is worth to an algorithm that compares the samples of a prompt.
 
     kept: rewards differ, and their mean is within `difficulty`; hard, easy: their mean is below or above it; right, wrong: all samples have the
@@ -46,9 +45,9 @@ class Selection:
         self._difficulty = spec.algorithm.difficulty
         self._keeps = spec.keeps_groups
         self._rounds = self._begun = 0
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, ScoredGroup] = {}
         """Every complete group that `choose` has seen in this step."""
-        self._round: list[Group] = []
+        self._round: list[ScoredGroup] = []
         """Those that it has seen since the round began."""
         self._useful: list[int] = []
         self._chosen: list[int] = []
@@ -63,7 +62,7 @@ class Selection:
             raise self._unfilled(self._dynamic.max_rounds)
         self._rounds, self._begun, self._round = self._rounds + 1, begun, []
 
-    def choose(self, complete: Mapping[int, Group], waits: Mapping[int, int]) -> bool:
+    def choose(self, complete: Mapping[int, ScoredGroup], waits: Mapping[int, int]) -> bool:
         """Choose promptsPerStep of the complete groups, the oldest first. Returns False when there are not enough yet, or when a group that is left
         over could not be trained before it is too old.
 
@@ -90,7 +89,7 @@ class Selection:
         return len(self._groups) >= self._begun
 
     @property
-    def chosen(self) -> dict[int, Group]:
+    def chosen(self) -> dict[int, ScoredGroup]:
         """The promptsPerStep groups of the step, in the order of the data."""
         return {position: self._groups[position] for position in self._chosen}
 
@@ -122,10 +121,10 @@ class Selection:
             "sampling/reward": sum(rewards) / len(rewards),
         }
 
-    def _kind(self, group: Group) -> GroupKind:
+    def _kind(self, group: ScoredGroup) -> GroupKind:
         return group_kind(group, self._difficulty)
 
-    def _look_at(self, complete: Mapping[int, Group]) -> None:
+    def _look_at(self, complete: Mapping[int, ScoredGroup]) -> None:
         new = {position: complete[position] for position in sorted(complete.keys() - self._groups.keys())}
         self._groups |= new
         self._round += new.values()
@@ -135,7 +134,7 @@ class Selection:
     def _require_scored(self) -> None:
         require_scored([o for group in self._round for o in group])
 
-    def _used(self) -> dict[int, Group]:
+    def _used(self) -> dict[int, ScoredGroup]:
         """Groups that were chosen or rejected; with dynamic sampling also surplus ones, unless they are kept for the next step."""
         if self._dynamic and not self._keeps:
             return self._groups

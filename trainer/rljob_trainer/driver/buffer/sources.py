@@ -9,15 +9,15 @@ from typing import Protocol
 
 from rljob_api.metrics import DATA_SOURCES, REWARD_METRICS
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.data.held_out import HeldOutSet
 from rljob_trainer.data.order import Cursor, prompt_at
-from rljob_trainer.data.prompts import PromptSet
+from rljob_trainer.data.prompts import HeldOutSet, PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.buffer.assembly import (
     agent_metrics,
     assemble,
     begun_age,
     data_source_metrics,
+    evaluation_metrics,
     failure_metrics,
     require_scored,
     reward_details,
@@ -25,7 +25,6 @@ from rljob_trainer.driver.buffer.assembly import (
     shaped,
 )
 from rljob_trainer.driver.buffer.batch_files import record, replay
-from rljob_trainer.driver.buffer.evaluation import evaluation_metrics
 from rljob_trainer.driver.buffer.generation import Generator, warn_of_failures
 from rljob_trainer.driver.buffer.groups import Group, Groups
 from rljob_trainer.driver.buffer.selection import Selection

@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from rljob_trainer.kernels import has_compiler
+from rljob_trainer.machine import has_compiler
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.patches import Patch
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rljob_trainer.kernels import triton_kernels
+from rljob_trainer.machine import triton_kernels
 
 KERNEL = "rljob_trainer.wire.weights.fingerprint_kernel"
 ROW_WORDS = 4096
