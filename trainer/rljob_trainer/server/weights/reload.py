@@ -50,6 +50,8 @@ def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_p
         loaded.load_weights(tensors)
         return
     initialize_layerwise_reload(model)
+    if current_platform.is_cpu():
+        _forget_kernels(model)
     loaded.load_weights(tensors)
     if lost := _lost(model):
         what = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
@@ -117,6 +119,14 @@ def _keeps_its_weights(module: Module) -> bool:
         own = implementation.process_weights_after_loading
         return bool(own is AttentionImplBase.process_weights_after_loading)
     return not hasattr(module, "process_weights_after_loading")
+
+
+def _forget_kernels(model: Module) -> None:
+    """Have vLLM make the kernels of experts again, because only then it packs their weights for a CPU (0.32)."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
 
 
 def _repack_embeddings(model: Module) -> None:
