@@ -7,7 +7,7 @@ import yaml
 
 from e2e.conftest import Lab
 from e2e.job import Job, example
-from e2e.kube import CommandFailed
+from e2e.kube import CommandFailed, wait_for
 
 
 def test_plan_lists_every_violation_at_once(lab: Lab, tmp_path: Path) -> None:
@@ -67,6 +67,40 @@ def test_a_reward_file_that_raises_fails_the_job_with_its_line(lab: Lab) -> None
     job.delete()
     assert "spec.rewards[0].python.path" in message
     assert "ZeroDivisionError" in message
+
+
+def test_specs_that_no_operator_should_have_to_read_disturb_no_job_that_trains(lab: Lab) -> None:
+    """The API server refuses the largest numbers. What passes it are 512 keys in each map, as near to a known one as names can be."""
+    job = lab.start("beside", of="sft", train={"steps": 100_000, "epochs": None}, evaluation={"everySteps": 0})
+    step = job.wait_for_step(3, timeout=400).progress.step
+    operator = restarts_of_operator(lab)
+    keys = {f"moe_router_topk_scaling_{i}": 1 for i in range(2_500)}
+    with pytest.raises(CommandFailed, match="512 items"):
+        lab.start("many-keys", trainer={"transformerConfig": keys})
+    with pytest.raises(CommandFailed, match="less than or equal to 1024"):
+        lab.start("many-nodes", trainer={"nodes": 100_000})
+
+    most = dict(list(keys.items())[:512])
+    hostile = lab.start("wrong-keys", trainer={"transformerConfig": most}, rollout={"vllmArgs": most})
+    assert "moe_router_topk_scaling_0" in failed(hostile, 60)
+    renewed = lease(lab)
+    wait_for("the lease's renewal", lambda: lease(lab) != renewed, 15, describe=job.describe)
+    assert restarts_of_operator(lab) == operator
+    status = job.wait_for_step(job.status().progress.step + 5, timeout=60)
+    assert status.attempt and status.attempt.number == 1 and status.progress.step > step
+    job.delete()
+    hostile.delete()
+
+
+def restarts_of_operator(lab: Lab) -> dict[str, int]:
+    """By pod."""
+    pods = lab.system.list("pod", "app.kubernetes.io/name=rljob-operator")
+    return {p["metadata"]["name"]: p["status"]["containerStatuses"][0]["restartCount"] for p in pods}
+
+
+def lease(lab: Lab) -> str:
+    """When the operator last renewed it."""
+    return str(lab.system.get("lease", "rljob-operator")["spec"]["renewTime"])
 
 
 def failed(job: Job, timeout: float) -> str:

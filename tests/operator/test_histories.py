@@ -69,7 +69,7 @@ class Histories(RuleBasedStateMachine):
         self.world.apply(
             task=self.task,
             **parts,
-            lifecycle={"backoffSeconds": 1, "maxRestarts": 5, "strandedSeconds": 20},
+            lifecycle={"backoffSeconds": 1, "maxRestarts": 5, "strandedSeconds": 20, "nodeLossSeconds": 5},
             scheduling={"backend": backend, "spareNodes": spares},
         )
 
@@ -78,6 +78,7 @@ class Histories(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.world.cluster.crash_after = None
             self.world.cluster.full.clear()
+            self.world.wake_pods()
             self.ask("resume")
             self.world.now += LONGEST_BACKOFF
             for _ in range(150):
@@ -110,8 +111,9 @@ class Histories(RuleBasedStateMachine):
         self.alone(control, what)
 
     def alone(self, control: Control, what: str) -> None:
-        """No attempt is told to run while a member of a former one still does."""
-        others = [x for x in self.world.launchers.values() if x.state == "running" and x.attempt < control.attempt]
+        """No attempt is told to run while a member of a former one still does, unless it cannot be ended."""
+        running = [x for x in self.world.launchers.values() if x.state == "running" and not x.dark]
+        others = [x for x in running if x.attempt < control.attempt]
         if control.command == "run" and others:
             self.broken.append(f"after {what}: attempt {control.attempt} may run beside {others}")
 
@@ -165,6 +167,11 @@ class Histories(RuleBasedStateMachine):
             self.world.fail_pod(name, "Evicted", "it used too much", disrupted="drained" if how == "evict" else "")
         else:
             self.world.kill_pod(name) if how == "kill" else self.world.delete_pod(name)
+
+    @precondition(lambda self: hasattr(self, "world") and self.pods())
+    @rule(data=st.data())
+    def a_pod_cannot_die(self, data: st.DataObject) -> None:
+        self.world.hang_pod(data.draw(st.sampled_from(sorted(self.pods()))))
 
     @precondition(lambda self: hasattr(self, "world") and self.world.launchers)
     @rule(data=st.data(), kind=st.sampled_from(["application", "collective", "killed", "restart", "configuration"]))

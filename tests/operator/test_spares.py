@@ -110,6 +110,17 @@ async def test_an_attempt_opens_without_waiting_for_a_spare() -> None:
     assert world.status.attempt and world.status.attempt.number == 1, "it comes while the attempt runs"
 
 
+async def test_a_spare_stands_in_although_there_is_no_node_for_the_rollout_that_was_lost_with_the_member() -> None:
+    """There is no new plan, and so no rank for the spare: the members take theirs in order."""
+    world = await warmed(apply(World(steps=400), nodes=4))
+    lose(world, "demo-trainer-0")
+    rollout = world.cluster.edit("Node", None, node_of(world, "demo-rollout-0"))
+    world.cluster.remove(rollout)
+    await world.until(attempt=2, turns=40)
+    assert members(world) == {0: "demo-trainer-1", 1: "demo-trainer-2"}
+    assert world.status.placement and world.status.placement.problem
+
+
 async def test_a_lost_spare_disturbs_nobody_and_is_replaced() -> None:
     world = await warmed(apply(World(steps=400), nodes=5))
     lost = node_of(world, "demo-trainer-2")

@@ -19,18 +19,9 @@ LIMIT = 60
 POD = "demo-trainer-1"
 
 
-def hang(world: World, name: str = POD) -> None:
-    """Somebody deletes it, and its process sleeps in the kernel."""
-    meta = world.cluster.edit("Pod", NAMESPACE, name)["metadata"]
-    meta["deletionTimestamp"] = stamp(world.now)
-    world.leaving[meta["uid"]] = 10**9
-    if (launcher := world.launchers.get(meta["uid"])) is not None:
-        launcher.dark = True
-
-
 def keep(world: World) -> None:
     """Somebody deletes it, it ends, and the finalizer of another controller keeps it."""
-    hang(world)
+    world.hang_pod(POD)
     pod = world.cluster.edit("Pod", NAMESPACE, POD)
     pod["metadata"]["finalizers"] = ["example.com/keep"]
     pod["status"] |= {"phase": "Failed", "containerStatuses": []}
@@ -54,7 +45,7 @@ def warnings(world: World) -> list[str]:
 
 async def test_a_pod_whose_container_cannot_be_killed_is_named_and_another_stands_in() -> None:
     world = await running()
-    hang(world)
+    world.hang_pod(POD)
     await world.until(state="Restarting")
     assert world.status.message == f"finishing the step and saving (PodDeleting: {POD})"
     begun = world.now
@@ -92,7 +83,7 @@ async def test_a_pod_that_a_foreign_finalizer_keeps_is_passed_over_too() -> None
 
 async def test_when_the_pod_is_gone_nothing_is_said_of_it_and_its_ordinal_is_used_again() -> None:
     world = await running()
-    hang(world)
+    world.hang_pod(POD)
     await world.until(state="Running", attempt=2)
     world.kill_pod(POD)
     await world.until(step=world.status.progress.step + 5)
@@ -106,14 +97,14 @@ async def test_when_the_pod_is_gone_nothing_is_said_of_it_and_its_ordinal_is_use
 
 async def test_a_pod_that_cannot_die_does_not_suspend_the_limits_of_the_job() -> None:
     world = await running(activeDeadlineSeconds=30)
-    hang(world)
+    world.hang_pod(POD)
     await world.until(state="Failed")
     assert world.status.outcome_reason == reasons.ACTIVE_DEADLINE_EXCEEDED
 
 
 async def test_a_job_is_suspended_although_a_pod_cannot_die() -> None:
     world = await running()
-    hang(world)
+    world.hang_pod(POD)
     world.request("n1", "suspend")
     await world.until(state="Suspended")
     assert POD in world.status.message
@@ -121,7 +112,7 @@ async def test_a_job_is_suspended_although_a_pod_cannot_die() -> None:
 
 async def test_a_rollout_that_cannot_die_is_replaced_while_the_attempt_runs() -> None:
     world = await running()
-    hang(world, "demo-rollout-0")
+    world.hang_pod("demo-rollout-0")
     for _ in range(LIMIT + 5):
         await world.turn()
     status = world.cluster.objects["Pod", NAMESPACE, "demo-rollout-1"]["status"]
@@ -171,7 +162,7 @@ async def test_the_observer_says_since_when_the_node_of_a_pod_answers() -> None:
     world = await running()
     node = world.cluster.edit("Node", None, "node-1")
     node["status"]["conditions"][0]["lastTransitionTime"] = stamp(world.now)
-    hang(world)
+    world.hang_pod(POD)
     world.cluster.edit("Pod", NAMESPACE, POD)["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     world.cluster.edit("Pod", NAMESPACE, POD)["metadata"]["deletionTimestamp"] = stamp(world.now - 10_000)
     back = world.now

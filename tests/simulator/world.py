@@ -9,6 +9,7 @@ from rljob_api import names
 from rljob_api.protocol import Checkpoint, Control, Failure, Progress, Report
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Object
+from rljob_operator.times import stamp
 from simulator.controllers import account_of, sync_stateful_sets
 from simulator.objects import job_object
 from simulator.site import NAMESPACE, Site
@@ -137,6 +138,20 @@ class World(Site):
         meta = self.cluster.edit("Pod", NAMESPACE, name)["metadata"]
         meta.setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
         self.leaving.setdefault(meta["uid"], GRACE)
+
+    def hang_pod(self, name: str) -> None:
+        """Somebody deletes it, and its process sleeps in the kernel."""
+        meta = self.cluster.edit("Pod", NAMESPACE, name)["metadata"]
+        meta["deletionTimestamp"] = stamp(self.now)
+        self.leaving[meta["uid"]] = 10**9
+        if (launcher := self.launchers.get(meta["uid"])) is not None:
+            launcher.dark = True
+
+    def wake_pods(self) -> None:
+        """What hung ends."""
+        self.leaving = {uid: min(turns, GRACE) for uid, turns in self.leaving.items()}
+        for launcher in self.launchers.values():
+            launcher.dark = False
 
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])

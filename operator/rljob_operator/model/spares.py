@@ -26,7 +26,7 @@ def members_first(
     there = {pod.ordinal: pod for pod in pods}
     before = status.attempt.of(role) if status.attempt else []
     uids, fit = {m.pod_uid for m in before}, {pod.uid for pod in there.values() if not is_unfit(pod, avoided)}
-    keeps = size == len(free) or not ahead or uids <= fit
+    keeps = size == len(free) or not ahead or uids <= fit  # without spares, the lost members themselves come back
     if before and is_open(status.attempt) and keeps:
         members = sorted(int(m.pod.rpartition("-")[2]) for m in before)
         warm = sorted(i for i, pod in there.items() if pod.running and i not in members and pod.uid in fit)

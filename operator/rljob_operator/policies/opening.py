@@ -15,7 +15,7 @@ from rljob_operator.policies.backoff import is_backing_off
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.members import member_status
 from rljob_operator.policies.nodes import are_judged, leaving_problem
-from rljob_operator.policies.placement import has_ranks, rank
+from rljob_operator.policies.placement import ranks
 from rljob_operator.policies.suspension import resume_point
 from rljob_operator.render.template import template_hashes
 from rljob_operator.times import seconds, stamp
@@ -32,21 +32,22 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
         return Change(status, due=(start,))
     if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
-    gangs = {
-        role: [p for p in s.of(role) if p.ordinal in wanted] for role, wanted in _members(s, status, s.spec).items()
-    }
-    if not all(has_ranks(status, [pod.name for pod in pods]) for pods in gangs.values()):
-        return Change(status, due=(s.now,))
+    members = list[Member]()
+    for role, wanted in _members(s, status, s.spec).items():
+        pods = [pod for pod in s.of(role) if pod.ordinal in wanted]
+        if (ranked := ranks(status, pods)) is None:
+            return Change(status, due=(s.now,))
+        members += [_member(s, pod, rank) for pod, rank in zip(pods, ranked, strict=True)]
     attempt = Attempt(
         number=status.attempt.number + 1 if status.attempt else 1,
-        members=[_member(s, status, pod, i) for pods in gangs.values() for i, pod in enumerate(pods)],
+        members=members,
         resume_step=status.resume_step,
         saved_step=status.checkpoint.latest.step if status.checkpoint.latest else None,
         generation=s.job.generation,
         started_at=stamp(s.now),
     )
-    pods = f"{len(attempt.members)} pod{'' if len(attempt.members) == 1 else 's'}"
-    message = f"attempt {attempt.number} starts on {pods} {resume_point(status)}{_stand_ins(status, attempt)}"
+    count = f"{len(members)} pod{'' if len(members) == 1 else 's'}"
+    message = f"attempt {attempt.number} starts on {count} {resume_point(status)}{_stand_ins(status, attempt)}"
     return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))
 
 
@@ -145,10 +146,9 @@ def _dead_boots(s: Snapshot, status: JobStatus) -> set[str]:
     return {m.boot_id for m in a.members if m.pod == a.failed_pod and member_status(s, a, m).state != "stopped"}
 
 
-def _member(s: Snapshot, status: JobStatus, pod: Pod, index: int) -> Member:
+def _member(s: Snapshot, pod: Pod, node_rank: int) -> Member:
     report = s.report(pod)
     assert report is not None
-    node_rank = rank(status, pod, index)
     return Member(
         pod=pod.name,
         pod_uid=pod.uid,

@@ -50,22 +50,15 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
 
-def assignment_of(status: JobStatus, pod: str) -> PodAssignment | None:
-    """The assignment of a pod, by its name."""
-    return next((x for x in status.placement.assignments if x.pod == pod), None) if status.placement else None
-
-
-def has_ranks(status: JobStatus, pods: Sequence[str]) -> bool:
-    """Whether each of these pods, which are a gang, has a rank of its own, if the operator assigns them: a spare that stands in gets one first."""
+def ranks(status: JobStatus, pods: Sequence[Pod]) -> Sequence[int] | None:
+    """Node ranks of a gang's pods, given in the order of ordinals, in the next attempt: those of their assignments, or that order, if nobody assigns
+    them or there can be no new plan. None: a spare stands in, and the next reconcile assigns them."""
     assigned = {x.pod: x.rank for x in status.placement.assignments} if status.placement else {}
-    ranks = [assigned[pod] for pod in pods if pod in assigned]
-    return None not in ranks and len(set(ranks)) == len(ranks)
-
-
-def rank(status: JobStatus, pod: Pod, index: int) -> int:
-    """Node rank of a gang's pod in the next attempt: that of its assignment, else `index`, its place in the order of ordinals."""
-    found = assignment_of(status, pod.name)
-    return index if found is None or found.rank is None else found.rank
+    found = [assigned.get(pod.name, place) for place, pod in enumerate(pods)]
+    known = [rank for rank in found if rank is not None]
+    if len(set(known)) == len(pods):
+        return known
+    return range(len(pods)) if status.placement and status.placement.problem else None
 
 
 def _late(s: Snapshot) -> list[Pod]:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
+from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from trainer.pod.conftest import Make
@@ -27,6 +29,28 @@ def test_an_attempt_runs_on_all_nodes_and_each_launcher_reports_that_it_succeede
         assert pair.stopped(pod, attempt).result == "succeeded"
     assert "rank 1 of 2 has begun" in pair.log(attempt, "rank-1")
     assert "the driver has begun" in pair.log(attempt, "driver")
+
+
+def test_a_launcher_that_stands_by_warms_the_driver_too_and_runs_the_attempt_after(pair: Gang) -> None:
+    """It may stand in for the pod of rank 0, where the driver is. Others have no need of one."""
+    first, second = pair.pods
+
+    def drivers() -> list[psutil.Process]:
+        children = psutil.Process(pair.launchers[second].pid).children()
+        return [child for child in children if "driver_program" in child.cmdline()]
+
+    assert not drivers()
+    alone = Member(pod=first, pod_uid="uid", boot_id=pair.report(first).boot_id, node_rank=0, address="127.0.0.1")
+    pair.tell(pair.attempt + 1, members=[alone])
+    wait_for("a fork server for the driver", drivers)
+    pair.finish(pair.attempt)
+    assert pair.stopped(first, pair.attempt).result == "succeeded"
+    assert pair.report(second).state == "idle" or pair.report(second).attempt < pair.attempt
+    spare = alone.model_copy(update={"pod": second, "boot_id": pair.report(second).boot_id})
+    pair.tell(pair.attempt + 1, members=[spare])
+    pair.pid(pair.attempt, "driver")
+    pair.finish(pair.attempt)
+    assert pair.stopped(second, pair.attempt).result == "succeeded"
 
 
 def test_the_launcher_of_a_node_that_lost_its_peer_names_a_symptom_and_the_other_the_cause(pair: Gang) -> None:
