@@ -16,6 +16,8 @@ from rljob_import.table import Field, Note, Outcome, Problem, Said
 NAME = "metadata.name"
 MOST_NAMED = 3
 """Fields of one key."""
+UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What computing with a value raises that has another type, or is out of all bounds."""
 
 
 @dataclass
@@ -133,10 +135,6 @@ def _section(annotation: Any) -> type[Model] | None:
     """The model that a field holds; None: it holds none."""
     kinds = (annotation, *get_args(annotation))
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Model)), None)
-
-
-UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What computing with a value raises that has another type, or is out of all bounds."""
 
 
 def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:

@@ -24,6 +24,11 @@ HEADINGS = {
     Outcome.CHANGED: "Changed or assumed:",
     Outcome.IMPLIED: "Implied, and left out:",
 }
+POWER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number to Kubernetes, and a text to YAML 1.1 where it lacks a dot or a sign."""
+WIDEST = 200
+"""Columns of a comment; a longer one is cut."""
+ORDER = [field.alias for field in RLJobSpec.model_fields.values()]
 
 
 @dataclass(frozen=True)
@@ -114,13 +119,6 @@ def data_sets(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Unreadable("holds no data sets by name")
     return found
-
-
-POWER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
-"""A number to Kubernetes, and a text to YAML 1.1 where it lacks a dot or a sign."""
-WIDEST = 200
-"""Columns of a comment; a longer one is cut."""
-ORDER = [field.alias for field in RLJobSpec.model_fields.values()]
 
 
 class _Dumper(yaml.SafeDumper):

@@ -62,6 +62,7 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
         ("rlinf", "a: [", "is not YAML"),
         ("rlinf", "runner: {task_type: embodied}\nenv: {group_name: E}", "is of the task `embodied`"),
         ("rlinf", "env_type: libero", "has no section `runner`"),
+        ("rlinf", "runner: {task_type: sft}", "store them as messages, and write a job of `task: sft`"),
         ("roll", "custom_env: {}", "a part that others name in their `defaults`"),
         ("llamafactory", "compute_environment: LOCAL_MACHINE", "configures accelerate"),
         ("llamafactory", "{model_name_or_path: /m, export_dir: /e}", "trains nothing"),

@@ -12,6 +12,7 @@ STOP = " \t\n;|&()<>"
 REDIRECTION = re.compile(r"\d*(<<<|<<-?|>>|[<>]&?)")
 ENDS = {"if": "fi", "for": "done", "while": "done", "until": "done", "case": "esac", "select": "done"}
 BOUNDARIES = (";", "\n", "&", "|", ";;", "&&", "||", "{", "}", "then", "else", "elif", "do", "(", ")", "!")
+NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
 def tokens(script: str) -> list[str]:
@@ -124,9 +125,6 @@ class TokenStream:
             first = self.at == 0 or self.tokens[self.at - 1] in BOUNDARIES
             token = self.next()
             depth += (token in openings and first) - (token == end and first)
-
-
-NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
 
 
 def matches(subject: str, pattern: str) -> bool:

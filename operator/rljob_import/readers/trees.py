@@ -9,6 +9,19 @@ import yaml
 from rljob_import.readers.hydra import number, plain
 from rljob_import.readers.words import end_of_brackets
 
+Tree = dict[str, Any]
+DEEPEST = 16
+"""Interpolations that lead to others; more than this is a circle."""
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "not": lambda a: not a,
+    "add": lambda *given: sum(given),
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "int_div": lambda a, b: a // b,
+    "divide": lambda a, b: a / b,
+}
+"""Arithmetic that systems register with OmegaConf."""
+
 
 class Unreadable(ValueError):
     """A file that is not of the form that was asked for; the text says why."""
@@ -32,11 +45,6 @@ def tree_of(text: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise Unreadable("is not a YAML mapping")
     return tree
-
-
-Tree = dict[str, Any]
-DEEPEST = 16
-"""Interpolations that lead to others; more than this is a circle."""
 
 
 class Unresolved(ValueError):
@@ -157,17 +165,6 @@ def _literal(text: str) -> Any:
         return words[text.lower()]
     text = text.strip("'\"")
     return number(text) if re.fullmatch(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?", text) else text
-
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "not": lambda a: not a,
-    "add": lambda *given: sum(given),
-    "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "int_div": lambda a, b: a // b,
-    "divide": lambda a, b: a / b,
-}
-"""Arithmetic that systems register with OmegaConf."""
 
 
 def _applied(function: Callable[..., Any], given: list[Any], inside: str) -> Any:

@@ -132,7 +132,7 @@ def on_a_rank(directory: Path, batch: Batch, layout: Layout) -> Received:
     after, rows = Traffic.now(), sorted(found.trajectories)
     equal = found.columns == batch.columns and all(found.trajectories[i] == batch.trajectories[i] for i in rows)
     equal = equal and same(found.measured["values"], {i: batch.measured["values"][i] for i in rows})
-    part = arrays.nbytes(part_of(batch, rows).message)
+    part = arrays.nbytes(part_of(batch, rows))
     values = scatter.collect(batch.columns, found.measured)
     if driver:
         assert values

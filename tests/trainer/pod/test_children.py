@@ -14,7 +14,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api import names
-from rljob_trainer.pod import fetching
+from rljob_trainer.pod import fork_client
 from rljob_trainer.pod.attempt import _kill, grace_of
 from rljob_trainer.pod.channel import FileChannel
 from rljob_trainer.pod.fork_client import ForkServer, ForkServers
@@ -40,11 +40,11 @@ print(json.dumps({"code": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
 async def test_a_fetch_that_is_stopped_while_it_is_forked_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "are_fetched", lambda sources: False)
+    monkeypatch.setattr(fork_client, "are_fetched", lambda sources: False)
     server, stop = ForkServer("runner", "module", os.environ), asyncio.Event()
     server._command = (sys.executable, "-c", LATE)
     spec = cast(Any, SimpleNamespace(sources={}))
-    obtaining = asyncio.create_task(fetching.obtain(spec, server, ForkRequest("module", "", [], {}), stop))
+    obtaining = asyncio.create_task(fork_client.obtain(spec, server, ForkRequest("module", "", [], {}), stop))
     async with asyncio.timeout(SECONDS):
         while server._leader is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from rljob_trainer.rewards.returned import NotAReward, split
+from rljob_trainer.rewards.worker import NotAReward, split
 
 
 @pytest.mark.parametrize(

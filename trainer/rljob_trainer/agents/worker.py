@@ -21,8 +21,7 @@ from typing import IO, Any, BinaryIO
 
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
 from rljob_trainer.agents.tool_calls import ToolCalls, schema_of
-from rljob_trainer.rewards.returned import NotAReward, split
-from rljob_trainer.rewards.worker import Function, channel, die_with_parent, load, say
+from rljob_trainer.rewards.worker import Function, NotAReward, channel, die_with_parent, load, say, split
 from rljob_trainer.user_code import explain
 
 PARAMETERS = ("prompt", "policy", "row")

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from rljob_api import names
@@ -49,7 +50,7 @@ class Critic:
         assert taken and taken.batch.step == valued.result().batch.step, "nobody else takes batches"
         return valued.result()
 
-    def restore(self, directory: str) -> None:
+    def restore(self, directory: Path) -> None:
         """Continue from the engine's part of a checkpoint."""
         self._gang.tell("restore", directory=directory)
 
@@ -63,7 +64,7 @@ class Critic:
         assert self._learning, "it was given nothing to learn"
         return self._learning.result()["metrics"] if self._learning.done() else None
 
-    def save(self, step: int, directory: str, reshardable: bool) -> None:
+    def save(self, step: int, directory: Path, reshardable: bool) -> None:
         """Begin to write its state after the last update."""
         self._gang.forget_written()
         self._gang.tell("save", step=step, directory=directory, reshardable=reshardable)

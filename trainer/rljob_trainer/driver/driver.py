@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer.data.order import Cursor, Dataset
@@ -21,21 +21,20 @@ from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
-from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.reporting.sinks import Sinks, connect_trackers
 from rljob_trainer.reporting.tracker import RunStatus
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.wire.batch import Array, Batch
-from rljob_trainer.wire.channel import Arrays, announced, part_of
-from rljob_trainer.wire.launcher_files import ProgressFile
+from rljob_trainer.wire.calls import DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
+from rljob_trainer.wire.channel import announced, part_of
 from rljob_trainer.wire.parity import probe_sequences
 
 ANSWER_SECONDS = 1.0
 """A call that has to wait is answered after this time at the latest: meanwhile the other ranks wait in a broadcast, which has a time limit."""
 
 
-class Driver:
-    """The driver of one attempt. The methods that rank 0 calls are documented in rank/driver_client.py (DriverClient)."""
+class Driver(DriverCalls):
+    """The driver of one attempt. The methods that rank 0 calls are documented in wire/calls.py."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class Driver:
         measuring: Sequence[Measure],
         rollouts: RolloutPool,
         pools: Pools,
-        progress: ProgressFile,
+        reporter: Reporter,
         gangs: Gangs,
     ):
         """
@@ -56,17 +55,11 @@ class Driver:
         """
         self._spec, self._source, self._data, self._measuring = control.spec, source, data, measuring
         self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._reporter = Reporter(
-            progress,
-            lambda: rollouts.is_enough and pools.ready,
-            self._loading,
-            lambda: rollouts.awaited,
-            Alarms(control.spec),
-        )
+        self._reporter = reporter
         self._trackers = connect_trackers(control, os.environ)
         self._command = control.command
         self._changed = asyncio.Event()
-        pools.wake = self.wake
+        pools.wake = rollouts.changed = self.wake
         gangs.open(control.spec.train.total_steps, self._reporter.show_phase)
         self._uploads = Uploads(control.spec.checkpoint, self._copied)
         self._uploaded = 0
@@ -102,25 +95,19 @@ class Driver:
         self._changed.set()
 
     def heartbeat(self, count: int) -> None:
-        """Rank 0 made progress."""
         self._reporter.rank_moved(count)
 
     def awaiting(self, what: str) -> None:
-        """Rank 0 waits for `what`; empty: not any more."""
         self._reporter.rank_awaits(what)
-
-    def phase(self, name: str) -> None:
-        """Report what the buffer does."""
-        self._reporter.work(name)
 
     async def start(
         self,
         step: int,
         data: dict[str, Any] | None,
-        checkpoints: list[dict],
+        checkpoints: Sequence[Checkpoint],
         backend: str,
-        buffer: str,
-        engine: str,
+        buffer: Path | None = None,
+        engine: Path | None = None,
     ) -> None:
         if self._critic and engine:
             self._critic.restore(engine)
@@ -128,17 +115,17 @@ class Driver:
         self._cursor = Cursor.restore(data, self._data, self._spec.data) if data else Cursor()
         sinks = Sinks(Path(self._spec.checkpoint.path), step, self._spec.train.total_steps, self._trackers)
         self._step_began = time.monotonic()
-        found = [Checkpoint.model_validate(c) for c in checkpoints]
-        self._reporter.begin(sinks, step, steps=self._spec.train.total_steps, backend=backend, checkpoints=found)
+        steps = self._spec.train.total_steps
+        self._reporter.begin(sinks, step, steps=steps, backend=backend, checkpoints=[*checkpoints])
         self._buffer = self._new_buffer(step)
         if buffer and isinstance(self._buffer, RolloutBuffer):
-            self._buffer.restore(await asyncio.to_thread(saved.read, Path(buffer), self._spec, step))
-        await self._uploads.begin(Path(c["path"]) for c in checkpoints)
+            self._buffer.restore(await asyncio.to_thread(saved.read, buffer, self._spec, step))
+        await self._uploads.begin(Path(c.path) for c in checkpoints)
         self._ending.callback(lambda: sinks.close(self._end))
         self._ending.push_async_callback(self._uploads.stop)
         self._ending.push_async_callback(self._buffer.stop)
 
-    async def colocated(self, servers: list[dict]) -> None:
+    async def colocated(self, servers: list[EndpointFields]) -> None:
         self._colocated = [RolloutEndpoint.model_validate(s) for s in servers]
         await self._rollouts.follow([*self._listed, *self._colocated])
 
@@ -150,7 +137,7 @@ class Driver:
         assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         self._buffer.begin(step)
 
-    async def held_out(self, step: int) -> Any:
+    async def held_out(self, step: int) -> HeldOut:
         assert isinstance(self._source, Examples), "the ranks evaluate what is given"
         if self._command == "drain" or not self._evaluation_due(step):
             return {"over": "done"}
@@ -160,19 +147,19 @@ class Driver:
             self._held_out.add_done_callback(lambda _: self._changed.set())
         return await self._once(self._held_out_answer)
 
-    async def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+    async def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._reporter.record_evaluation(step, metrics)
         self._reporter.enter("")
 
-    async def next(self) -> Any:
+    async def next(self) -> Next:
         self._reporter.enter("")
         return await self._once(self._next)
 
-    async def part(self, rows: list[int]) -> Arrays:
+    async def part(self, rows: Sequence[int]) -> dict[str, int]:
         assert self._announced is not None, "a batch comes before its parts"
         return part_of(self._announced, rows)
 
-    async def trained(self, step: int, metrics: dict[str, float]) -> None:
+    async def trained(self, step: int, metrics: Mapping[str, float]) -> None:
         assert self._handed is not None and step == self._handed.batch.step == self._step + 1, (
             f"step {step} was not handed out"
         )
@@ -188,17 +175,17 @@ class Driver:
         assert self._handed is not None and step == self._handed.batch.step, f"step {step} was not handed out"
         self._own_critic.learn(joined(Batch(step, self._handed.batch.columns, {}, {}), arrays))
 
-    async def learnt(self) -> Any:
+    async def learnt(self) -> dict[str, float]:
         return await self._once(self._own_critic.learnt)
 
-    async def save_gangs(self, step: int, directory: str, reshardable: bool) -> None:
+    async def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
         self._own_critic.save(step, directory, reshardable)
 
-    async def gangs_saved(self, step: int, wait: bool) -> Any:
+    async def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
         saved = partial(self._own_critic.saved, step)
         return await self._once(saved) if wait else saved()
 
-    async def replicas(self) -> Any:
+    async def replicas(self) -> PublishTargets:
         if not await self._once(self._is_quiescent):
             return {}
         await self._buffer.stop()
@@ -222,25 +209,25 @@ class Driver:
         self._reporter.enter("saving")
         return self._cursor.state(self._data, self._spec.data)
 
-    async def save_buffer(self, directory: str) -> None:
+    async def save_buffer(self, directory: Path) -> None:
         assert self._handed is None, "the buffer has what was not trained"
         if isinstance(self._buffer, RolloutBuffer):
-            await asyncio.to_thread(saved.write, Path(directory), self._buffer.contents, self._spec)
+            await asyncio.to_thread(saved.write, directory, self._buffer.contents, self._spec)
 
-    async def saved(self, step: int, checkpoints: list[dict], stall: float, background: float) -> None:
+    async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
-        self._reporter.update(checkpoints=[Checkpoint.model_validate(c) for c in checkpoints])
+        self._reporter.update(checkpoints=[*checkpoints])
         for checkpoint in checkpoints:
-            if checkpoint["step"] == step:
-                self._uploads.checkpoint(Path(checkpoint["path"]))
+            if checkpoint.step == step:
+                self._uploads.checkpoint(Path(checkpoint.path))
 
     async def connected(self, transports: str) -> None:
         self._reporter.connected(transports)
 
-    async def exported(self, directory: str) -> None:
-        self._uploads.export(Path(directory))
+    async def exported(self, directory: Path) -> None:
+        self._uploads.export(directory)
 
-    async def uploaded(self) -> Any:
+    async def uploaded(self) -> bool:
         self._reporter.enter("finishing")
         if self._uploads.moved > self._uploaded:
             self._uploaded = self._uploads.moved
@@ -298,13 +285,9 @@ class Driver:
             return self._critic.take(self._buffer)
         return self._buffer.take()
 
-    def _announce(self, batch: Batch) -> Arrays:
+    def _announce(self, batch: Batch) -> Next:
         self._announced = batch
-        return announced(batch, probe=probe_sequences(batch))
-
-    def _loading(self) -> list[str]:
-        """Roles whose models training waits for."""
-        return [] if self._spec.evaluation.only else self._gangs.loading()
+        return cast(Next, announced(batch, probe=probe_sequences(batch)))
 
     def _held_out_answer(self) -> Any:
         assert self._held_out is not None

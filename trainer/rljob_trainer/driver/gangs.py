@@ -9,15 +9,16 @@ import asyncio
 import hmac
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from rljob_api import names
 from rljob_trainer.driver.buffer.measured import Measure
-from rljob_trainer.driver.server import Handler, RankLost, answer, read
+from rljob_trainer.driver.server import RankLost, answer, read
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.batch import Array, Batch
+from rljob_trainer.wire.calls import Request, RoleCalls, TaskOutcome, handlers
 from rljob_trainer.wire.channel import Arrays, announced, part_of, write
 
 ANSWER_SECONDS = 1.0
@@ -43,15 +44,15 @@ class _Request:
     message: Mapping[str, Any]
     result: asyncio.Future[dict[str, Any]]
 
-    def encoded(self) -> Arrays:
+    def encoded(self) -> Request:
         """The message to rank 0 of the role, followed by the columns of the batch, if there is one."""
         batch = announced(self.batch) if self.batch is not None else Arrays({}, ())
-        return Arrays({"ask": self.kind, **self.message, **batch.message}, batch.pieces)
+        return cast(Request, Arrays({"ask": self.kind, **self.message, **batch}, batch.pieces))
 
 
 @dataclass
-class Gang:
-    """One role. The methods `next`, `part`, `done`, `saved` and `end` answer its rank 0; see RoleClient in rank/driver_client.py."""
+class Gang(RoleCalls):
+    """One role, whose rank 0 calls it as wire/calls.py describes."""
 
     role: str
     connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
@@ -62,7 +63,7 @@ class Gang:
     is_loaded: bool = False
     _queue: deque[_Request] = field(default_factory=deque)
     _current: _Request | None = None
-    _over: str = ""
+    _over: TaskOutcome | None = None
     _answered: bool = False
     """Whether any request has been answered."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -92,13 +93,7 @@ class Gang:
                 reader, writer = await asyncio.shield(self.connected)
         except TimeoutError:
             raise RoleLost(f"no rank of the role {self.role} has connected for {seconds:g} s") from None
-        calls: dict[str, Handler] = {
-            "next": self.next,
-            "part": self.part,
-            "done": self.done,
-            "saved": self.saved,
-            "end": self.end,
-        }
+        calls, _ = handlers(RoleCalls, self)
         try:
             await answer(reader, writer, calls, {"heartbeat": heartbeat}, seconds)
         except RankLost as error:
@@ -106,7 +101,7 @@ class Gang:
         finally:
             writer.close()
 
-    async def finish(self, outcome: str) -> None:
+    async def finish(self, outcome: TaskOutcome) -> None:
         """Tell the role that the job is over, and wait for it to end, for GOODBYE_SECONDS at most."""
         self._over = outcome
         self._changed.set()
@@ -115,7 +110,7 @@ class Gang:
         except TimeoutError:
             log.warning("the role %s has not said goodbye", self.role)
 
-    async def next(self) -> Any:
+    async def next(self) -> Request:
         # a role loads its model between its answer to the first request, `open`, and its question for the second
         if self._answered and not self.is_loaded:
             self.is_loaded = True
@@ -127,26 +122,25 @@ class Gang:
                     await self._changed.wait()
         except TimeoutError:
             return {}
-        if not self._queue:
-            return {"over": self._over}
-        self._current = self._queue.popleft()
-        return self._current.encoded()
+        if self._queue:
+            self._current = self._queue.popleft()
+            return self._current.encoded()
+        assert self._over, "it was woken for one of the two"
+        return {"over": self._over}
 
-    async def part(self, rows: list[int]) -> Arrays:
+    async def part(self, rows: Sequence[int]) -> dict[str, int]:
         assert self._current and self._current.batch, "a batch comes before its parts"
         return part_of(self._current.batch, rows, routed=False)
 
-    async def done(self, **found: Any) -> dict[str, Any]:
+    async def done(self, **found: Any) -> None:
         assert self._current, "nothing was asked"
         if not self._current.result.done():  # else nobody waits any more
             self._current.result.set_result(found)
         self._current, self._answered = None, True
-        return {}
 
-    async def saved(self, **written: Any) -> dict[str, Any]:
-        self._written = written
+    async def saved(self, step: int, layout: str, files: dict[str, Any]) -> None:
+        self._written = {"step": step, "layout": layout, "files": files}
         self.wake()
-        return {}
 
     def forget_written(self) -> None:
         """Before a new save, since a step may be saved twice, in different formats."""
@@ -156,9 +150,8 @@ class Gang:
         """Layout and files of the save of this step; None until it is on the disk."""
         return self._written if self._written and self._written["step"] == step else None
 
-    async def end(self) -> dict[str, Any]:
+    async def end(self) -> None:
         self._ended.set()
-        return {}
 
 
 class Gangs:
@@ -205,7 +198,7 @@ class Gangs:
                 tasks.create_task(gang.serve(heartbeat, self._seconds))
             tasks.create_task(asyncio.Event().wait())
 
-    async def finish(self, outcome: str) -> None:
+    async def finish(self, outcome: TaskOutcome) -> None:
         """Tell all roles that the job is over, and wait for their end."""
         await asyncio.gather(*(gang.finish(outcome) for gang in self._gangs.values()))
 

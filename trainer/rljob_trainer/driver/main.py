@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -25,15 +25,18 @@ from rljob_trainer.data.prompts import HeldOutSet, PromptSet, load_held_out, loa
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer, unheard_end
 from rljob_trainer.driver.buffer.examples import Examples
 from rljob_trainer.driver.buffer.generation import Generator
-from rljob_trainer.driver.buffer.measured import Measure, Teacher, require_same_vocabulary
+from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabulary
 from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.server import Handler, serve
+from rljob_trainer.driver.reporter import Reporter
+from rljob_trainer.driver.server import serve
+from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.rules import validate_row
+from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
 
@@ -64,9 +67,9 @@ async def drive(directory: Path, listener: socket.socket, token: str) -> None:
     try:
         async with (
             _gangs(control, token) as gangs,
-            work(directory, control, token, progress, tokenizer, gangs) as runtime,
+            work(directory, control, token, progress, tokenizer, gangs) as (driver, rollouts),
         ):
-            await runtime.run(listener)
+            await _serve(listener, directory, driver, rollouts, progress, gangs)
     finally:
         listener.close()
 
@@ -87,7 +90,7 @@ async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
 @asynccontextmanager
 async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
-) -> AsyncIterator["_Runtime"]:
+) -> AsyncIterator[tuple[Driver, RolloutPool]]:
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
     spec, workers = control.spec, Workers(control.spec)
     try:
@@ -96,10 +99,11 @@ async def _supervised(
         held_out = None
         if spec.evaluation.takes_place:
             held_out = await asyncio.to_thread(load, "validation", scratch=directory / "held-out")
-        rollouts = RolloutPool(token, control.attempt, 0, 1, lambda: None)
-        runtime = _Runtime(directory, _counted(control, train), rollouts, Pools((), token), progress, gangs)
-        runtime.begin(Examples(train, held_out, gangs.measuring), train, ())
-        yield runtime
+        control = _counted(control, train)
+        rollouts, pools = RolloutPool(token, control.attempt, 0, 1), Pools((), token)
+        reporter = _reporter(control.spec, progress, rollouts, pools, gangs)
+        source = Examples(train, held_out, gangs.measuring)
+        yield Driver(control, source, train, (), rollouts, pools, reporter, gangs), rollouts
     finally:
         workers.close()
 
@@ -107,7 +111,7 @@ async def _supervised(
 @asynccontextmanager
 async def _reinforcement(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
-) -> AsyncIterator["_Runtime"]:
+) -> AsyncIterator[tuple[Driver, RolloutPool]]:
     """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     rewards = RewardManager(spec.rewards, pools)
@@ -126,16 +130,16 @@ async def _reinforcement(
         train, held_out = _prompts(directory, spec, tokenizer)
         await rewards.start()
         control = _counted(control, train)
-        pool = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec), lambda: runtime.wake())
-        runtime = _Runtime(directory, control, pool, pools, progress, gangs)
-        generator = Generator(control.spec, control.job_uid, tokenizer, rewards, pool, progress.heartbeat, agent)
+        rollouts = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec))
+        reporter = _reporter(control.spec, progress, rollouts, pools, gangs)
+        generator = Generator(control.spec, control.job_uid, tokenizer, rewards, rollouts, progress.heartbeat, agent)
         source: BatchSource = (
             RecordedBatches(control.spec)
             if spec.train.batches.replay
-            else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, pool, runtime.phase)
+            else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, rollouts, reporter.work)
         )
-        runtime.begin(source, train, [*gangs.measuring, *([teacher.measure] if teacher else [])])
-        yield runtime
+        measuring = [*gangs.measuring, *([teacher.measure] if teacher else [])]
+        yield Driver(control, source, train, measuring, rollouts, pools, reporter, gangs), rollouts
     finally:
         await asyncio.gather(*(part.stop() for part in parts))
 
@@ -146,71 +150,39 @@ def _counted(control: Control, data: Dataset) -> Control:
     return control.model_copy(update={"spec": spec})
 
 
-class _Runtime:
-    """The driver and what runs next to it. It is made before the driver, whose parts get its callbacks `wake` and `phase`."""
+def _reporter(spec: RLJobSpec, progress: ProgressFile, rollouts: RolloutPool, pools: Pools, gangs: Gangs) -> Reporter:
+    """What the attempt reports of its parts. An evaluation waits for no other gang's model."""
+    return Reporter(
+        progress,
+        is_served=lambda: rollouts.is_enough and pools.ready,
+        loading=list if spec.evaluation.only else gangs.loading,
+        answers=lambda: rollouts.awaited,
+        alarms=Alarms(spec),
+    )
 
-    def __init__(
-        self,
-        directory: Path,
-        control: Control,
-        rollouts: RolloutPool,
-        pools: Pools,
-        progress: ProgressFile,
-        gangs: Gangs,
-    ):
-        self._directory, self._control, self._progress = directory, control, progress
-        self._rollouts, self._pools, self._gangs = rollouts, pools, gangs
-        self._driver: Driver
 
-    def begin(self, source: BatchSource | Examples, data: Dataset, measuring: Sequence[Measure]) -> None:
-        """Make the driver. See Driver."""
-        parts = (self._rollouts, self._pools, self._progress, self._gangs)
-        self._driver = Driver(self._control, source, data, measuring, *parts)
+async def _serve(
+    listener: socket.socket,
+    directory: Path,
+    driver: Driver,
+    rollouts: RolloutPool,
+    progress: ProgressFile,
+    gangs: Gangs,
+) -> None:
+    """Serve rank 0 until it calls `end`. The first error of any part ends all of them."""
+    calls, notices = handlers(DriverCalls, driver)
+    served = serve(listener, calls, notices)
+    try:
+        asked = gangs.run(progress.heartbeat)
+        await _first_to_end(served, _follow(directory, driver), rollouts.run(), progress.run(), asked)
+    finally:
+        await rollouts.close()
+        await driver.close()
 
-    def wake(self) -> None:
-        self._driver.wake()
 
-    def phase(self, name: str) -> None:
-        self._driver.phase(name)
-
-    async def run(self, listener: socket.socket) -> None:
-        """Serve rank 0 until it calls `end`. The first error of any part ends all of them."""
-        d = self._driver
-        calls: dict[str, Handler] = {
-            "steps": d.steps,
-            "start": d.start,
-            "colocated": d.colocated,
-            "evaluate": d.evaluate,
-            "held_out": d.held_out,
-            "evaluated": d.evaluated,
-            "next": d.next,
-            "part": d.part,
-            "trained": d.trained,
-            "learn": d.learn,
-            "learnt": d.learnt,
-            "save_gangs": d.save_gangs,
-            "gangs_saved": d.gangs_saved,
-            "replicas": d.replicas,
-            "published": d.published,
-            "saving": d.saving,
-            "save_buffer": d.save_buffer,
-            "saved": d.saved,
-            "connected": d.connected,
-            "exported": d.exported,
-            "uploaded": d.uploaded,
-            "end": d.end,
-        }
-        served = serve(listener, calls, {"heartbeat": d.heartbeat, "awaiting": d.awaiting})
-        try:
-            gangs = self._gangs.run(self._progress.heartbeat)
-            await _first_to_end(served, self._follow(), self._rollouts.run(), self._progress.run(), gangs)
-        finally:
-            await self._rollouts.close()
-            await self._driver.close()
-
-    async def _follow(self) -> None:
-        async for control in follow_control(self._directory):
-            await self._driver.apply(control)
+async def _follow(directory: Path, driver: Driver) -> None:
+    async for control in follow_control(directory):
+        await driver.apply(control)
 
 
 async def _first_to_end(*parts: Awaitable[None]) -> None:

@@ -51,14 +51,20 @@ class _Serving:
 
 
 class RolloutPool:
-    """The pool. `run` must run concurrently. `changed` is called when a server became publishable, became current, or was lost."""
+    """The pool. `run` must run concurrently. `changed` is called when a server became publishable, became current, or was lost; who is made
+    later may set it later."""
 
     def __init__(
-        self, token: str, attempt: int, min_replicas: int, samples_in_flight: int, changed: Callable[[], None]
+        self,
+        token: str,
+        attempt: int,
+        min_replicas: int,
+        samples_in_flight: int,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
         server finds work."""
-        self._token, self._attempt, self._changed = token, attempt, changed
+        self._token, self._attempt, self.changed = token, attempt, changed
         self._min, self._limit = max(min_replicas, 1), samples_in_flight
         self._replicas = Replicas(self._min)
         self._serving: dict[str, _Serving] = {}
@@ -279,7 +285,7 @@ class RolloutPool:
             self._enough.set()
         else:
             self._enough.clear()
-        self._changed()
+        self.changed()
 
 
 async def _unless_gone(serving: _Serving, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:

@@ -4,18 +4,14 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.arrays import allocated, raw
 from rljob_trainer.wire.batch import Array
+from rljob_trainer.wire.calls import Handler, Notice
 from rljob_trainer.wire.channel import BUFFER_BYTES, LENGTH, write
-
-Handler = Callable[..., Awaitable[Any]]
-
-
-Notice = Callable[..., None]
 
 
 class RankLost(PeerLost):

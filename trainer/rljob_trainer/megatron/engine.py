@@ -18,7 +18,7 @@ from rljob_trainer.algorithm.objective import Objective, Targets
 from rljob_trainer.algorithm.policy import PolicyObjective
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
-from rljob_trainer.megatron import backend, checkpoint, parallel_state
+from rljob_trainer.megatron import backend, checkpoint
 from rljob_trainer.megatron.batching import Planner
 from rljob_trainer.megatron.frozen import LogProbPass, RewardModels, reference_of
 from rljob_trainer.megatron.memory import Meter
@@ -27,16 +27,16 @@ from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
 from rljob_trainer.megatron.packing import micro_batch
 from rljob_trainer.megatron.provider import MODEL, work_of
-from rljob_trainer.megatron.step import Step, gather
+from rljob_trainer.megatron.step import ModelRanks, Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
-from rljob_trainer.wire.batch import Array, Batch, Columns
+from rljob_trainer.wire.batch import Batch, Columns
 from rljob_trainer.wire.parity import MismatchError
 from rljob_trainer.wire.trajectory import Trajectory
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
 
-class Engine:
+class Engine(ModelRanks):
     """All models on the trainer's ranks. The default process group must exist, and `compat.install()` must have been called."""
 
     def __init__(self, spec: RLJobSpec, heartbeat: Callable[[], None], objective: Objective | None = None) -> None:
@@ -46,10 +46,9 @@ class Engine:
         """
         layout = Layout.of(spec, names.ROLE_TRAINER)
         self._spec, self.layout, self.heartbeat = spec, str(layout), heartbeat
-        device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
-        self._parallel = parallel_state.initialize(layout, device, timeout)
         self.objective = objective or PolicyObjective(spec)
-        self._planner = Planner(spec, layout, self.objective.pairs, self.objective.scores, work_of(spec))
+        planner = Planner(spec, layout, self.objective.pairs, self.objective.scores, work_of(spec))
+        super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)
         self._routed = spec.algorithm.rollout_correction.router_replay == "rollout"
         self._shared = spec.models.keys() - spec.gangs.keys()
         self._model = self._trained_model()
@@ -60,19 +59,6 @@ class Engine:
         self.backend = backend.describe(self._model.config, self._policy.optimizer)
         self.memory = Meter()
         self._staging = Staging()
-
-    @property
-    def data_rank(self) -> int:
-        """Data-parallel rank."""
-        return self._parallel.data_rank
-
-    def share(self, block: Array) -> None:
-        """See scatter.Model."""
-        self._parallel.share(block)
-
-    def parts(self, columns: Columns) -> list[list[int]]:
-        """[data-parallel rank] -> rows of the batch that it trains, ascending."""
-        return self._planner.parts(columns)
 
     def held_out_parts(self, columns: Columns) -> list[list[int]]:
         """Like `parts`, for a batch that `evaluate` gets."""

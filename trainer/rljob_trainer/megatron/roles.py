@@ -17,15 +17,15 @@ from rljob_api.spec.roles import Offload
 from rljob_trainer.algorithm.objective import Objective
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
-from rljob_trainer.megatron import checkpoint, parallel_state
+from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.batching import Planner
 from rljob_trainer.megatron.frozen import RewardModels, separate_reference
 from rljob_trainer.megatron.network import TrainedNetwork
 from rljob_trainer.megatron.optimizer import update_metrics
 from rljob_trainer.megatron.provider import work_of
-from rljob_trainer.megatron.step import Step
+from rljob_trainer.megatron.step import ModelRanks, Step
 from rljob_trainer.megatron.value_model import critic_model
-from rljob_trainer.wire.batch import Array, Batch, Columns
+from rljob_trainer.wire.batch import Array, Batch
 
 
 class Measured(NamedTuple):
@@ -45,30 +45,16 @@ def _of_tokens(step: Step, name: str) -> Measured:
     return Measured({name: {row: values.numpy() for row, values in step.by_row(step.own(name)).items()}})
 
 
-class FrozenRole:
+class FrozenRole(ModelRanks):
     """A reference or reward model. It measures the batch of a whole step at a time."""
 
     def __init__(self, spec: RLJobSpec, role: str, objective: Objective, heartbeat: Callable[[], None]) -> None:
         """`spec`: of the job. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit the layout."""
         self._spec, self._objective = spec.of_gang(role), objective
-        device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
         layout = Layout.of(spec, role)
-        self._parallel = parallel_state.initialize(layout, device, timeout)
-        self._planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec)).undivided
+        planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec)).undivided
+        super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)
         self._measure = self._reference(heartbeat) if role == names.ROLE_REFERENCE else self._rewards(role, heartbeat)
-
-    @property
-    def data_rank(self) -> int:
-        """This rank's data-parallel copy of the model."""
-        return self._parallel.data_rank
-
-    def share(self, block: Array) -> None:
-        """See scatter.Model."""
-        self._parallel.share(block)
-
-    def parts(self, columns: Columns) -> list[list[int]]:
-        """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        return self._planner.parts(columns)
 
     def measure(self, batch: Batch) -> Measured:
         """The model's output. `batch`: this rank's part, as `parts` says."""
@@ -88,7 +74,7 @@ class FrozenRole:
         return lambda step: Measured(scores=np.sum([*models.scores(step)], axis=0))
 
 
-class CriticRole:
+class CriticRole(ModelRanks):
     """The critic. For each step it measures the values of the batch, then learns from it."""
 
     def __init__(self, spec: RLJobSpec, objective: Objective, heartbeat: Callable[[], None]) -> None:
@@ -97,28 +83,14 @@ class CriticRole:
         assert critic and learnt, "a rule says that the job has one"
         self._spec, self._learnt = spec.of_gang(names.ROLE_CRITIC), learnt
         layout = Layout.of(spec, names.ROLE_CRITIC)
-        device, timeout = parallel_state.current_device(), spec.lifecycle.stall_timeout_seconds
-        self._parallel = parallel_state.initialize(layout, device, timeout)
-        self._planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec))
+        planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec))
+        super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)
         self.layout, self.heartbeat = str(layout), heartbeat
         model = critic_model(self._spec, critic, self._parallel)
         steps = Amounts.of(spec).updates * spec.train.total_steps
         self._network = TrainedNetwork(model, self._spec, critic.optimizer, steps, Offload(), self._parallel, heartbeat)
         self._step: Step | None = None
         self._staging = Staging()
-
-    @property
-    def data_rank(self) -> int:
-        """This rank's data-parallel copy of the model."""
-        return self._parallel.data_rank
-
-    def share(self, block: Array) -> None:
-        """See scatter.Model."""
-        self._parallel.share(block)
-
-    def parts(self, columns: Columns) -> list[list[int]]:
-        """[data-parallel rank] -> rows of the step's trajectories that it needs, ascending."""
-        return self._planner.parts(columns)
 
     def measure(self, batch: Batch) -> Measured:
         """The column `values`. `batch`: this rank's part."""

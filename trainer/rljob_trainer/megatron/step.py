@@ -7,14 +7,38 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from rljob_api.sizing.layout import Layout
 from rljob_trainer.algorithm.losses import of_branches
 from rljob_trainer.algorithm.objective import Objective
+from rljob_trainer.megatron import parallel_state
 from rljob_trainer.megatron.batching import PackingPlan, Planner
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import returned_experts
-from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.batch import Array, Batch, Columns
 from rljob_trainer.wire.trajectory import NO_POLICY, Ints, Trajectory
+
+
+class ModelRanks:
+    """The ranks that hold a model, in data-parallel copies that share the rows of a batch. Implements scatter.Model."""
+
+    def __init__(self, layout: Layout, timeout_seconds: int, planner: Planner):
+        """`planner`: which copy gets which rows. `timeout_seconds`: of collectives."""
+        self._parallel = parallel_state.initialize(layout, parallel_state.current_device(), timeout_seconds)
+        self._planner = planner
+
+    @property
+    def data_rank(self) -> int:
+        """The data-parallel copy that this rank belongs to."""
+        return self._parallel.data_rank
+
+    def share(self, block: Array) -> None:
+        """See scatter.Model."""
+        self._parallel.share(block)
+
+    def parts(self, columns: Columns) -> list[list[int]]:
+        """[data-parallel rank] -> rows of the batch that it needs, ascending."""
+        return self._planner.parts(columns)
 
 
 @dataclass(frozen=True, slots=True)

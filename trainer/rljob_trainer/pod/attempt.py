@@ -17,8 +17,7 @@ from rljob_trainer import failure, model_files
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.pod.colocated import ColocatedServers
-from rljob_trainer.pod.fetching import PROCESS, obtain
-from rljob_trainer.pod.fork_client import ForkServer, ForkServerLost, ForkServers
+from rljob_trainer.pod.fork_client import PROCESS, ForkServer, ForkServerLost, ForkServers, obtain
 from rljob_trainer.pod.fork_server import ForkRequest, Rendezvous
 from rljob_trainer.pod.logs import Follower, tail
 from rljob_trainer.pod.settings import Settings

@@ -25,9 +25,10 @@ from rljob_trainer.rank import nccl
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.exports import Exports
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import Task, TaskOutcome, task_of
+from rljob_trainer.rank.tasks import Task, task_of
 from rljob_trainer.rank.weights.publisher import Senders
 from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.collective import Ranks
 
 MEASURED_STEPS = 2
@@ -217,7 +218,8 @@ class Attempt:
         self._complete_save(wait=True)
         alongside = self._spec.checkpoint.asynchronous and not final and step < self._spec.train.total_steps
         reshardable = not alongside
-        if self._newest in (Newest(step, True), Newest(step, reshardable)):
+        newest = self._newest
+        if newest and newest.step == step and (newest.reshardable or not reshardable):
             return
         digest = self.task.digest(step)
         self.engine.memory.enter("save")

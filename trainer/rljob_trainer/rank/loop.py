@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rljob_trainer.rank.attempt import Attempt
-    from rljob_trainer.rank.tasks import TaskOutcome
+    from rljob_trainer.wire.calls import TaskOutcome
 
 
 def run(job: "Attempt") -> "TaskOutcome":

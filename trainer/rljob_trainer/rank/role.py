@@ -17,12 +17,11 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.roles import CriticRole, FrozenRole
 from rljob_trainer.rank.driver_client import RoleClient, heartbeat_of
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import TaskOutcome, objective_of
+from rljob_trainer.rank.tasks import objective_of
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.batch import SCORES
+from rljob_trainer.wire.calls import Announcement, Request, TaskOutcome
 from rljob_trainer.wire.collective import Ranks, StandstillError
-
-Request = dict[str, Any]
 
 
 def run(control: Control, role: str, token: str) -> TaskOutcome:
@@ -108,7 +107,7 @@ class RoleService:
                 raise AssertionError(f"the critic was asked to {request['ask']}")
         return self._requests.done()
 
-    def _measure(self, described: Request) -> None:
+    def _measure(self, described: Announcement) -> None:
         batch = self._scatter.receive(described)
         found = self._model.measure(batch)
         of_tokens = self._scatter.collect(batch.columns, found.tokens) if found.tokens else None

@@ -15,6 +15,7 @@ from rljob_trainer.rank.driver_client import Client
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.arrays import Stream
 from rljob_trainer.wire.batch import ROWS, Array, Batch, Columns
+from rljob_trainer.wire.calls import Announcement
 from rljob_trainer.wire.collective import Ranks
 
 CHUNK_BYTES = 4 * 2**20
@@ -45,8 +46,8 @@ class Scatter:
         copies = ranks.gather(model.data_rank)
         self._leaders = [copies.index(copy) for copy in range(max(copies) + 1)]
 
-    def receive(self, described: dict[str, Any]) -> Batch:
-        """This rank's part of the batch that the driver has just announced. `described`: the announcement (wire/channel.py), on all ranks."""
+    def receive(self, described: Announcement) -> Batch:
+        """This rank's part of the batch that the driver has just announced. `described`: on all ranks."""
         columns = self._columns(described["columns"])
         parts, names = self._parts(columns), described["measured"]
         rows = parts[self._model.data_rank]

@@ -4,7 +4,7 @@ them.
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Protocol
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.cross_entropy import CrossEntropyObjective
@@ -18,9 +18,9 @@ from rljob_trainer.rank.publication import Publication
 from rljob_trainer.rank.scatter import Scatter
 from rljob_trainer.rank.weights.publisher import Senders
 from rljob_trainer.wire.batch import Batch
+from rljob_trainer.wire.calls import Announcement, Next, TaskOutcome
 from rljob_trainer.wire.collective import Ranks
 
-TaskOutcome = Literal["succeeded", "drained"]
 EVALUATED = {
     "train/loss": "evaluation/loss",
     "train/perplexity": "evaluation/perplexity",
@@ -121,8 +121,8 @@ class RolloutTask:
     def digest(self, step: int) -> str:
         return self._publication.digest(step)
 
-    def _ask(self) -> dict[str, Any]:
-        """The driver's answer (DriverClient.next), on every rank."""
+    def _ask(self) -> Next:
+        """The driver's answer, on every rank."""
         return self._ranks.broadcast(self._driver.next() if self._driver else None)
 
 
@@ -171,7 +171,7 @@ class ExampleTask:
     def digest(self, step: int) -> str:
         return ""
 
-    def _due(self, step: int) -> dict[str, Any] | None:
+    def _due(self, step: int) -> Announcement | None:
         """The driver's description of the held-out batch, on every rank; None: no evaluation of `step` is due."""
         while True:
             match self._ranks.broadcast(self._driver.held_out(step) if self._driver else None):
@@ -213,8 +213,9 @@ def task_of(
         senders: to the rollouts; None for supervised tasks
         while_waiting: called about once a second while a batch is awaited
     """
-    if senders is None:
+    if spec.supervised:
         return ExampleTask(ranks, driver, engine, while_waiting)
+    assert senders, "a policy that generates is published"
     publication = Publication(spec, ranks, engine, senders, driver)
     scatter = Scatter(ranks, driver, engine, engine.parts)
     return RolloutTask(ranks, driver, scatter, publication, while_waiting)

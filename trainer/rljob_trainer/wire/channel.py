@@ -7,12 +7,13 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rljob_api.base import Wire
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.arrays import chunks
 from rljob_trainer.wire.batch import Array, Batch
@@ -22,23 +23,36 @@ BUFFER_BYTES = 4 * 2**20
 """Size of the socket's send buffer, and of the pieces that are read at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrays:
+class Arrays(dict[str, Any]):
     """A message that is followed by arrays."""
 
-    message: Any
-    pieces: Iterable[Array]
-    """One-dimensional, in the order in which they are read."""
+    def __init__(self, message: Mapping[str, Any], pieces: Iterable[Array]):
+        """`pieces`: one-dimensional, in the order in which they are read."""
+        super().__init__(message)
+        self.pieces = pieces
 
 
 def encode(message: Any) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":"), default=_as_json).encode()
     return LENGTH.pack(len(body)) + body
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON has no form of its own for."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Wire):
+        return value.dump()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise TypeError(f"a {type(value).__name__} is not sent")
 
 
 async def write(writer: asyncio.StreamWriter, answer: Any) -> None:
     """Write an answer, in chunks between which other tasks run."""
-    writer.write(encode(answer.message if isinstance(answer, Arrays) else answer))
+    writer.write(encode(answer))
     await writer.drain()
     for chunk in chunks(answer.pieces) if isinstance(answer, Arrays) else ():
         writer.write(chunk)

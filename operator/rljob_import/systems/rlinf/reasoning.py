@@ -23,6 +23,13 @@ from rljob_import.table import Field, Note, Outcome, Problem, Said
 LOSSES = ("actor", "actor_critic", "ppo")
 """All of them PPO's."""
 ADVANTAGES = {"grpo": "grpo", "gae": "gae", "reinpp": "reinforce++", "rloo": "rloo"}
+WRITTEN_BY_A_CLASS = (
+    ". Prompts of its sft are written by a class of RLinf's (data.dataset_name): store them as messages, and write a job of `task: sft`, with"
+    " data.imageKey for pictures (docs/sft.md)"
+)
+HALF = ("bf16", "bfloat16", "fp16", "16", "float16")
+WHOLE = ("fp32", "32", "float32")
+"""How types are written; of the first, from the third on, float16."""
 
 
 def sources(settings: Settings) -> Iterator[Said]:
@@ -255,15 +262,6 @@ def unread(settings: Settings) -> dict[str, str]:
     return found
 
 
-RLINF = System(
-    "RLinf",
-    ROWS,
-    (sources, amounts, algorithm, layout, rewards, output, places.pods),
-    values.RLINF,
-    unread,
-)
-
-
 def read_file(text: str, environment: Mapping[str, str]) -> Source:
     """YAML. Raises Unreadable, also of a task that no RLJob has."""
     tree, lost = resolve(tree_of(text), environment)
@@ -271,15 +269,10 @@ def read_file(text: str, environment: Mapping[str, str]) -> Source:
     if not isinstance(runner, dict):
         raise Unreadable("has no section `runner`: it is a part that others name in their `defaults`")
     if (task := runner.get("task_type", "reasoning")) not in ("reasoning", "math"):
-        more = ": write a job of `task: sft`, with data.imageKey for pictures (docs/sft.md)" if task == "sft" else ""
+        more = WRITTEN_BY_A_CLASS if task == "sft" else ""
         raise Unreadable(f"is of the task `{task}`; of RLinf's tasks `reasoning` is read{more}")
     found: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
     return Source(RLINF, found, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
-
-
-HALF = ("bf16", "bfloat16", "fp16", "16", "float16")
-WHOLE = ("fp32", "32", "float32")
-"""How types are written; of the first, from the third on, float16."""
 
 
 def dtype(settings: Settings) -> Iterator[Said]:
@@ -305,3 +298,12 @@ def dtype(settings: Settings) -> Iterator[Said]:
         yield settings.field("model.dtype", "float32", precision)
         if rollout in settings and str(settings[rollout]) not in WHOLE:
             yield settings.changed(rollout, "servers have the policy's type, float32")
+
+
+RLINF = System(
+    "RLinf",
+    ROWS,
+    (sources, amounts, algorithm, layout, rewards, output, places.pods),
+    values.RLINF,
+    unread,
+)

@@ -24,12 +24,53 @@ from rljob_import.systems.roll.run import (
 )
 from rljob_import.table import Note, Outcome
 
+SFT = System("ROLL, SFT", SFT_ROWS, (sources, tuning, weights, layout, supervised, environment, places.pods), ROLL)
+DPO = System(
+    "ROLL, DPO", DPO_ROWS, (sources, tuning, weights, layout, other_roles, supervised, environment, places.pods), ROLL
+)
+TEACHER_FIRST = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
+ROLES = {"student_train": "actor_train", "student_infer": "actor_infer", "teacher": "reference"}
+"""Of on-policy distillation, and what ROLL makes of them itself (BaseConfig)."""
+
 
 def unread(settings: Settings) -> dict[str, str]:
     found = {} if has_critic(settings) else {"critic": "only advantage gae has a critic"}
     if not settings["validation.data_args.file_name"]:
         found["evaluation"] = "there are no held-out prompts"
     return found
+
+
+def read(text: str, variables: Mapping[str, str]) -> Source:
+    """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
+    tree, lost = resolve(tree_of(text), variables)
+    for key in ("custom_envs", "train_env_manager"):
+        if key in tree:
+            raise Unreadable(
+                f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
+                "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
+            )
+    for key, more in (("student", TEACHER_FIRST), ("reward", "")):
+        if key in tree:
+            raise Unreadable(
+                f"is of a pipeline that is not read (`{key}`{more}): RLVR, on-policy distillation, SFT and DPO are"
+            )
+    tree, renamed = _with_teacher(tree)
+    if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
+        raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
+    system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL
+    values = {k: plain(v) for k, v in flatten(tree).items()}
+    return Source(system, values, [*renamed, *(Note(Outcome.CHANGED, path, "is left out") for path in lost)])
+
+
+def _with_teacher(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Note]]:
+    """A configuration of on-policy distillation by the names of RLVR's roles. Raises Unreadable for several teachers."""
+    teachers = tree.get("teacher")
+    if isinstance(teachers, Mapping) and any(isinstance(t, Mapping) and "model_args" in t for t in teachers.values()):
+        raise Unreadable("has several teachers; a job has one: give the rows of the others jobs of their own")
+    text = "is {} in ROLL, too, by which its keys are named here"
+    notes = [Note(Outcome.IMPLIED, role, text.format(ours)) for role, ours in ROLES.items() if role in tree]
+    found = {ROLES.get(key, key): value for key, value in tree.items()}
+    return found | ({"is_pure_opd": True} if "student_train" in tree else {}), notes
 
 
 RL = System(
@@ -55,47 +96,3 @@ RL = System(
     ROLL,
     unread,
 )
-SFT = System("ROLL, SFT", SFT_ROWS, (sources, tuning, weights, layout, supervised, environment, places.pods), ROLL)
-DPO = System(
-    "ROLL, DPO", DPO_ROWS, (sources, tuning, weights, layout, other_roles, supervised, environment, places.pods), ROLL
-)
-
-
-TEACHER_FIRST = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
-
-
-def read(text: str, variables: Mapping[str, str]) -> Source:
-    """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
-    tree, lost = resolve(tree_of(text), variables)
-    for key in ("custom_envs", "train_env_manager"):
-        if key in tree:
-            raise Unreadable(
-                f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
-                "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
-            )
-    for key, more in (("student", TEACHER_FIRST), ("reward", "")):
-        if key in tree:
-            raise Unreadable(
-                f"is of a pipeline that is not read (`{key}`{more}): RLVR, on-policy distillation, SFT and DPO are"
-            )
-    tree, renamed = _with_teacher(tree)
-    if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
-        raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
-    system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL
-    values = {k: plain(v) for k, v in flatten(tree).items()}
-    return Source(system, values, [*renamed, *(Note(Outcome.CHANGED, path, "is left out") for path in lost)])
-
-
-ROLES = {"student_train": "actor_train", "student_infer": "actor_infer", "teacher": "reference"}
-"""Of on-policy distillation, and what ROLL makes of them itself (BaseConfig)."""
-
-
-def _with_teacher(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Note]]:
-    """A configuration of on-policy distillation by the names of RLVR's roles. Raises Unreadable for several teachers."""
-    teachers = tree.get("teacher")
-    if isinstance(teachers, Mapping) and any(isinstance(t, Mapping) and "model_args" in t for t in teachers.values()):
-        raise Unreadable("has several teachers; a job has one: give the rows of the others jobs of their own")
-    text = "is {} in ROLL, too, by which its keys are named here"
-    notes = [Note(Outcome.IMPLIED, role, text.format(ours)) for role, ours in ROLES.items() if role in tree]
-    found = {ROLES.get(key, key): value for key, value in tree.items()}
-    return found | ({"is_pure_opd": True} if "student_train" in tree else {}), notes

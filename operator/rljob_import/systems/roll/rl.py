@@ -14,6 +14,12 @@ from rljob_import.systems.roll.rl_rows import REWARD_KEYS
 from rljob_import.systems.roll.run import gpus, has_critic, machine, response
 from rljob_import.table import Field, Note, Outcome, Said
 
+NO_REWARDS = "the policy learns from the teacher alone"
+MASKED = "what is masked gives no gradient, and stays in denominators and whitening"
+MATH = ("MathRuleRewardWorker", "math_rule")
+JUDGE = "judge it with a python or http reward of your own"
+POOL = "a model judges it: a pool in spec.pools, and rewards[].vllm with pool and judge (docs/pools.md)"
+
 
 def algorithm(settings: Settings) -> Iterator[Said]:
     if not settings["is_pure_opd"]:
@@ -210,13 +216,6 @@ def asynchrony(settings: Settings) -> Iterator[Said]:
         )
     if kind not in (None, "token", "sequence"):
         yield settings.lacking(f"{weight}weight_type", "weights are of tokens or sequences")
-
-
-NO_REWARDS = "the policy learns from the teacher alone"
-MASKED = "what is masked gives no gradient, and stays in denominators and whitening"
-MATH = ("MathRuleRewardWorker", "math_rule")
-JUDGE = "judge it with a python or http reward of your own"
-POOL = "a model judges it: a pool in spec.pools, and rewards[].vllm with pool and judge (docs/pools.md)"
 
 
 def _by_hand(name: str) -> str:

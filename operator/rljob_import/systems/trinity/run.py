@@ -14,6 +14,18 @@ from rljob_import.systems.trinity.rl_rows import TASKS
 from rljob_import.table import Note, Outcome, Problem, Said
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
+KEY, INTERVAL = "buffer.explorer_input.eval_tasksets", "explorer.eval_interval"
+READ = {"name", "path", "split", "repeat_times", "rollout_args", "format"}
+NEUTRAL = {
+    "storage_type",
+    "enable_progress_bar",
+    "default_workflow_type",
+    "default_reward_fn_type",
+    "subset_name",
+}
+DISTILL = "on_policy_distill"
+AUXILIARY = "explorer.auxiliary_models"
+POOL_ARGUMENTS = ("max_model_len", "enforce_eager", "enable_prefix_caching", "gpu_memory_utilization")
 
 
 def run(settings: Settings) -> Iterator[Said]:
@@ -68,17 +80,6 @@ def files(settings: Settings, prefix: str) -> Iterator[Said]:
         )
         path = f"{str(path).rstrip('/')}/{file}"
     yield from places.placed_files(settings, "data.train", [path], f"{prefix}path")
-
-
-KEY, INTERVAL = "buffer.explorer_input.eval_tasksets", "explorer.eval_interval"
-READ = {"name", "path", "split", "repeat_times", "rollout_args", "format"}
-NEUTRAL = {
-    "storage_type",
-    "enable_progress_bar",
-    "default_workflow_type",
-    "default_reward_fn_type",
-    "subset_name",
-}
 
 
 def sets(settings: Settings) -> Iterator[Said]:
@@ -140,11 +141,6 @@ def _lacking(settings: Settings, one: Mapping[str, Any]) -> Iterator[Said]:
         own, training = (one.get("format") or {}).get(name, default), settings[f"{TASKS}format.{name}"]
         if own != training:
             yield settings.lacking(KEY, f"{one.get('name')}: its {name} {own} has to be {training}, as in training")
-
-
-DISTILL = "on_policy_distill"
-AUXILIARY = "explorer.auxiliary_models"
-POOL_ARGUMENTS = ("max_model_len", "enforce_eager", "enable_prefix_caching", "gpu_memory_utilization")
 
 
 def distillation(settings: Settings) -> Iterator[Said]:

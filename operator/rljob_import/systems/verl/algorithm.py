@@ -25,6 +25,18 @@ ADVANTAGES = {
 }
 LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}
 MOST_ROUNDS = MOST_CHECKPOINTS
+REJECTIONS = {"token_k1": "token", "seq_mean_k1": "sequence", "token": "token", "geometric": "sequence"}
+FUNCTION, REWARD_MODEL = "reward.custom_reward_function", "reward.reward_model"
+MANAGER = "reward.reward_manager.name"
+KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
+BY_SOURCE = (
+    "number for openai/gsm8k, math for all others; verl has rules of its own for code, geometry and search, gives -1 and 1 for"
+    " math_dapo, and a little for the format of some"
+)
+HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
+OWN_VARIABLES = ("VLLM_USE_V1", "VLLM_ATTENTION_BACKEND", "TORCH_NCCL_AVOID_RECORD_STREAMS")
+JUDGE = "a pool with GPUs of its own, whose model's score is the reward; of a model that writes a verdict, set rewards[].vllm.judge (docs/pools.md)"
+SERVER = "serve it (vllm serve MODEL --runner pooling) and put the server's address in place of this one"
 
 
 def advantage(settings: Settings) -> Iterator[Said]:
@@ -152,9 +164,6 @@ def correction(settings: Settings) -> Iterator[Said]:
     yield from _rejection(settings, f"{key}.rollout_rs", f"{key}.rollout_rs_threshold", f"{target}.reject")
 
 
-REJECTIONS = {"token_k1": "token", "seq_mean_k1": "sequence", "token": "token", "geometric": "sequence"}
-
-
 def _rejection(settings: Settings, kind: str, bounds: str, target: str) -> Iterator[Said]:
     if kind not in settings:
         return
@@ -188,19 +197,6 @@ def overlong(settings: Settings) -> Iterator[Said]:
     manager = "reward.reward_manager.name"
     if settings[manager] not in ("naive", "dapo", "batch", "prime"):
         yield settings.lacking(manager, "rewards are functions of one response; see spec.rewards")
-
-
-FUNCTION, REWARD_MODEL = "reward.custom_reward_function", "reward.reward_model"
-MANAGER = "reward.reward_manager.name"
-KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
-BY_SOURCE = (
-    "number for openai/gsm8k, math for all others; verl has rules of its own for code, geometry and search, gives -1 and 1 for"
-    " math_dapo, and a little for the format of some"
-)
-HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
-OWN_VARIABLES = ("VLLM_USE_V1", "VLLM_ATTENTION_BACKEND", "TORCH_NCCL_AVOID_RECORD_STREAMS")
-JUDGE = "a pool with GPUs of its own, whose model's score is the reward; of a model that writes a verdict, set rewards[].vllm.judge (docs/pools.md)"
-SERVER = "serve it (vllm serve MODEL --runner pooling) and put the server's address in place of this one"
 
 
 def rewards(settings: Settings) -> Iterator[Said]:

@@ -18,6 +18,9 @@ from rljob_import.table import Field, Outcome, Said
 M = f"{ACTOR}megatron."
 GONE = "vLLM has no such setting any more"
 OVERRIDE = f"{M}override_transformer_config"
+SIZE, MINI = "data.train_batch_size", f"{ACTOR}ppo_mini_batch_size"
+TOTAL = "rollout.total_rollout_steps"
+SYNC, FETCHED = "async_training.trigger_parameter_sync_step", "async_training.require_batches"
 
 
 def sources(settings: Settings) -> Iterator[Said]:
@@ -259,27 +262,6 @@ def reference(settings: Settings) -> Iterator[Said]:
             yield settings.lacking(key, "the reference is read from its Hugging Face directory: reference.path")
 
 
-RULES = (
-    sources,
-    amounts,
-    layout,
-    machines,
-    rollouts,
-    asynchrony,
-    learning,
-    reference,
-    distillation,
-    evaluation,
-    checkpoints,
-    places.pods,
-)
-
-
-SIZE, MINI = "data.train_batch_size", f"{ACTOR}ppo_mini_batch_size"
-TOTAL = "rollout.total_rollout_steps"
-SYNC, FETCHED = "async_training.trigger_parameter_sync_step", "async_training.require_batches"
-
-
 def streams(settings: Settings) -> bool:
     return settings.integer(SIZE) == 0
 
@@ -302,3 +284,19 @@ def streamed(settings: Settings) -> Iterator[Said]:
     if TOTAL in settings:
         total = max(1, settings.integer(TOTAL) // max(1, prompts(settings)))
         yield settings.field("train.steps", total, TOTAL, why=f"{prompts(settings)} prompts in a step")
+
+
+RULES = (
+    sources,
+    amounts,
+    layout,
+    machines,
+    rollouts,
+    asynchrony,
+    learning,
+    reference,
+    distillation,
+    evaluation,
+    checkpoints,
+    places.pods,
+)
