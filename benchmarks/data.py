@@ -37,7 +37,7 @@ DISTINCT = 10_000
 """Rows that the file repeats."""
 STEP, STEPS = 64, 100
 H200 = 52_500
-"""Tokens a second that one trains of 1.5 billion parameters, packed (docs/performance.md)."""
+"""Tokens a second that one trains of 1.5 billion parameters, packed (docs/evidence/gpus.md)."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -1,12 +1,14 @@
 """Does the example learn? Three seeds of model, data and sampling, each with the product's own command on this machine.
 
-    python -m benchmarks.learning [SEEDS] [--staleness 0 2] [--steps 60]
+    python -m benchmarks.learning [SEEDS] [--staleness 0 2] [--steps 60] [--out FILE]
 
 Prints, per seed and staleness, the mean reward of the first and last 10 steps and greedy held-out accuracy before and after. Above 0, responses
-continue under the next policy and samples are weighed for their age. Exits 1 when a run rose by less than 0.2.
+continue under the next policy and samples are weighed for their age. Exits 1 when a run rose by less than 0.2. FILE gets a line of JSON for each
+run: the mean reward of every step, and the held-out accuracy where it was measured.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -25,9 +27,10 @@ def main() -> int:
     parser.add_argument("seeds", type=int, nargs="?", default=3)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     print("seed staleness   reward first 10   last 10    rise   held-out before   after   age   effective")
-    rises = [learn(seed, n, options.steps) for seed in range(options.seeds) for n in options.staleness]
+    rises = [learn(seed, n, options.steps, options.out) for seed in range(options.seeds) for n in options.staleness]
     return int(min(rises) < REQUIRED_RISE)
 
 
@@ -39,7 +42,7 @@ def ahead(staleness: int) -> dict[str, Any]:
     return {"algorithm": correction, "rollout": {"interrupt": "continue"}}
 
 
-def learn(seed: int, staleness: int, steps: int) -> float:
+def learn(seed: int, staleness: int, steps: int, out: Path | None) -> float:
     """Prepare, train, print a row; the rise of the mean reward."""
     train = {"steps": steps, "staleness": staleness}
     with tempfile.TemporaryDirectory() as scratch:
@@ -50,7 +53,11 @@ def learn(seed: int, staleness: int, steps: int) -> float:
         call(str(EXAMPLES / "arithmetic" / "prepare.py"), str(data), "--seed", str(seed))
         call("-m", "rljob_trainer", "run", str(manifest), "--mount", f"/data={data}")
         log = (data / "run/metrics.jsonl").read_text()
-    rewards, held_out = (list(series(log, name).values()) for name in ("reward/mean", "evaluation/reward"))
+    curves = {name: series(log, name) for name in ("reward/mean", "evaluation/reward")}
+    if out:
+        with out.open("a") as lines:
+            lines.write(json.dumps({"seed": seed, "staleness": staleness, **curves}) + "\n")
+    rewards, held_out = (list(curve.values()) for curve in curves.values())
     first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
     names = ("train_rollout/begun_age", "train_rollout/effective_sample_size")
     age, effective = (sum(found := list(series(log, name).values())) / len(found) for name in names)

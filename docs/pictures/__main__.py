@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.pictures import architecture, asynchrony, learning, memory, states, timeline
+from docs.pictures import architecture, asynchrony, learning, memory, performance, states, timeline
 from docs.pictures.svg import THEMES, Canvas
 
 PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
@@ -13,6 +13,7 @@ PICTURES: dict[str, Callable[[dict[str, str]], Canvas]] = {
     "asynchrony": asynchrony.draw,
     "states": states.draw,
     "memory": memory.draw,
+    "performance": performance.draw,
     "learning": learning.draw,
     "learning-ahead": learning.draw_ahead,
 }

@@ -1,19 +1,30 @@
-"""What examples/arithmetic learns, with three seeds: the recorded figures of docs/measurements.md, and of docs/asynchronous.md."""
+"""What examples/arithmetic learns: curves of three seeds from benchmarks/runs/learning.jsonl, and both ends of the runs of docs/asynchronous.md."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
 
 from docs.pictures.svg import Canvas
 from docs.pictures.tables import rows
 
+RUNS = Path(__file__).parents[2] / "benchmarks/runs/learning.jsonl"
 WIDTH, HEIGHT = 960, 330
 TOP, BOTTOM = 84, 262
-PANELS = (
-    (70, "Mean reward", "first 10 steps", "last 10 steps", 1, 2),
-    (550, "Held-out accuracy, greedy", "before", "after 60 steps", 4, 5),
+STEPS, SMOOTH = 60, 5
+"""Of a run; steps whose mean a point of the curve is."""
+PANELS = ((70, "Mean reward", "reward/mean", SMOOTH), (550, "Held-out accuracy, greedy", "evaluation/reward", 1))
+"""Left edge, title, metric, how many steps are one point."""
+SPAN = 340
+"""Pixels from the first to the last step."""
+SEEDS = ("trainer", "rollout", "control")
+AHEAD = (
+    (70, "Mean reward", "first 10 steps", "last 10 steps", 2, 3),
+    (550, "Held-out accuracy, greedy", "before", "after 60 steps", 5, 6),
 )
 """Left edge, title, names of both ends, their columns in the table."""
-SPAN = 290
+RISE = 290
 """Pixels between both ends."""
-SEEDS = ("trainer", "rollout", "control")
-AHEAD = ((*PANELS[0][:4], 2, 3), (*PANELS[1][:4], 5, 6))
 STALENESS = {"0": "rollout", "2": "trainer"}
 """Colours."""
 SETTING = "0.3 M parameters on two CPU cores, GRPO, 60 steps of 16 prompts x 16 samples"
@@ -21,11 +32,47 @@ SETTING = "0.3 M parameters on two CPU cores, GRPO, 60 steps of 16 prompts x 16 
 
 def draw(theme: dict[str, str]) -> Canvas:
     canvas = Canvas(WIDTH, HEIGHT, "Reward and held-out accuracy of the arithmetic example with three seeds", theme)
-    table = rows("measurements.md", "Learning")
-    for panel in PANELS:
-        _panel(canvas, panel, table)
-    _legend(canvas, {f"seed {row[0]}": colour for row, colour in zip(table, SEEDS, strict=True)})
+    runs = [json.loads(line) for line in RUNS.read_text().splitlines()]
+    for left, title, metric, smooth in PANELS:
+        _grid(canvas, left, title, SPAN)
+        for step in range(0, STEPS + 1, 20):
+            canvas.text(left + SPAN * step / STEPS, BOTTOM + 20, f"step {step}", 12, "muted", "middle")
+        curves = [_smoothed(run[metric], smooth) for run in runs]
+        for points, colour in zip(curves, SEEDS, strict=True):
+            _curve(canvas, left, points, colour)
+        _ends(canvas, left + SPAN + 12, [points[-1][1] for points in curves])
+    _legend(canvas, {f"seed {run['seed']}": colour for run, colour in zip(runs, SEEDS, strict=True)})
     return canvas
+
+
+def _smoothed(curve: dict[str, float], count: int) -> list[tuple[int, float]]:
+    """Steps with the mean of the last `count` values."""
+    values = list(curve.values())
+    return [(int(step), mean(values[max(0, i - count + 1) : i + 1])) for i, step in enumerate(curve)]
+
+
+def _curve(c: Canvas, left: int, points: list[tuple[int, float]], colour: str) -> None:
+    places = [(left + SPAN * step / STEPS, _height(value)) for step, value in points]
+    for (x1, y1), (x2, y2) in pairwise(places):
+        c.line(x1, y1, x2, y2, colour, 2.2)
+    for x, y in places if len(places) < 10 else places[-1:]:
+        c.dot(x, y, 4, colour, colour)
+
+
+def _ends(c: Canvas, x: float, values: list[float]) -> None:
+    """Figures next to the last points, from the top down, none over another."""
+    above = 0.0
+    for value, colour in sorted(zip(values, SEEDS, strict=True), reverse=True):
+        above = max(_height(value) + 4, above + 15)
+        c.text(x, above, f"{value:.2f}", 13, colour, bold=True)
+
+
+def _grid(c: Canvas, left: int, title: str, span: int) -> None:
+    c.text(left - 46, 34, title, 16, bold=True)
+    for tenth in range(0, 11, 2):
+        y = _height(tenth / 10)
+        c.line(left, y, left + span, y)
+        c.text(left - 12, y + 4, f"{tenth / 10:.1f}", 12, "muted", "end")
 
 
 def draw_ahead(theme: dict[str, str]) -> Canvas:
@@ -46,38 +93,19 @@ def _legend(c: Canvas, colours: dict[str, str]) -> None:
     c.text(WIDTH - 20, 317, SETTING, 13, "muted", "end")
 
 
-def _panel(c: Canvas, panel: tuple[int, str, str, str, int, int], table: list[list[str]]) -> None:
-    _axes(c, panel)
-    ends = sorted((float(row[panel[5]]) for row in table), reverse=True)
-    for row, colour in zip(table, SEEDS, strict=True):
-        end = _rise(c, panel, row, colour)
-        c.text(panel[0] + SPAN + 14, _apart(ends, end), f"{end:.2f}", 13, colour, bold=True)
-
-
 def _axes(c: Canvas, panel: tuple[int, str, str, str, int, int]) -> None:
     x, title, first, last, _, _ = panel
-    c.text(x - 46, 34, title, 16, bold=True)
-    for tenth in range(0, 11, 2):
-        y = _height(tenth / 10)
-        c.line(x, y, x + SPAN, y)
-        c.text(x - 12, y + 4, f"{tenth / 10:.1f}", 12, "muted", "end")
+    _grid(c, x, title, RISE)
     c.text(x, 68, first, 13, "muted", "middle")
-    c.text(x + SPAN, 68, last, 13, "muted", "middle")
+    c.text(x + RISE, 68, last, 13, "muted", "middle")
 
 
-def _rise(c: Canvas, panel: tuple[int, str, str, str, int, int], row: list[str], colour: str) -> float:
-    """A line between both ends of a row; the value at its end."""
+def _rise(c: Canvas, panel: tuple[int, str, str, str, int, int], row: list[str], colour: str) -> None:
+    """A line between both ends of a row."""
     x, begin, end = panel[0], float(row[panel[4]]), float(row[panel[5]])
-    c.line(x, _height(begin), x + SPAN, _height(end), colour, 2.5)
+    c.line(x, _height(begin), x + RISE, _height(end), colour, 2.5)
     c.dot(x, _height(begin), 4.5, colour, colour)
-    c.dot(x + SPAN, _height(end), 4.5, colour, colour)
-    return end
-
-
-def _apart(ends: list[float], end: float) -> float:
-    """Base line of a figure: where its dot is, moved so that two figures never overlap."""
-    middle = sum(map(_height, ends)) / len(ends)
-    return middle + 17 * (ends.index(end) - 1) + 4
+    c.dot(x + RISE, _height(end), 4.5, colour, colour)
 
 
 def _height(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Steps on a timeline, to scale: the GRPO step that docs/performance.md measured on H200 GPUs."""
+"""Steps on a timeline, to scale: the GRPO step that docs/evidence/gpus.md measured on H200 GPUs."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Measured:
 
 def draw(theme: dict[str, str]) -> Canvas:
     canvas = Canvas(WIDTH, HEIGHT, "Steps on a timeline with staleness 0, staleness 1 and colocated rollouts", theme)
-    table = rows("performance.md", "A whole GRPO step")
+    table = rows("evidence/gpus.md", "A whole GRPO step")
     at = next(i for i, row in enumerate(table) if row[0].startswith("separate"))
     separate = Measured(float(table[at + 1][3]), float(table[at + 1][4]), float(table[at][5]))
     one = next(row for row in table if row[0] == "colocated, one GPU (E)")

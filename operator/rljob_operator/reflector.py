@@ -2,7 +2,7 @@
 
 kopf could not read jobs that users have nested too deep for Python, and would end (see rljob_api/json_text.py). It could watch pods and reports. But
 nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
-queue, three loggers, the handler's arguments): about as much as everything else that the operator does for a job (docs/measurements.md).
+queue, three loggers, the handler's arguments): about as much as everything else that the operator does for a job (docs/evidence/cpus.md).
 """
 
 import asyncio

@@ -178,7 +178,7 @@ def test_variables_of_ours_are_read_somewhere(page: Path) -> None:
         assert f'"{variable}"' in CODE, variable
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=name)
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))], ids=name)
 def test_what_is_shown_in_yaml_breaks_no_rule(page: Path) -> None:
     for shown in yaml_blocks(page):
         part = shown.get("spec", shown)

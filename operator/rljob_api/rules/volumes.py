@@ -3,6 +3,7 @@
 import re
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -146,9 +147,17 @@ def paths(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def _of_section(section: Model, at: str) -> Iterator[tuple[str, str]]:
-    for name, field in type(section).model_fields.items():
-        is_path = _holds_paths((field.annotation, *field.metadata))
-        yield from _of_value(getattr(section, name), f"{at}.{field.alias}", is_path)
+    for name, alias, is_path in _fields(type(section)):
+        yield from _of_value(getattr(section, name), f"{at}.{alias}", is_path)
+
+
+@cache
+def _fields(kind: type[Model]) -> tuple[tuple[str, str | None, bool], ...]:
+    """Name, alias, and whether it holds paths, of each field. Looked up once: every spec that is checked asks for all of them."""
+    return tuple(
+        (name, field.alias, _holds_paths((field.annotation, *field.metadata)))
+        for name, field in kind.model_fields.items()
+    )
 
 
 def _of_value(value: Any, at: str, is_path: bool) -> Iterator[tuple[str, str]]:

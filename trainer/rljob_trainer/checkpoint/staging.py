@@ -1,8 +1,8 @@
 """Pinned host memory: for tensors that are offloaded from a device, and for what saves copy, made ready in a thread while training begins.
 
-A GPU copies at full rate to and from pinned memory only, and pinning takes much longer than copying (docs/performance.md#checkpoints). torch rounds
-every allocation up to a power of two (ATen/core/CachingHostAllocator.h, `allocate`): 17 GiB would take 32, pinned when the first save needs them and
-kept until the process ends. Blocks whose size is a power of two waste nothing.
+A GPU copies at full rate to and from pinned memory only, and pinning takes much longer than copying (docs/evidence/gpus.md#checkpoints). torch
+rounds every allocation up to a power of two (ATen/core/CachingHostAllocator.h, `allocate`): 17 GiB would take 32, pinned when the first save
+needs them and kept until the process ends. Blocks whose size is a power of two waste nothing.
 """
 
 import logging

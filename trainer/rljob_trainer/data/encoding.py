@@ -39,7 +39,7 @@ from rljob_trainer.wire.trajectory import Bools, Ints, Segment
 Encoded = tuple[Ints, Bools]
 """[T] tokens, and which of them are learnt."""
 MOST = 16
-"""Processes. Each makes more than one GPU trains (docs/measurements.md)."""
+"""Processes. Each makes more than one GPU trains (docs/evidence/cpus.md)."""
 ROWS_PER_CALL = 16
 """At most: a call costs as much as a short row."""
 

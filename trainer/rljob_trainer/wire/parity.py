@@ -14,7 +14,7 @@ LIMIT = {"float32": 1e-2, "bfloat16": 0.2, "quantized": 0.5}
 
 float32: trainer and server differ by about 2e-5 when both are right; stale keys and values or a wrong tensor show as 0.1 to 9.
 bfloat16: rounding alone gives about 0.02, differently in every kernel, and more in long responses of large models.
-quantized: vLLM's FP8 gave 0.166 at 1.5 B on an H200 (docs/performance.md), whichever type is trained.
+quantized: vLLM's FP8 gave 0.166 at 1.5 B on an H200 (docs/evidence/gpus.md), whichever type is trained.
 """
 FLOOR = {"float32": 1e-3, "bfloat16": 0.05, "quantized": 0.25}
 """What the limit of a run is at least, above all noise that was seen: the mean grows when responses become longer or less certain."""
