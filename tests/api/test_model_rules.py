@@ -191,7 +191,8 @@ def test_positions_are_those_that_vllm_counts() -> None:
     short = DENSE | {"max_position_embeddings": 12}
     assert check(short | {"rope_scaling": {"type": "linear", "factor": 2.0}}) == []
     yarn = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 12}
-    assert check(DENSE | {"max_position_embeddings": 8, "rope_scaling": yarn}) == []
+    assert check(DENSE | {"max_position_embeddings": 24, "rope_scaling": yarn}) == []
+    assert check(short | {"rope_scaling": yarn}) != [], "the factor is in max_position_embeddings already"
     allowed = make_spec(env=[{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}])
     assert not list(model_violations(allowed, short))
     whole = make_spec(rollout={"tensorParallel": 4, "vllmArgs": {"enable-expert-parallel": True}})
@@ -230,8 +231,7 @@ def test_a_vocabulary_divides_always_because_it_is_padded() -> None:
     [
         (DENSE, "trainer", "the model has no experts"),
         (EXPERTS | {"num_experts": 512}, "rollout", "the model has 512 experts, and the number of one takes a byte"),
-        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "rollout", "every layer has a sliding window"),
-        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "trainer", None),
+        (DENSE | {"model_type": "mixtral", "num_local_experts": 8, "sliding_window": 64}, "rollout", None),
         (EXPERTS | {"num_experts": 256}, "rollout", None),
         (DENSE, "none", None),
     ],
@@ -242,3 +242,10 @@ def test_experts_are_replayed_where_there_are_some_and_somebody_says_which(
     spec = make_spec(algorithm={"rolloutCorrection": {"routerReplay": replay}})
     found = [v for v in model_violations(spec, config) if v.field == "spec.algorithm.rolloutCorrection.routerReplay"]
     assert [rule in v.rule for v in found] == [True] if rule else not found
+
+
+def test_experts_come_from_the_prefix_cache_which_must_be_on() -> None:
+    algorithm = {"rolloutCorrection": {"routerReplay": "rollout"}}
+    uncached = make_spec(algorithm=algorithm, rollout={"vllmArgs": {"enable-prefix-caching": False}})
+    (found,) = (v for v in model_violations(uncached, EXPERTS) if v.field.endswith("routerReplay"))
+    assert found.rule.endswith("vllmArgs.enable-prefix-caching is false")

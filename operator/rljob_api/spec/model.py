@@ -62,7 +62,7 @@ class LoraSpec(Model):
 
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Values of vLLM's max-lora-rank (0.26, vllm/config/lora.py, MaxLoRARanks)."""
+"""Values of vLLM's max-lora-rank (0.32, vllm/config/lora.py, MaxLoRARanks)."""
 
 
 class ModelSpec(Model):

@@ -1,7 +1,6 @@
 """Tiny Hugging Face models and batches whose log-probabilities come from them."""
 
 import json
-import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -175,15 +174,11 @@ def kind_of_model(config: Any) -> Any:
 
 
 def load_model(model: Path) -> Any:
-    """In transformers, in float32. Its DeepSeek-V2 has no YaRN in the softmax; DeepSeek's own code, vLLM, and its DeepSeek-V3 have."""
+    """In transformers, in float32."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model)
-    policy = kind_of_model(config).from_pretrained(model, dtype=torch.float32).eval()
-    if config.model_type == "deepseek_v2" and (rope := config.rope_parameters)["rope_type"] == "yarn":
-        for layer in policy.model.layers:
-            layer.self_attn.scaling *= (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1) ** 2
-    return policy
+    return kind_of_model(config).from_pretrained(model, dtype=torch.float32).eval()
 
 
 def make_batch(model: Path, step: int = 1, groups: int = 4, samples: int = 4, temperature: float = 1.0) -> Batch:

@@ -152,7 +152,7 @@ async def test_a_variable_that_is_not_set_or_not_for_rewards_is_told_before_anyt
 
 
 def pooled(data: object) -> dict:
-    """As vLLM 0.26 answers (vllm/entrypoints/pooling/pooling/protocol.py, PoolingResponse)."""
+    """As vLLM 0.32 answers (vllm/entrypoints/pooling/pooling/protocol.py, PoolingResponse)."""
     return {
         "id": "pool-1",
         "object": "list",

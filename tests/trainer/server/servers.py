@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
@@ -62,6 +64,7 @@ class Server:
             with contextlib.suppress(OSError):
                 if self.get("/health")[0] == 200:
                     return
+            assert psutil.pid_exists(self.pid), self.log.read_text()[-4000:] if self.log.exists() else "it left no log"
             time.sleep(0.2)
         raise TimeoutError(self.log.read_text()[-4000:])
 

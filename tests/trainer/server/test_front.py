@@ -183,7 +183,7 @@ async def test_an_update_empties_the_caches_and_resumes(call: Caller) -> None:
     await call.update(1)
     assert call.engine.calls == [
         "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update", "update_weights",
-        "rljob_verify", "finish_weight_update", "reset_prefix_cache", "resume_generation",
+        "rljob_verify", "rljob_apply", "reset_prefix_cache", "resume_generation",
     ]  # fmt: skip
 
 
@@ -239,7 +239,7 @@ async def test_a_model_that_was_half_applied_ends_the_server(call: Caller, monke
     killed: list[int] = []
     monkeypatch.setattr("os.kill", lambda _, number: killed.append(number))
     await call.update(1)
-    call.engine.fails = "finish_weight_update"
+    call.engine.fails = "rljob_apply"
     with pytest.raises(RuntimeError):
         await call.update(1)
     assert killed == [15]
@@ -257,7 +257,7 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
     calls = call.engine.calls
     assert calls[:2] == ["pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
     first, second = (i for i, c in enumerate(calls) if c == "wake_up")
-    assert first < calls.index("init_weight_transfer_engine") < calls.index("finish_weight_update") < second
+    assert first < calls.index("init_weight_transfer_engine") < calls.index("rljob_apply") < second
     assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 

@@ -18,6 +18,10 @@ SPECIAL = [
     "pooling_output",
     "kv_transfer_params",
     "ec_transfer_params",
+    "mm_cache_miss_hashes",
+    "new_sampling_mask",
+    "spec_decode_metrics",
+    "prompt_token_id_logprobs",
 ]
 
 

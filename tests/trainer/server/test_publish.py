@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.call import ReplicaError
@@ -236,6 +238,20 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
     published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(2, iter(with_head), [tied.endpoint], lambda: None)
     assert published.ok
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["as the embedding", "another"])
+def test_an_output_layer_that_is_tied_and_in_the_files_follows_the_embedding(
+    start: Callable[..., Server], checkpoints: dict[str, Path], tmp_path: Path, same: bool
+) -> None:
+    shutil.copytree(checkpoints["tied"], tmp_path, dirs_exist_ok=True)
+    own = dict(models.tensors(tmp_path))
+    embedding = own["model.embed_tokens.weight"]
+    own["lm_head.weight"] = embedding.clone() if same else embedding.flip(0).contiguous()
+    save_file(own, tmp_path / "model.safetensors", {"format": "pt"})
+    server = start(tmp_path)
+    publish(server, checkpoints["tied-new"], 1)
+    assert difference(checkpoints["tied-new"], generate(server)) < 1e-4
 
 
 def test_every_worker_of_a_tensor_parallel_server_gets_its_part(

@@ -1,6 +1,7 @@
 """The experts of a real server in the trainer: bfloat16 routes tokens differently in both, until the trainer replays them."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,23 @@ def correction(replay: str) -> dict[str, Any]:
     return {"rolloutCorrection": {"importanceSampling": "token", "routerReplay": replay}}
 
 
-def generated(server: Server, model: Path) -> list[list[Generation]]:
+def replaying(start: Callable[..., Server], model: Path, dtype: str, **rollout: object) -> Server:
+    """A server of a job that replays its experts, with the weights of `model`."""
+    given = spec(model, **rollout).model_dump(by_alias=True, exclude_defaults=True)
+    changes = {"model": {"path": str(model), "dtype": dtype}, "algorithm": correction("rollout")}
+    server = start(model, job=RLJobSpec.model_validate(given | changes))
     publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
-    weights = ((name, tensor.bfloat16()) for name, tensor in tensors(model))
+    weights = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in tensors(model))
     assert not publisher.publish(0, weights, [server.endpoint], lambda: None, None).failed
+    return server
 
+
+def generated(server: Server, prompts: list[tuple[int, ...]]) -> list[list[Generation]]:
     async def ask() -> list[list[Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
             asked = (
                 client.generate(GenerationRequest(p, SAMPLES, Sampling(max_tokens=40), seed=i))
-                for i, p in enumerate(PROMPTS)
+                for i, p in enumerate(prompts)
             )
             return await asyncio.gather(*asked)
 
@@ -87,10 +95,8 @@ def test_replayed_experts_bring_trainer_and_rollouts_closer(start: Callable[...,
     torch.set_num_threads(1)
     compat.install()
     model = make(tmp_path, "qwen3_moe", 1, num_experts=EXPERTS, num_experts_per_tok=CHOSEN)
-    given = spec(model).model_dump(by_alias=True, exclude_defaults=True)
-    changes = {"model": {"path": str(model), "dtype": "bfloat16"}, "algorithm": correction("rollout")}
-    server = start(model, job=RLJobSpec.model_validate(given | changes))
-    groups = generated(server, model)
+    server = replaying(start, model, "bfloat16")
+    groups = generated(server, PROMPTS)
     server.kill()
     for prompt, g in ((p, g) for p, found in zip(PROMPTS, groups, strict=True) for g in found):
         assert g.routed_experts is not None
@@ -100,3 +106,19 @@ def test_replayed_experts_bring_trainer_and_rollouts_closer(start: Callable[...,
     found = {replay: trained(model, batch, replay) for replay in ("none", "rollout")}
     name = "train_rollout/log_prob_diff_mean"
     assert found["rollout"][name] < found["none"][name]
+
+
+@pytest.mark.slow
+def test_experts_of_cached_tokens_come_back_also_where_every_layer_sees_a_window(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    model = make(tmp_path, "mixtral", 1, sliding_window=16)
+    server = replaying(start, model, "float32", vllmArgs={"block-size": 16})
+    prompt = tuple(2 + i * 7 % 120 for i in range(60))
+    [[first, _]], [[second, _]] = generated(server, [prompt]), generated(server, [prompt])
+    cached = re.search(r"^vllm:prefix_cache_hits_total{.*} (.*)$", server.get("/metrics")[1], re.MULTILINE)
+    server.kill()
+    assert cached and float(cached[1]) >= 32
+    assert np.array_equal(first.tokens, second.tokens)
+    assert first.routed_experts is not None and second.routed_experts is not None
+    assert np.array_equal(first.routed_experts, second.routed_experts)

@@ -28,7 +28,7 @@ def transformer_config_keys() -> list[str]:
 
 def vllm_argument_keys() -> list[str]:
     """Long options of vLLM's API server."""
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = make_arg_parser(FlexibleArgumentParser())

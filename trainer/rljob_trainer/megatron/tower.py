@@ -15,15 +15,14 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.vision_utils import (
-    get_vision_bilinear_indices_and_weights,
     get_vision_cu_seqlens,
+    get_vision_interpolation_indices_and_weights,
     get_vision_position_ids,
     get_vision_window_index,
 )
 
 AT_ONCE = "rljob_flash"
 """The name under which `attend` is registered."""
-_KNOWN = "rljob_longest"
 
 
 def run_tower(tower: Any, pixels: torch.Tensor, grids: torch.Tensor) -> Any:
@@ -41,8 +40,8 @@ def tables(
     window: tuple[int, int] | None,
     side: int | None,
     device: torch.device,
-) -> dict[str, torch.Tensor]:
-    """Index tables, by the names of the tower's arguments. Cached for micro-batches with images of the same sizes.
+) -> dict[str, torch.Tensor | int]:
+    """Index tables and longest sequences, by the names of the tower's arguments. Cached for micro-batches with images of the same sizes.
 
     Args:
         sizes: of each image, as a row of `image_grid_thw`
@@ -50,23 +49,26 @@ def tables(
         side: of the square of learnt positions, of a tower that has some
     """
     grids = torch.tensor(sizes)
-    found = {"position_ids": get_vision_position_ids(grids, merge), "cu_seqlens": get_vision_cu_seqlens(grids)}
+    starts = get_vision_cu_seqlens(grids)
+    known = {
+        "position_ids": get_vision_position_ids(grids, merge),
+        "cu_seqlens": starts,
+        "max_seqlen": _longest(starts),
+    }
     if window:
-        places = get_vision_window_index(grids, merge, *window)
-        found |= zip(("window_index", "cu_window_seqlens"), places, strict=True)
+        order, starts = get_vision_window_index(grids, merge, *window)
+        known |= {"window_index": order, "cu_window_seqlens": starts, "max_window_seqlen": _longest(starts)}
     if side:
-        indices, weights = get_vision_bilinear_indices_and_weights(grids, side, merge)
-        found |= {"bilinear_indices": indices, "bilinear_weights": weights}
-        found |= {"interp_indices": indices.T, "interp_weights": weights.T}  # as transformers 5.17 wants them
-    return {name: table.to(device) for name, table in found.items()}
+        weighed = get_vision_interpolation_indices_and_weights(
+            grids, side, align_corners=True, spatial_merge_size=merge
+        )
+        known |= zip(("interp_indices", "interp_weights"), weighed, strict=True)
+    return {name: value if isinstance(value, int) else value.to(device) for name, value in known.items()}
 
 
 def _longest(starts: torch.Tensor) -> int:
-    """Longest sequence. Cached on the tensor: reading it waits for all work of the device, and every layer needs it."""
-    if (known := getattr(starts, _KNOWN, None)) is None:
-        known = int(starts.diff().max())
-        setattr(starts, _KNOWN, known)
-    return known
+    """Longest sequence. A tower that is not given it waits for all work of the device to read it."""
+    return int(starts.diff().max())
 
 
 def attend(
@@ -78,12 +80,16 @@ def attend(
     *,
     scaling: float,
     cu_seq_lens_q: torch.Tensor,
+    max_length_q: int,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Full attention within each sequence; `cu_seq_lens_q` are their boundaries. query, key, value [1, heads, t, d] -> [1, t, heads, d]."""
+    """Full attention within each sequence: `cu_seq_lens_q` are their boundaries, `max_length_q` the longest one's length.
+
+    query, key, value [1, heads, t, d] -> [1, t, heads, d].
+    """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    starts, longest = cu_seq_lens_q.int(), _longest(cu_seq_lens_q)
-    found = varlen_attn(q, k, v, starts, starts, longest, longest, scale=scaling)
+    starts = cu_seq_lens_q.int()
+    found = varlen_attn(q, k, v, starts, starts, max_length_q, max_length_q, scale=scaling)
     assert isinstance(found, torch.Tensor), "nothing else is asked for"
     return found[None], None
 

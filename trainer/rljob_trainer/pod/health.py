@@ -26,7 +26,7 @@ from rljob_trainer.wire.weights.protocol import HEALTH
 BUSY_SHARE = 0.1
 """Fraction of one core. An engine that uses more is computing."""
 ENGINE = re.compile(r"::(EngineCore|Worker)")
-"""Matches the titles of vLLM's engine processes (0.26, vllm/utils/system_utils.py, set_process_title)."""
+"""Matches the titles of vLLM's engine processes (0.32, vllm/utils/system_utils.py, set_process_title)."""
 
 
 class EngineProcesses:
@@ -131,7 +131,7 @@ STUCK_SECONDS = 600.0
 STUCK_BYTES = 2**20
 """Reading less than this is not progress: idle processes read from their own pipes."""
 STUCK_TALK = re.compile(rb"No available shared memory broadcast block found")
-"""Output that is not progress: an engine logs it every minute while it waits for a worker that hangs (0.26, shm_broadcast.py)."""
+"""Output that is not progress: an engine logs it every minute while it waits for a worker that hangs (0.32, shm_broadcast.py)."""
 
 
 @dataclass(frozen=True, slots=True)

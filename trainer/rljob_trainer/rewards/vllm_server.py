@@ -1,6 +1,6 @@
 """Models on vLLM servers as rewards: a discriminative one gives a number, a generative one an answer that holds a number.
 
-Routes and bodies are those of vLLM 0.26 (vllm/entrypoints/pooling/pooling/protocol.py, vllm/entrypoints/openai/chat_completion/protocol.py).
+Routes and bodies are those of vLLM 0.32 (vllm/entrypoints/pooling/pooling/protocol.py, vllm/entrypoints/openai/chat_completion/protocol.py).
 """
 
 import re

@@ -83,8 +83,15 @@ async def _answer(request: Request) -> Response:
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
     except Exception as error:  # vLLM logs the reason; a dead engine ends the server
-        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400 if _is_refusal(error) else 500)
     return Response(status_code=CLIENT_LEFT) if completions is None else JSONResponse(encode(completions))
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether vLLM says that the request is wrong."""
+    from vllm.exceptions import VLLMClientError  # vLLM is there, as it has raised something: see sampling_parameters
+
+    return isinstance(error, VLLMClientError)
 
 
 async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:

@@ -7,8 +7,8 @@ import os
 import sys
 
 import uvloop
-from vllm.entrypoints.openai import api_server
-from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.api_server.entry import run_server
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from rljob_trainer.patches import UNSUPPORTED_VERSION, UnsupportedVersionError
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(UNSUPPORTED_VERSION)
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     validate_parsed_serve_args(parsed)
-    uvloop.run(api_server.run_server(parsed))
+    uvloop.run(run_server(parsed))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import warnings
 
 from rljob_trainer import patches
 
-VERSIONS = {"torch": ("2.11.0",), "megatron-core": ("0.19.2",), "megatron-bridge": ("0.6.2",)}
+VERSIONS = {"torch": ("2.13.0",), "megatron-core": ("0.19.2",), "megatron-bridge": ("0.6.2",)}
 """What every patch below was proven on."""
 
 MODULES = (

@@ -4,10 +4,10 @@ import importlib
 
 from rljob_trainer import patches
 
-VERSIONS = ("0.26.0",)
+VERSIONS = ("0.32.0",)
 """Of vLLM, which every patch below was proven on."""
 
-MODULES = ("cpu_experts", "forked_engine", "scheduler", "weight_updates")
+MODULES = ("cpu_experts", "cpu_routing", "forked_engine", "scheduler", "weight_updates")
 
 
 def install() -> None:

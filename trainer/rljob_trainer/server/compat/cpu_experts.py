@@ -1,7 +1,7 @@
-"""On CPU a server returns the experts that its tokens went to, for router replay.
+"""On CPU a mixture of experts computes with the kernels for CPUs also where other layers have adapters.
 
-vLLM 0.26 asks its routers, but on CPU the kernel of a layer chooses experts without them (`--enable-return-routed-experts` then returns zeros). We
-report what the kernel chooses. Can go when vLLM's layers on CPU use their routers.
+As soon as a server takes adapters, vLLM 0.32 gives every layer of experts kernels that could have some, and these are Triton's. Adapters of experts
+are not offered (rljob_api/families.py). Can go when vLLM chooses by `lora_config.target_modules`, or has such kernels for CPUs.
 """
 
 from typing import Any
@@ -11,39 +11,29 @@ from rljob_trainer.server.compat import VERSIONS
 from rljob_trainer.server.compat.forked_engine import on_cpu
 
 
-def report_experts() -> None:
-    """Between the layer, which knows to whom to report, and the kernel's choice, which knows what."""
-    from vllm.model_executor.layers.fused_moe import cpu_fused_moe
-    from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+def keep_kernels() -> None:
+    """Choose the kernels of experts as on servers without adapters."""
+    from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as method
 
-    choose, apply = cpu_fused_moe.select_experts, MoERunner._apply_quant_method
-    reports: list[Any] = [None]
+    select = method.select_unquantized_moe_backend
 
-    def applied(layer: Any, *inputs: Any, **more: Any) -> Any:
-        reports[0] = getattr(layer.router, "capture_fn", None)
-        return apply(layer, *inputs, **more)
+    def selected(moe_config: Any) -> Any:
+        moe_config.is_lora_enabled = False
+        return select(moe_config)
 
-    def chosen(*inputs: Any, **more: Any) -> Any:
-        weights, experts = choose(*inputs, **more)
-        if reports[0]:
-            reports[0](experts)
-        return weights, experts
-
-    MoERunner._apply_quant_method, cpu_fused_moe.select_experts = applied, chosen
+    method.select_unquantized_moe_backend = selected
 
 
 PATCHES = (
     Patch(
-        "experts that are chosen on CPU",
+        "experts beside adapters on CPU",
         "vllm",
         VERSIONS,
-        apply=report_experts,
+        apply=keep_kernels,
         needed=on_cpu,
         replaces={
-            "vllm/model_executor/layers/fused_moe/cpu_fused_moe.py:CPUFusedMOE.__call__": "49351c5f3a4ea055",
-            "vllm/model_executor/layers/fused_moe/cpu_fused_moe.py:SGLFusedMOE.__call__": "f06d0115abc2c5bb",
-            "vllm/model_executor/layers/fused_moe/runner/moe_runner.py:MoERunner._apply_quant_method": "180f86461932e26f",
-            "vllm/model_executor/layers/fused_moe/router/base_router.py:BaseRouter.set_capture_fn": "8786a9cdc673ade3",
+            "vllm/model_executor/layers/fused_moe/oracle/unquantized.py:select_unquantized_moe_backend": "e47b8142a05cf75a",
+            "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py:UnquantizedFusedMoEMethod.__init__": "e733285a5e84adf0",
         },
     ),
 )

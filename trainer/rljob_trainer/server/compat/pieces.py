@@ -97,7 +97,7 @@ class InPieces:
         """Those that end here for a reason outside of the scheduler, such as an abort: the caller tells their clients so.
 
         Of whom something is held back, we tell it, with that, after the step in which the workers hear of it: vLLM always makes one
-        (v1/core/sched/scheduler.py:2301), and a pause is complete after it.
+        (v1/core/sched/scheduler.py, has_finished_requests), and a pause is complete after it.
         """
         return [request for request in super().finish_requests(*which) if not self._ended(request)]  # type: ignore[misc]
 
@@ -122,8 +122,8 @@ def joined(outputs: Sequence[Any], rows: Callable[..., Any]) -> Any:
         last.new_logprobs = rows(*_arrays(found), None)
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
-        if last.routed_experts is not None:
-            last.routed_experts = np.concatenate([output.routed_experts for output in outputs])
+        if experts := [output.routed_experts for output in outputs if output.routed_experts is not None]:
+            last.routed_experts = np.concatenate(experts)
         last.num_nans_in_logits = max([output.num_nans_in_logits for output in outputs])
     return last
 
@@ -154,4 +154,8 @@ def _is_only_tokens(output: Any) -> bool:
         and output.pooling_output is None
         and output.kv_transfer_params is None
         and output.ec_transfer_params is None
+        and output.mm_cache_miss_hashes is None
+        and output.new_sampling_mask is None
+        and output.spec_decode_metrics is None
+        and output.prompt_token_id_logprobs is None
     )

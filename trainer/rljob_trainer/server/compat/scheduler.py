@@ -28,7 +28,7 @@ class AsyncSchedulerInPieces(InPieces, AsyncScheduler):
 
 
 def scheduler(vllm_config: Any, **more: Any) -> Scheduler:
-    """The one for this engine, chosen as vLLM chooses among its own (config/scheduler.py:180). It calls what we name in place of a class."""
+    """The one for this engine, chosen as vLLM chooses (config/scheduler.py, get_scheduler_cls). It calls what we name in place of a class."""
     kind = AsyncSchedulerInPieces if vllm_config.scheduler_config.async_scheduling else SchedulerInPieces
     return kind(vllm_config=vllm_config, **more)
 
@@ -39,9 +39,9 @@ PATCHES = (
         "vllm",
         VERSIONS,
         replaces={
-            "vllm/v1/core/sched/scheduler.py:Scheduler.update_from_output": "70db93b7b3b20987",
-            "vllm/v1/core/sched/scheduler.py:Scheduler.finish_requests": "251076b25b7f9acb",
-            "vllm/v1/engine/__init__.py:EngineCoreOutput": "0a3701fb7b23141b",
+            "vllm/v1/core/sched/scheduler.py:Scheduler.update_from_output": "4bb55e02c6a82b91",
+            "vllm/v1/core/sched/scheduler.py:Scheduler.finish_requests": "282393baad638783",
+            "vllm/v1/engine/__init__.py:EngineCoreOutput": "8c134667ff099e96",
             "vllm/v1/outputs.py:LogprobsLists": "8487fac20ac007a1",
         },
     ),

@@ -1,4 +1,4 @@
-"""An update that consists of adapters only: its validation, and how it is put into vLLM's LoRA (0.26, vllm/lora).
+"""An update that consists of adapters only: its validation, and how it is put into vLLM's LoRA (0.32, vllm/lora).
 
 The tensors have the peft library's names and shapes: `....q_proj.lora_A.weight` [rank, in] and `....q_proj.lora_B.weight` [out, rank]; B is
 already multiplied by alpha / rank. Their base model is the one that the server has loaded from its model directory.
@@ -57,7 +57,7 @@ def apply_adapters(model: Any, tensors: dict[str, Tensor]) -> None:
         settings,
         device="cpu",
         dtype=manager.lora_config.lora_dtype,
-        weights_mapper=mapper.get_unstacked_mapper() if mapper else None,
+        weights_mapper=mapper.get_rename_mapper() if mapper else None,
     )
     manager.remove_adapter(ADAPTERS)
     manager.add_adapter(adapters)

@@ -2,7 +2,7 @@
 
 vLLM's own engines overwrite the model as buckets arrive, and leave layers without memory when the trainer dies. Here the model is not touched before
 `finish_weight_update`, which needs a successful `verify` of the digest of the whole update. The engines are registered with vLLM's weight-transfer
-API (0.26, vllm/distributed/weight_transfer) under the names of their transports.
+API (0.32, vllm/distributed/weight_transfer) under the names of their transports.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from rljob_trainer.server.weights.adapters import ExpectedAdapters, apply_adapters
-from rljob_trainer.server.weights.expected import ExpectedTensors, RefusedUpdateError
+from rljob_trainer.server.weights.expected import TIED, ExpectedTensors, RefusedUpdateError
 from rljob_trainer.server.weights.reload import computes_with_what_it_loads, load
 from rljob_trainer.wire.weights import gloo, ipc, nccl
 from rljob_trainer.wire.weights.bucket import Entry, digest, payload_size, unpack
@@ -155,10 +156,18 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if self.vllm_config.lora_config:
                 apply_adapters(self.model, self._staged)
             else:
-                load(self.model, self.model_config, iter(self._staged.items()), self._in_place)
+                load(self.model, self.model_config, iter(self._with_output_layer().items()), self._in_place)
         self.start_weight_update()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # `_has_room` asks the driver what is free
+
+    def _with_output_layer(self) -> dict[str, Tensor]:
+        """What is staged. In vLLM 0.32 a model that says that it ties its output layer, and has one in its files, has one of its own: it gets the
+        embedding that the trainer ties it to."""
+        embedding = next((n for n in self._staged if n.endswith("embed_tokens.weight")), "")
+        if self.model_config.word_embeddings_untied_by_checkpoint and embedding:
+            return {TIED: self._staged[embedding]} | self._staged
+        return self._staged
 
     @cached_property
     def _in_place(self) -> bool:
@@ -176,11 +185,6 @@ class StagedEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def shutdown(self) -> None:
         self.discard()
-
-    @staticmethod
-    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Abstract in the base class, and not used: the trainer's side is publisher.py."""
-        raise NotImplementedError
 
 
 class GlooEngine(StagedEngine):
@@ -212,6 +216,7 @@ class WorkerExtension:
     `self` is the vLLM worker. Importing this module registers our engines.
     """
 
+    vllm_config: VllmConfig
     weight_transfer_engine: StagedEngine
     _weight_update_active: bool
 
@@ -219,7 +224,13 @@ class WorkerExtension:
         """Verify the whole staged update."""
         self.weight_transfer_engine.verify(attempt, digest)
 
+    def rljob_apply(self) -> None:
+        """Apply a verified update. vLLM's own `finish_weight_update` would remove all adapters after it, also those that it brought."""
+        with set_current_vllm_config(self.vllm_config):
+            self.weight_transfer_engine.finish_weight_update()
+        self._weight_update_active = False
+
     def rljob_discard(self) -> None:
-        """Abandon an update at any point before it is applied, which vLLM 0.26 does not offer."""
+        """Abandon an update at any point before it is applied, which vLLM 0.32 does not offer."""
         self.weight_transfer_engine.discard()
         self._weight_update_active = False

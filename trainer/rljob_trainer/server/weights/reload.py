@@ -1,6 +1,6 @@
 """Loads the tensors of an update into vLLM's model: in place, or through vLLM's layer-wise reload.
 
-In place works unless weights are transformed after loading (vLLM 0.26, model_executor/model_loader/utils.py, `process_weights_after_loading`), as
+In place works unless weights are transformed after loading (vLLM 0.32, model_executor/model_loader/utils.py, `process_weights_after_loading`), as
 quantization methods, attention and a few other modules do. Those need the layer-wise reload, which takes five times as long (H200, 338 tensors of
 3.1 GB: 73 ms, in place 13 ms). It intercepts the weight loaders of parameters, so a model that writes into its parameters directly (gpt-oss) can only
 be updated in place.
@@ -20,6 +20,7 @@ from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, SKIP_TENSORS
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImplBase
 
@@ -29,6 +30,8 @@ UNQUANTIZED = (*KEEPING, UnquantizedFusedMoEMethod)
 """All parameters of layers with these are in the model files."""
 KEEPING_EXPERTS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
 """Kernels that use experts' weights in the order of the model files. Others need them swapped or shuffled."""
+KEPT = SKIP_TENSORS - SKIP_LOAD_TENSORS
+"""Names of parameters that a layer-wise reload loads where they are, and has no record of."""
 
 FIX = "remove rollout.vllmArgs.quantization if the job sets it, or take a family that docs/models.md says servers update on this device"
 
@@ -47,6 +50,8 @@ def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_p
         loaded.load_weights(tensors)
         return
     initialize_layerwise_reload(model)
+    if current_platform.is_cpu():
+        _forget_kernels(model)
     loaded.load_weights(tensors)
     if lost := _lost(model):
         what = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
@@ -63,7 +68,8 @@ def _lost(model: Module) -> list[str]:
     elements than it has.
     """
     waiting = [(name, layer) for name, layer in model.named_modules() if get_layerwise_info(layer).kernel_tensors]
-    reached = {p.data_ptr() for p in model.parameters() if p.numel() and not p.is_meta}
+    done = (layer for layer in model.modules() if not get_layerwise_info(layer).kernel_tensors)
+    reached = {p.data_ptr() for layer in done for p in layer.parameters(recurse=False) if p.numel() and not p.is_meta}
     for _, layer in waiting:
         reached |= {tensor.data_ptr() for key, tensor in _own(layer).items() if tensor.numel() and key in _came(layer)}
     return [
@@ -79,7 +85,7 @@ def _own(layer: Module) -> dict[str, Tensor]:
     elsewhere are empty."""
     info = get_layerwise_info(layer)
     assert info.kernel_tensors
-    loads = {name for name, tensor in info.restore_metadata[0].items() if tensor.numel()}
+    loads = {name for name, tensor in info.restore_metadata[0].items() if tensor.numel()} | KEPT
     return {name: tensor for name, tensor in info.kernel_tensors[0].items() if name in loads}
 
 
@@ -115,9 +121,17 @@ def _keeps_its_weights(module: Module) -> bool:
     return not hasattr(module, "process_weights_after_loading")
 
 
+def _forget_kernels(model: Module) -> None:
+    """Have vLLM make the kernels of experts again, because only then it packs their weights for a CPU (0.32)."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod):
+            method.moe_kernel = None
+
+
 def _repack_embeddings(model: Module) -> None:
     """Pack the output layer's weights again, of which vLLM keeps a packed copy on CPU. An output layer that shares the embedding's weight (Llama)
-    gets no tensor of its own on reload, and vLLM 0.26 would keep the packed copy of the old weights: a mixture of two policies."""
+    gets no tensor of its own on reload, and vLLM 0.32 would keep the packed copy of the old weights: a mixture of two policies."""
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding) and isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             dispatch_cpu_unquantized_gemm(module, remove_weight=False)

@@ -120,7 +120,7 @@ class WeightUpdates:
     async def _apply(self, engine: Any) -> None:
         self._gate.serving = None
         try:
-            await engine.collective_rpc("finish_weight_update")
+            await engine.collective_rpc("rljob_apply")
             if self._asleep:  # after the update has given its memory back
                 await engine.wake_up(tags=["kv_cache"])
                 self._asleep = False
