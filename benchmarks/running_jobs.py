@@ -27,9 +27,9 @@ from api.specs import raw_spec
 from rljob_api import names
 from rljob_api.protocol import Control, Progress, Report
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
-from rljob_operator.handlers import SELECTORS, EventHandlers
 from rljob_operator.kube.api import Key, Object
 from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.watch.events import SELECTORS, EventHandlers
 from simulator.cluster import FakeCluster
 from simulator.controllers import sync_stateful_sets
 from simulator.objects import copied, job_object, node_object
