@@ -33,7 +33,7 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fails = ""
-        self.engine_core = self
+        self.engine_core = self.renderer = self
         self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True), lora_config=None)
 
     def __getattr__(self, name: str) -> Any:
@@ -182,8 +182,8 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
 async def test_an_update_empties_the_caches_and_resumes(call: Caller) -> None:
     await call.update(1)
     assert call.engine.calls == [
-        "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update", "update_weights",
-        "rljob_verify", "rljob_apply", "reset_prefix_cache", "resume_generation",
+        "clear_mm_cache_async", "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update",
+        "update_weights", "rljob_verify", "rljob_apply", "reset_prefix_cache", "resume_generation",
     ]  # fmt: skip
 
 
@@ -255,10 +255,13 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2) == [200, 200, 200]
     calls = call.engine.calls
-    assert calls[:2] == ["pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
+    assert calls[:3] == ["clear_mm_cache_async", "pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
     first, second = (i for i, c in enumerate(calls) if c == "wake_up")
-    assert first < calls.index("init_weight_transfer_engine") < calls.index("rljob_apply") < second
-    assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")
+    assert first < calls.index("init_weight_transfer_engine") < calls.index("rljob_apply")
+    assert calls.index("rljob_apply") < calls.index("reset_prefix_cache") < second, (
+        "waking lets waiting requests take blocks"
+    )
+    assert second < calls.index("resume_generation")
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 

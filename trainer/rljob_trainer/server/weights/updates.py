@@ -121,11 +121,11 @@ class WeightUpdates:
         self._gate.serving = None
         try:
             await engine.collective_rpc("rljob_apply")
+            if not await engine.reset_prefix_cache():  # before the engine wakes, which lets requests take blocks
+                raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             if self._asleep:  # after the update has given its memory back
                 await engine.wake_up(tags=["kv_cache"])
                 self._asleep = False
-            if not await engine.reset_prefix_cache():
-                raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             await engine.resume_generation()
         except BaseException:
             log.exception(APPLYING_FAILED)
@@ -134,5 +134,10 @@ class WeightUpdates:
 
 
 async def _pause(engine: Any, clear_cache: bool = True) -> None:
-    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers."""
+    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
+
+    `clear_cache`: also empty the caches; that of images on both sides, since vLLM's renderer sends only the hash of an image that the engine has.
+    """
+    if clear_cache:
+        await engine.renderer.clear_mm_cache_async()
     await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)
