@@ -113,6 +113,7 @@ OWNED_TRANSFORMER_CONFIG = {
 
 OWNED_VLLM_ARGUMENTS = {
     **dict.fromkeys((key for key in VLLM_ARGUMENTS if key.startswith("data-parallel")), "spec.rollout.replicas"),
+    "mm-device-do-normalize": "the trainer, which hands over images that are normalised",
     "model": "spec.model.path",
     "tokenizer": "spec.model.path",
     "dtype": "spec.model.dtype",
