@@ -63,7 +63,9 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     if spec.algorithm.rollout_correction.router_replay == "rollout":
         own |= {"enable-return-routed-experts": True}
     if spec.data.image_key:
-        own |= {"mm-device-do-normalize": False}  # vLLM's tower would normalise once more what the driver has normalised
+        own |= {
+            "mm-device-do-normalize": False
+        }  # vLLM's tower would normalise once more what the driver has normalised
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
         own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}
