@@ -72,10 +72,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "7b-22-layers": QWEN2_7B | {"num_hidden_layers": 22},
     "14b": QWEN2_14B,
     "30b-a3b-8-layers": QWEN3_30B_A3B | {"num_hidden_layers": 8},
+    "30b-a3b-16-layers": QWEN3_30B_A3B | {"num_hidden_layers": 16},
+    "30b-a3b": QWEN3_30B_A3B,
     "0.1b": SMALL,
     "tiny": TINY,
 }
-"""Cut to fewer layers: 4.3 B parameters; 6.2 B, the most that one GPU trains without adapters; 5.6 B, for two. `0.1b`: for what takes many steps."""
+"""Cut to fewer layers: 4.3 B parameters; 6.2 B, the most that one GPU trains without adapters; 5.6 B, for two; 10.6 B, for four. `0.1b`: for what takes many steps."""
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""

@@ -1,12 +1,14 @@
 """A whole GRPO step with real vLLM: the product's own command on a job of the Qwen2.5-1.5B shape with random weights.
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
-        [--tensor N] [--expert N] [--lora RANK] [--lora-sync merged|adapters] [--kl COEFFICIENT] [--reference shared|own]
-        [--offload] [--share PART] [--quantization NAME] [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
+        [--tensor N] [--pipeline N] [--expert N] [--replicas N] [--server-tensor N] [--lora RANK] [--lora-sync merged|adapters]
+        [--kl COEFFICIENT] [--reference shared|own] [--offload] [--share PART] [--quantization NAME] [--prompts N] [--max-tokens N]
+        [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
-without KL, one mini-batch. `--gpus N`: of the trainer; `--tensor N`: tensor parallelism of trainer and servers; `--expert N`: expert parallelism of
-the trainer; `--lora RANK`: adapters are trained in place of all weights; `--offload`: the trainer's state is in host memory while it rests; `--kl`:
+without KL, one mini-batch. `--gpus N`, `--tensor N`, `--pipeline N`, `--expert N`: of the trainer; `--replicas N`: servers on GPUs of their own;
+`--server-tensor N`: tensor parallelism of a server, otherwise that of the trainer; `--lora RANK`: adapters are trained in place of all weights;
+`--offload`: the trainer's state is in host memory while it rests; `--kl`:
 with a reference model, on the trainer's GPUs or (`--reference own`) on a gang of as many others. Random weights hardly ever end a response, so its
 length is maxTokens, and rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps
 and writes it as JSON, with the bytes of an update of a server, and the largest memory of each GPU and of the host, as a whole and in the ten steps
@@ -54,8 +56,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--lengths", choices=["fixed", "mixed"], default="fixed")
     made.add_argument("--size", choices=list(MODELS), default="1.5b")
     made.add_argument("--gpus", type=int, default=1, help="of the trainer")
-    made.add_argument("--tensor", type=int, default=1, help="tensor parallelism of trainer and servers")
+    made.add_argument("--tensor", type=int, default=1, help="tensor parallelism of the trainer")
+    made.add_argument("--pipeline", type=int, default=1, help="stages of the trainer")
     made.add_argument("--expert", type=int, default=1, help="expert parallelism of the trainer")
+    made.add_argument("--replicas", type=int, default=1, help="servers on GPUs of their own")
+    made.add_argument("--server-tensor", type=int, help="tensor parallelism of a server; that of the trainer otherwise")
     made.add_argument("--lora", type=int, default=0, help="rank of adapters; 0: all weights are trained")
     made.add_argument("--lora-sync", choices=["merged", "adapters"], default="merged")
     made.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
@@ -149,7 +154,11 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
         "trainer": {
             "device": options.device,
             "processesPerNode": options.gpus,
-            "parallelism": {"tensor": options.tensor, "expert": options.expert},
+            "parallelism": {
+                "tensor": options.tensor,
+                "pipeline": options.pipeline,
+                "expert": options.expert,
+            },
             "offload": dict.fromkeys(("parameters", "gradients", "optimizer"), options.offload),
         },
         "rollout": rollout(options),
@@ -175,9 +184,9 @@ def rollout(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "placement": options.placement,
         "sampling": {"maxTokens": longest},
-        "tensorParallel": options.tensor,
+        "tensorParallel": options.server_tensor or options.tensor,
         "vllmArgs": arguments,
-    } | ({"replicas": 1} if options.placement == "separate" else {})
+    } | ({"replicas": options.replicas} if options.placement == "separate" else {})
 
 
 if __name__ == "__main__":
