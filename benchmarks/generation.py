@@ -26,7 +26,6 @@ from benchmarks import asynchrony, step, weights
 from benchmarks.shapes import MODELS
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
-from rljob_trainer.machine import gpus
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 
 PARTS = {"half": 0.5, "nine_tenths": 0.9, "99%": 0.99, "all": 1.0}
@@ -129,7 +128,7 @@ def through_a_server(model: Path, options: argparse.Namespace) -> list[dict[str,
     given |= {"rollout": {"placement": "colocated", "sampling": sampling, "vllmArgs": arguments}}
     job = RLJobSpec.model_validate(given)
     prompts = encoded(model, options.work / "served.parquet", "mixed")[:SERVED_PROMPTS]
-    with weights.server(job, gpus()[0] if gpu else ""):
+    with weights.server(job):
         publish(job, model)
         return [asyncio.run(served(prompts, Sampling(max_tokens=options.max_tokens))) for _ in range(REPEATS)]
 

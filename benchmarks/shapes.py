@@ -77,7 +77,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "0.1b": SMALL,
     "tiny": TINY,
 }
-"""Cut to fewer layers: 4.3 B parameters; 6.2 B, the most that one GPU trains without adapters; 5.6 B, for two; 10.6 B, for four. `0.1b`: for what takes many steps."""
+"""Cut to fewer layers: 4.3 B parameters; 6.2 B, the most that one GPU trains without adapters; 5.6 B, for two; 10.6 B, for four. `0.1b`: for what
+takes many steps."""
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-1.5b"
 PEAK_FLOPS = 989e12
 """Dense bfloat16 of an H200 or H100 SXM, by its data sheet."""

@@ -1,9 +1,10 @@
 """Weights from the trainer to a vLLM server: our whole update beside a plain broadcast of the same bytes.
 
-    python -m benchmarks.weights [--size NAME] [--device gpu|cpu] [--placement separate|colocated] [--repeats N]
+    python -m benchmarks.weights [--size NAME] [--device gpu|cpu] [--placement separate|colocated] [--servers N] [--repeats N]
 
 On GPUs: two of one host, or one, where they are colocated (without the broadcast). The update is what `python -m rljob_trainer run` does after each
-step: export from megatron-core in one process, to a server in another, verified on both ends and applied. Prints one JSON line per measurement.
+step: export from megatron-core in one process, to servers in others, verified on both ends and applied. `--servers N`: each on a GPU of its own.
+Prints one JSON line per measurement, with the seconds until servers were connected, had received everything, and served it.
 """
 
 import argparse
@@ -16,7 +17,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,9 +33,15 @@ from rljob_trainer.pod.arguments import server_arguments, server_environment
 
 TOKEN = "benchmark"
 PORT = 29610
-ENDPOINT = RolloutEndpoint(pod="rollout", pod_uid="uid", url=f"http://127.0.0.1:{PORT}")
 READY_SECONDS = 300
 GPU_ARGUMENTS = {"enforce-eager": True, "gpu-memory-utilization": 0.3}
+
+
+def endpoint(number: int) -> RolloutEndpoint:
+    return RolloutEndpoint(pod=f"rollout-{number}", pod_uid=f"uid-{number}", url=f"http://127.0.0.1:{PORT + number}")
+
+
+ENDPOINT = endpoint(0)
 
 
 def main() -> int:
@@ -41,6 +49,7 @@ def main() -> int:
     parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
     parser.add_argument("--placement", choices=["separate", "colocated"], default="separate")
+    parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--plain", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -48,8 +57,11 @@ def main() -> int:
         broadcast(options.plain, options.device)
         return 0
     job = spec(model_of(options.size), options.device, options.placement)
-    with server(job, gpu_of_server(job)):
-        size = update(job, options.repeats)
+    with ThreadPoolExecutor(options.servers) as pool, ExitStack() as stack:
+        starting = [pool.submit(stack.enter_context, server(job, n)) for n in range(options.servers)]
+        for future in starting:
+            future.result()
+        size = update(job, options.servers, options.repeats)
     if options.placement == "colocated":
         return 0
     command = [sys.executable, *torchrun(2)]
@@ -58,11 +70,11 @@ def main() -> int:
     return 0
 
 
-def gpu_of_server(job: RLJobSpec) -> str:
+def gpu_of_server(job: RLJobSpec, number: int) -> str:
     """Of a trainer on the first."""
     if job.trainer.device == "cpu":
         return ""
-    return gpus()[0 if job.rollout.placement == "colocated" else 1]
+    return gpus()[0 if job.rollout.placement == "colocated" else 1 + number]
 
 
 def spec(model: Path, device: str, placement: str) -> RLJobSpec:
@@ -85,17 +97,17 @@ def spec(model: Path, device: str, placement: str) -> RLJobSpec:
 
 
 @contextmanager
-def server(job: RLJobSpec, gpu: str) -> Any:
+def server(job: RLJobSpec, number: int = 0) -> Any:
     """One rollout server, as the supervisor starts it."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu, names.ENV_ROLLOUT_TOKEN: TOKEN}
-    command = [sys.executable, "-m", "rljob_trainer.server.server", *server_arguments(job, PORT)]
-    log = Path(tempfile.gettempdir()) / "weights-server.log"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": gpu_of_server(job, number), names.ENV_ROLLOUT_TOKEN: TOKEN}
+    command = [sys.executable, "-m", "rljob_trainer.server.server", *server_arguments(job, PORT + number)]
+    log = Path(tempfile.gettempdir()) / f"weights-server-{number}.log"
     began = time.monotonic()
     process = subprocess.Popen(
         command, env=server_environment(job, 1, environment), stdout=log.open("wb"), stderr=subprocess.STDOUT
     )
     try:
-        while not healthy():
+        while not healthy(number):
             if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
                 raise RuntimeError(log.read_text()[-5000:])
             time.sleep(0.5)
@@ -109,14 +121,14 @@ def server(job: RLJobSpec, gpu: str) -> Any:
         process.wait(60)
 
 
-def healthy() -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=5) as answer:
+def healthy(number: int) -> bool:
+    with suppress(OSError), urllib.request.urlopen(f"{endpoint(number).url}/health", timeout=5) as answer:
         return answer.status == 200
     return False
 
 
-def update(job: RLJobSpec, repeats: int) -> int:
-    """Publish several times; the bytes of one update."""
+def update(job: RLJobSpec, servers: int, repeats: int) -> int:
+    """Publish several times to so many servers; the bytes of one update."""
     import torch
     import torch.distributed as dist
 
@@ -130,7 +142,7 @@ def update(job: RLJobSpec, repeats: int) -> int:
     store = dist.HashStore()
     dist.init_process_group("nccl" if gpu else "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     from rljob_trainer.megatron.engine import Engine
-    from rljob_trainer.rank.weights.publisher import Publisher
+    from rljob_trainer.rank.weights.publisher import OpenUpdate, Publisher
     from rljob_trainer.wire.weights.transport import transport_of
 
     engine = Engine(job, lambda: None)
@@ -139,9 +151,10 @@ def update(job: RLJobSpec, repeats: int) -> int:
     tensors = [(name, tensor.clone()) for name, tensor in engine.export()]
     cases: dict[str, tuple[Any, list[RolloutEndpoint]]] = {
         "export": (engine.export, []),
-        "update from tensors": (lambda: iter(tensors), [ENDPOINT]),
-        "update from the engine": (engine.export, [ENDPOINT]),
+        "update from tensors": (lambda: iter(tensors), list(map(endpoint, range(servers)))),
+        "update from the engine": (engine.export, list(map(endpoint, range(servers)))),
     }
+    opening, applying = seconds_of(OpenUpdate, "open"), seconds_of(OpenUpdate, "commit")
     for what, (source, targets) in cases.items():
         times = []
         for step in range(repeats):
@@ -156,10 +169,29 @@ def update(job: RLJobSpec, repeats: int) -> int:
             gigabytes=round(size / 1e9, 3),
             seconds=rounded(times),
             gigabytes_per_s=round(size / best / 1e9, 2),
+            servers=len(targets),
+            opening=rounded(opening[-repeats:]),
+            applying=rounded(applying[-repeats:]),
         )
-    say(what="served", log_probs=asyncio.run(generated(ENDPOINT)))
+    for number in range(servers):
+        say(what="served", log_probs=asyncio.run(generated(endpoint(number))))
     dist.destroy_process_group()
     return size
+
+
+def seconds_of(owner: type, method: str) -> list[float]:
+    """What calls of a method take from now on, in their order."""
+    calls, original = [], getattr(owner, method)
+
+    def timed(*args: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return original(*args)
+        finally:
+            calls.append(time.perf_counter() - began)
+
+    setattr(owner, method, timed)
+    return calls
 
 
 async def generated(endpoint: RolloutEndpoint) -> list[float]:
