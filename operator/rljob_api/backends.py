@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-BackendName = Literal["builtin", "none", "kueue", "volcano"]
+BackendName = Literal["builtin", "none", "kueue", "volcano", "native", "kai"]
 
 
 class Kind(NamedTuple):
@@ -54,6 +54,15 @@ BACKENDS: Mapping[BackendName, Backend] = {
         scheduler_name="volcano",
         starts_whole_gangs=True,
         kinds=(Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),),
+    ),
+    "native": Backend(
+        kinds=(Kind("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups"),),
+    ),
+    "kai": Backend(
+        fields=frozenset({"queue"}),
+        scheduler_name="kai-scheduler",
+        starts_whole_gangs=True,
+        kinds=(Kind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups"),),
     ),
 }
 

@@ -254,6 +254,8 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("", "secrets"): "create",
         ("", "events"): "create list patch",
         ("scheduling.volcano.sh", "podgroups"): "create delete get patch",
+        ("scheduling.k8s.io", "podgroups"): "create delete get patch",
+        ("scheduling.run.ai", "podgroups"): "create delete get patch",
         ("", "configmaps"): children,
         ("", "serviceaccounts"): children,
         ("apps", "statefulsets"): children,
