@@ -71,7 +71,7 @@ def test_a_reward_file_that_raises_fails_the_job_with_its_line(lab: Lab) -> None
 
 def test_specs_that_no_operator_should_have_to_read_disturb_no_job_that_trains(lab: Lab) -> None:
     """The API server refuses the largest numbers. What passes it are 512 keys in each map, as near to a known one as names can be."""
-    job = lab.start("beside", of="sft", train={"steps": 100_000, "epochs": None}, evaluation={"everySteps": 0})
+    job = lab.start("undisturbed", of="sft", train={"steps": 100_000, "epochs": None}, evaluation={"everySteps": 0})
     step = job.wait_for_step(3, timeout=400).progress.step
     operator = restarts_of_operator(lab)
     keys = {f"moe_router_topk_scaling_{i}": 1 for i in range(2_500)}

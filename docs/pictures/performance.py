@@ -24,7 +24,7 @@ PHASES = (
     ("rest", "line", "the rest"),
 )
 """Key, colour, meaning, in the order of a step."""
-WIDTH, LEFT, SCALE, BAR = 960, 190, 10.2, 26
+WIDTH, LEFT, SCALE, BAR = 960, 180, 9.8, 26
 """`SCALE`: pixels of a second; `BAR`: height."""
 
 

@@ -122,7 +122,7 @@ class SpareStatus(Wire):
     warm: int = 0
     """Number of them that run, and can stand in at once."""
     standing_in: list[str] = []
-    """Pods of the open attempt that were spares: each is in the place of a pod that was lost."""
+    """Members of the open attempt beyond the first `trainer.nodes` ordinals. Such a pod was a spare, or replaced one, before it became a member."""
 
 
 class ProgressStatus(Wire):

@@ -16,3 +16,8 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """The text without control characters, with a space in place of each run of white space that contains a line end or a tab."""
     return re.sub(r"(?<! ) *[\n\t][ \n\t]*", " ", plain(text)).strip()
+
+
+def table_cell(text: str) -> str:
+    """The text as a cell of a Markdown table: on one line, with its bars escaped."""
+    return " ".join(text.split()).replace("|", "\\|")

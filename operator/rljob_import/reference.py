@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from rljob_api.text import table_cell
 from rljob_import.settings import System
 from rljob_import.systems.choice import SYSTEMS
 from rljob_import.table import Outcome, Row
@@ -41,7 +42,7 @@ def _section(system: System) -> Iterator[str]:
         "| key | in an RLJob | |",
         "| --- | --- | --- |",
     )
-    yield from (f"| {_names(row)} | {_target(row)} | {_cell(row.text)} |" for row in system.rows)
+    yield from (f"| {_names(row)} | {_target(row)} | {table_cell(row.text)} |" for row in system.rows)
     yield ""
 
 
@@ -55,10 +56,6 @@ def _target(row: Row) -> str:
     if row.outcome:
         return WORDS[row.outcome]
     return ", ".join(f"`{field.strip()}`" for field in row.field.split(",") if field) or "read with others"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class Field:
     path: str
     value: Any
     source: str
-    """For the comment beside it."""
+    """For the comment behind it."""
     keys: tuple[str, ...] = ()
     """Keys that it comes from, as they stand in the file; empty: the command line, or what the other system does in any case."""
     assumed: bool = False

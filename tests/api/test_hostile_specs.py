@@ -18,7 +18,7 @@ from rljob_api.quantity import parse
 from rljob_api.rules import validate
 from rljob_api.rules.engine import LONGEST
 from rljob_api.rules.extent import DEEPEST, MOST_VALUES, extent
-from rljob_api.rules.keys import TRANSFORMER_CONFIG
+from rljob_api.rules.key_tables import TRANSFORMER_CONFIG
 from rljob_api.rules.validator import MOST
 from rljob_api.text import one_line
 

@@ -105,7 +105,7 @@ def test_rollouts_may_be_separate_colocated_or_none_at_all(plane: ControlPlane) 
 def test_the_api_server_refuses_what_a_rule_refuses_and_says_the_same(
     plane: ControlPlane, changes: dict[str, Any], field: str
 ) -> None:
-    (broken,) = [rule for rule in OBJECT_RULES if list(rule.violations(make_spec(**changes)))]
+    (broken,) = [rule for rule in OBJECT_RULES if list(rule(make_spec(**changes)))]
     assert broken.kubernetes()["message"] in submit(plane, raw_spec(**changes))
 
 

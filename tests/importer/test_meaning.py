@@ -279,6 +279,15 @@ def test_a_teacher_of_verls_becomes_a_pool_and_its_divergence_what_the_spec_has(
     assert validate(spec, "demo").valid
 
 
+@pytest.mark.parametrize(("topk", "reported"), [(128, False), (129, True)])
+def test_more_tokens_of_a_teacher_than_a_job_compares_are_cut_and_the_report_says_so(topk: int, reported: bool) -> None:
+    found = verl(f"{TAUGHT}{LOSS}loss_mode=forward_kl_topk {LOSS}topk={topk}")
+    spec = yaml.safe_load(found.manifest)["spec"]
+    assert (spec["algorithm"]["distillation"]["topK"], spec["pools"][0]["vllmArgs"]["max-logprobs"]) == (128, 128)
+    assert (f"{LOSS}topk = 129" in found.report.partition("Changed or assumed")[2]) is reported
+    assert found.valid
+
+
 @pytest.mark.parametrize(
     ("given", "key"),
     [
@@ -315,6 +324,9 @@ def test_a_teacher_of_rolls_is_the_reference_of_a_job() -> None:
     mixed = yaml.safe_load(taught_by_roll(**both).manifest)["spec"]
     assert mixed["algorithm"]["distillation"] == spec["algorithm"]["distillation"]
     assert mixed["rewards"] and mixed["algorithm"]["advantage"]
+    for other in ("reward", "train_env_manager"):
+        with pytest.raises(Unreadable, match="RLVR, on-policy distillation, SFT and DPO are"):
+            taught_by_roll(**{other: {}})
     with pytest.raises(Unreadable, match="has several teachers"):
         taught_by_roll(teacher={"math": teacher, "code": teacher})
 

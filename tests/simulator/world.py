@@ -207,7 +207,8 @@ class World(Site):
                 launcher.fail("collective", "DistBackendError", self.now + 0.5)
 
     def _obey(self, launcher: Launcher, control: Control) -> None:
-        """As rljob_trainer/launcher/decide.py: who is told to stop before he began declines, who is told to drain begins. Other gangs than
+        """As `decide` in rljob_trainer/pod/launcher.py: a launcher that gets `stop` before it began declines, one that gets `drain` begins.
+        Other gangs than
         the trainer's run until they are asked to stop."""
         if control.attempt > launcher.attempt:
             launcher.start(control)

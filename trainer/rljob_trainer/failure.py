@@ -30,7 +30,7 @@ KILLED_SILENTLY = frozenset({"Signal 9 (SIGKILL)", FORK_SERVER_LOST, SERVER_LOST
 SERVER = "server"
 """The name under which the launcher records the failure of a colocated server."""
 COLLECTIVE_TEXTS = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "ncclSystemError")
-"""Texts in the messages of lost peers: Gloo raises plain RuntimeErrors (torch 2.11)."""
+"""Texts in the messages of lost peers: Gloo raises plain RuntimeErrors (torch 2.13)."""
 OUTAGES = frozenset(
     {
         errno.EIO,
@@ -49,7 +49,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 OWN_DIRECTORIES = ("/dev/shm", "/tmp", names.WORK_DIR, "</torch_")
 """Directories of the pod itself, and torch's name for its files in shared memory. They are empty in a new pod, and fill up again."""
 WATCHDOG = "Process group watchdog thread terminated with exception: "
-"""Logged before the reason why NCCL's watchdog aborts a process (torch 2.11, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
+"""Logged before the reason why NCCL's watchdog aborts a process (torch 2.13, ProcessGroupNCCL.cpp), usually a peer that is gone or late."""
 
 
 class ConfigurationError(ValueError):

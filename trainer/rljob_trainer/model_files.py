@@ -177,7 +177,7 @@ def violations(spec: RLJobSpec) -> list[Violation]:
 
 
 def _damage(spec: RLJobSpec, config: dict[str, Any], broken: bool) -> Iterator[Violation]:
-    """Of the directories of all models that the ranks load. `broken`: it is said already that the policy's config.json is."""
+    """Of the directories of all models that the ranks load. `broken`: the policy's config.json is already reported as broken."""
     if not broken:
         yield from damage("spec.model.path", spec.model.path, config, weights=not spec.model.megatron_checkpoint)
     for field, path in _others(spec):

@@ -162,7 +162,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
 
 
 def spare_line(spares: SpareStatus) -> str:
-    """How many spares could stand in now, and which do."""
+    """How many spares could stand in now, and which members are beyond the first `trainer.nodes` ordinals."""
     found = spares.standing_in
     more = f" and {len(found) - STAND_INS} more" if found[STAND_INS:] else ""
     named = f"; {', '.join(found[:STAND_INS])}{more} {'stands' if len(found) == 1 else 'stand'} in" if found else ""

@@ -44,7 +44,7 @@ class Ranks:
 
 
 RanksCheck = Callable[[Ranks], Iterable[Violation]]
-"""A rule about Megatron's ranks, whoever's they are."""
+"""A rule about Megatron's ranks, whosever they are."""
 
 
 def of_the_trainer(*checks: RanksCheck) -> tuple[Check, ...]:

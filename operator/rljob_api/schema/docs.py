@@ -13,6 +13,7 @@ from rljob_api import names
 from rljob_api.families import FAMILIES, Family
 from rljob_api.metrics import METRICS, OWN_METRICS
 from rljob_api.schema.crd import crd
+from rljob_api.text import table_cell
 
 Schema = dict[str, Any]
 
@@ -46,12 +47,12 @@ def _section(path: str, schema: Schema) -> Iterator[str]:
     yield f"## {path}"
     yield ""
     if schema.get("description"):
-        yield from (_cell(schema["description"]), "")
+        yield from (table_cell(schema["description"]), "")
     yield "| field | type | default | meaning |"
     yield "| --- | --- | --- | --- |"
     for name, field in fields.items():
         default = "**required**" if name in required else _default(field)
-        yield f"| `{name}` | {_type(path, name, field)} | {default} | {_cell(field.get('description', ''))} |"
+        yield f"| `{name}` | {_type(path, name, field)} | {default} | {table_cell(field.get('description', ''))} |"
     yield ""
     yield from _rules(path, schema)
     for name, field in fields.items():
@@ -66,7 +67,7 @@ def _rules(path: str, schema: Schema) -> Iterator[str]:
         yield ""
         yield "The API server refuses an object that breaks one of them, and says which field is wrong, why, and what to change:"
         yield ""
-        yield from (f"- {_cell(rule['message'])}" for rule in rules)
+        yield from (f"- {table_cell(rule['message'])}" for rule in rules)
         yield ""
 
 
@@ -110,10 +111,6 @@ def _default(field: Schema) -> str:
     return "" if value in (None, "", {}, []) else f"`{json.dumps(value)}`"
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
 def metrics_page() -> str:
     head = [
         "# Metrics",
@@ -122,7 +119,7 @@ def metrics_page() -> str:
         "",
     ]
     table = METRICS | {f"{prefix}NAME": meaning for prefix, meaning in OWN_METRICS.items()}
-    rows = [f"| `{name}` | {_cell(meaning)} |" for name, meaning in table.items()]
+    rows = [f"| `{name}` | {table_cell(meaning)} |" for name, meaning in table.items()]
     return "\n".join([*head, "| metric | meaning |", "| --- | --- |", *rows]) + "\n"
 
 

@@ -172,7 +172,7 @@ class Shell:
         if words and words[0] in ("export", "local", "declare", "readonly", "typeset"):
             return self._export(words[0], words[1:])
         if words and words[0].startswith("(("):
-            return evaluate(expand_text(words[0][2:-2], self.variables), self._number) not in ("0", "")
+            return evaluate(expand_text(words[0][2:-2], self.variables), self.variables.number) not in ("0", "")
         fields = [text for word in words for text in expand(word, self.variables)]
         return self._finished(fields) if fields else True
 
@@ -213,9 +213,6 @@ class Shell:
             self.depth, self.read = self.depth + 1, self.read + 1
             self._block(stream, ())
             self.depth -= 1
-
-    def _number(self, name: str) -> str:
-        return self.variables.text(name) or "0"
 
     def _export(self, command: str, words: list[str]) -> bool:
         for word in words:

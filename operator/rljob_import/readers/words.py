@@ -72,6 +72,10 @@ class Variables:
         found = self.values.get(name)
         return None if found is None else " ".join(found[:1])
 
+    def number(self, name: str) -> str:
+        """As arithmetic reads it: 0 when the variable is unset or empty."""
+        return self.text(name) or "0"
+
 
 def expand(word: str, variables: Variables) -> list[str]:
     """The fields of a word: none for an empty unquoted variable, several for an array."""
@@ -131,7 +135,7 @@ class _Expansion:
 
     def _dollar(self, piece: str, word: str, end: int, quoted: bool) -> None:
         if piece.startswith("$((") and piece.endswith("))"):
-            self._add(evaluate(expand_text(piece[3:-2], self.variables), self._number))
+            self._add(evaluate(expand_text(piece[3:-2], self.variables), self.variables.number))
         elif piece.startswith("$("):
             self._put([self.variables.output(piece[2:-1])], quoted)
         elif piece.startswith("${"):
@@ -147,9 +151,6 @@ class _Expansion:
             return
         self._behind = end + len(name)
         self._put(_value(name, self.variables), quoted)
-
-    def _number(self, name: str) -> str:
-        return self.variables.text(name) or "0"
 
     def _put(self, values: list[str], quoted: bool) -> None:
         """Elements of an array are fields of their own; unquoted text is split at blanks."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.rules.keys import OWNED_TRANSFORMER_CONFIG, TRANSFORMER_CONFIG
+from rljob_api.rules.key_tables import OWNED_TRANSFORMER_CONFIG, TRANSFORMER_CONFIG
 from rljob_import.settings import Given, Settings, show
 from rljob_import.table import Field, Outcome, Row, Said, becomes, read, verbatim
 

@@ -2,15 +2,15 @@
 
 Rank is not ordinal. A node that is switched off keeps its pod, and with it the pod's name, until the node is back, deleted or tainted out-of-service.
 So does a pod that was deleted and cannot die, because its process hangs in the kernel or a finalizer keeps it. Meanwhile the StatefulSet is scaled up
-by one, and it is scaled down again between attempts.
+by one, and it is scaled down again between attempts, unless there are spares: then the running pods stay, and those of lower ordinals stand by, too.
 
 The pod that is passed over may still run, and may even train on for a while. Nothing that it does reaches the attempt that goes on without it: the
 newer attempt's fence keeps it from committing or pruning checkpoints (checkpoint/fence.py), rollouts that have served the newer attempt refuse its
 weights (wire/weights/protocol.py), its ranks find no peers, since ports differ from one attempt to the next, and its metrics are in its own file.
 
 While an attempt runs, its members stay, and its spares stand by. The next one opens with as many of them as are left, and with
-the oldest of the other pods: the spares, which have loaded their imports, and not the pods that replace the lost ones. A pod that cannot start is
-chosen last. Nothing of this is stored: it follows from the last attempt and from the pods.
+the oldest of the other pods that run: the spares, which have loaded their imports, and not the pods that replace the lost ones. A pod that cannot
+start is chosen last. Nothing of this is stored: it follows from the last attempt and from the pods.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -81,10 +81,16 @@ def members_first(
         rest = dict.fromkeys([*warm, *(i for i in free if i not in members)])
         return [*members, *list(rest)[: len(free) - size]]
 
-    def preference(ordinal: int) -> tuple[bool, bool, float]:
+    def preference(ordinal: int) -> tuple[bool, bool, bool, float]:
         pod = there.get(ordinal)
-        return (True, True, 0.0) if pod is None else (pod.uid not in fit, pod.uid not in uids, pod.created)
+        if pod is None:
+            return True, True, True, 0.0
+        return pod.uid not in fit, pod.uid not in uids, not pod.running, pod.created
 
+    if size < len(free):
+        usable = (i for i, pod in there.items() if pod.uid in fit and (pod.running or pod.uid in uids))
+        stay = sorted(usable, key=lambda i: (there[i].uid not in uids, i))
+        free = list(dict.fromkeys([*stay, *free]))[: len(free)]
     members = sorted(sorted(free, key=preference)[:size])
     return [*members, *(i for i in free if i not in members)]
 

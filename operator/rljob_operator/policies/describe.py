@@ -11,7 +11,7 @@ from rljob_operator.model.ordinals import excluded, is_unfit, wanted
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, set_
 from rljob_operator.policies.message import message, state
-from rljob_operator.policies.nodes import needed, why
+from rljob_operator.policies.nodes import leaves_later, needed, why
 from rljob_operator.policies.placement import on_nodes, refusal_message
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.times import stamp
@@ -95,7 +95,8 @@ def _nodes_sound(s: Snapshot, status: JobStatus) -> ConditionValue:
     if lacking := [needed(entry) for entry in bad if entry.state == "needed"]:
         return False, reasons.NODE_NEEDED, "; ".join(lacking[:MOST_NODES])
     if bad:
-        texts = (f"leaves node {entry.node}: {why(entry)}" for entry in bad[:MOST_NODES])
+        when = " when the attempt ends" if leaves_later(s, status) else ""
+        texts = (f"leaves node {entry.node}{when}: {why(entry)}" for entry in bad[:MOST_NODES])
         return False, reasons.NODE_EXCLUDED, "; ".join(texts)
     return True, reasons.NODES_SOUND, ""
 

@@ -18,6 +18,7 @@ from rljob_operator.model.ordinals import MOST_NODES, REMEMBERED_SECONDS, exclud
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import Cause, recorded_cause
 from rljob_operator.policies.change import Change, Event, just_ended, set_
+from rljob_operator.schedulers.builtin.request import pod_names, required_names
 from rljob_operator.times import seconds, stamp
 
 RETRY = 60.0
@@ -65,11 +66,14 @@ def _judged(s: Snapshot, status: JobStatus, entry: NodeStatus) -> NodeStatus:
 
 
 def _is_stuck(s: Snapshot, status: JobStatus) -> bool:
-    """Whether the job's own scheduler, which knows more than capacities, finds no node for a pod that may not go to excluded ones."""
+    """Whether the job's own scheduler, which knows more than capacities, finds no node for a pod that may not go to excluded ones,
+    and that the gang cannot do without."""
     spec = s.spec_of(status.attempt)
     if spec is None or spec.scheduling.facts.assigns_nodes or is_open(status.attempt):
         return False
-    return any(p.unschedulable and not p.deleting and p.created + STUCK_SECONDS <= s.now for p in s.pods)
+    required = required_names(spec, pod_names(s.job.name, spec, status, s.pods, s.now))
+    stuck = (p for p in s.pods if p.unschedulable and not p.deleting and p.created + STUCK_SECONDS <= s.now)
+    return any(p.name in required for p in stuck)
 
 
 def _limit(s: Snapshot) -> int:
@@ -105,6 +109,13 @@ def is_leaving(s: Snapshot, status: JobStatus) -> bool:
     return any(
         p.uid in members if names.is_model_role(p.role) else not spec.scheduling.facts.assigns_nodes for p in there
     )
+
+
+def leaves_later(s: Snapshot, status: JobStatus) -> bool:
+    """Whether pods on excluded nodes stay until the open attempt ends: another scheduler placed them, and all of them are replaced together."""
+    spec = s.spec_of(status.attempt)
+    stays = spec is not None and not spec.scheduling.facts.assigns_nodes
+    return stays and is_open(status.attempt) and not is_leaving(s, status)
 
 
 def _members(status: JobStatus) -> set[str]:

@@ -31,7 +31,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
     members = list[Member]()
-    for role, ordinals in _members(s, status, s.spec).items():
+    for role, ordinals in member_ordinals(s, status, s.spec).items():
         pods = [pod for pod in s.of(role) if pod.ordinal in ordinals]
         if (ranked := ranks(status, pods)) is None:
             return Change(status, due=(s.now,))
@@ -72,13 +72,13 @@ def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
 def _of_gang(s: Snapshot, status: JobStatus, role: str, ordinals: list[int], size: int, newest: str) -> Iterator[str]:
     """Problems of one gang. `ordinals`: those of its members, and then of its spares; `size`: number of members; `newest`: hash of the template
     that its pods should have."""
-    spares = ordinals[size:]
+    members, last = ordinals[:size], max(ordinals)  # the others up to the last one stand by
     pods = {
         p.ordinal: p
         for p in s.of(role)
-        if p.ordinal not in spares and not is_held(p, s.lifecycle.node_loss_seconds, s.now)
+        if (p.ordinal in members or p.ordinal > last) and not is_held(p, s.lifecycle.node_loss_seconds, s.now)
     }
-    for ordinal in ordinals[:size]:
+    for ordinal in members:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
         if problem := _problem(s, status, pod, newest) if pod else _absence(s, role):
@@ -97,7 +97,7 @@ def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
 
 
-def _members(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
+def member_ordinals(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
     """Ordinals of the pods that will be members, by role."""
     ordinals = wanted(s, status, spec)
     return {role: ordinals[role][:size] for role, size in gang_sizes(spec).items()}

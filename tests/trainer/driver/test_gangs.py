@@ -101,10 +101,10 @@ async def test_a_role_is_asked_for_one_thing_at_a_time_and_one_that_nobody_waits
         following = asyncio.create_task(gang.ask("second"))
         assert (await asked(client))["ask"] == "first"
         given_up.cancel()
-        await ask(client.done, None, value=1)
+        await ask(client.done, metrics={"critic/loss": 1.0})
         assert (await asked(client))["ask"] == "second"
-        await ask(client.done, None, value=2)
-        assert (await asyncio.wait_for(following, SECONDS))["value"] == 2
+        await ask(client.done, metrics={"critic/loss": 2.0})
+        assert (await asyncio.wait_for(following, SECONDS))["metrics"] == {"critic/loss": 2.0}
 
 
 async def test_the_phase_is_loading_and_names_the_roles_until_each_has_loaded(tmp_path: Path):

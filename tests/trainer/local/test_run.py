@@ -114,6 +114,13 @@ def test_gangs_of_other_models_belong_to_the_attempt_and_their_failure_is_named(
     assert code == 1 and "reference rank 1: ValueError: the loss is a banana" in message
 
 
+def test_a_run_on_one_machine_has_no_spares(runs: list[Run], tmp_path: Path) -> None:
+    runs.append(run := Run(tmp_path, trainer={"device": "cpu"}, scheduling={"spareNodes": 1}))
+    run.says("; trainers 1/1")
+    (run.root / "finish-1").touch()
+    assert run.end() == (0, "local: succeeded")
+
+
 @needs_namespaces
 def test_ranks_of_two_nodes_meet_on_a_machine_without_ipv4(runs: list[Run], tmp_path: Path) -> None:
     runs.append(run := Run(tmp_path, WITHOUT_IPV4))

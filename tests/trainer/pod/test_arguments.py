@@ -117,7 +117,10 @@ def test_servers_on_several_gpus_need_no_multicast_unless_the_user_says_otherwis
         assert '"fuse_allreduce_rms": false' in option(arguments, "compilation-config")
     environment = server_environment(several, 2, {"VLLM_ALLREDUCE_USE_SYMM_MEM": "1"})
     assert environment["VLLM_FLASHINFER_ALLREDUCE_BACKEND"] == "trtllm"
+    assert environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
     assert environment["VLLM_ALLREDUCE_USE_SYMM_MEM"] == "1"
+    users_own = server_environment(several, 2, {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "0"})
+    assert users_own["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "0"
     users = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": True}}}
     asked = spec(Path("/model"), tensorParallel=2, vllmArgs=users).model_copy(update={"trainer": gpu})
     assert '"fuse_allreduce_rms": true' in option(server_arguments(asked, 1), "compilation-config")

@@ -356,7 +356,9 @@ async def test_a_real_engine_that_fails_to_start_is_reported_with_its_own_error(
     pod.say(1, **{"kv-cache-memory-bytes": 4096})
     failure = (await pod.channel.wait(lambda r: r.failure is not None, READY_SECONDS)).failure
     assert failure and (failure.kind, failure.exception) == ("application", "ValueError")
-    assert "KV cache" in failure.message, "what the engine says, and not that somebody should look further up"
+    assert "memory for the cache blocks" in failure.message, (
+        "what the engine says, and not that somebody should look further up"
+    )
     await pod.end()
 
 

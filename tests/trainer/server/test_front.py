@@ -36,7 +36,7 @@ class Engine:
         self.fails = ""
         self.room = True
         """Its workers can keep a policy while they receive the next."""
-        self.engine_core = self
+        self.engine_core = self.renderer = self
         self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True), lora_config=None)
 
     def __getattr__(self, name: str) -> Any:
@@ -183,7 +183,7 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
     assert (await call("POST", protocol.OPEN, of(1)))[0] == 400
 
 
-RECEIVED = ["rljob_joined", "rljob_receive", "rljob_verify", "pause_scheduler_async"]
+RECEIVED = ["rljob_joined", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
 APPLIED = ["rljob_apply", "reset_prefix_cache", "resume_generation"]
 
 
@@ -226,7 +226,7 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     call.engine.room = False
     call.engine.calls.clear()
     await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
-    assert call.engine.calls == ["rljob_joined", "pause_scheduler_async", "rljob_receive"]
+    assert call.engine.calls == ["rljob_joined", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
@@ -282,10 +282,25 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2) == [200, 200]
     calls = call.engine.calls
-    assert calls[:2] == ["pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
+    assert calls[:3] == ["clear_mm_cache_async", "pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
     first, second = (i for i, c in enumerate(calls) if c == "wake_up")
-    assert first < calls.index("rljob_receive") < calls.index("rljob_apply") < second
-    assert second < calls.index("reset_prefix_cache") < calls.index("resume_generation")
+    assert first < calls.index("rljob_receive") < calls.index("rljob_apply")
+    assert calls.index("rljob_apply") < calls.index("reset_prefix_cache") < second, (
+        "waking lets waiting requests take blocks"
+    )
+    assert second < calls.index("resume_generation")
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_a_server_that_was_asleep_is_asleep_again_after_an_abort(call: Caller) -> None:
+    """Generation must not run without a KV cache, and the trainer needs the memory."""
+    await call.update(1)
+    await call("POST", protocol.SLEEP, of(1))
+    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
+    call.engine.calls.clear()
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    assert call.engine.calls == ["rljob_discard", "sleep"]
+    assert await call.update(1, step=2) == [200, 200]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 

@@ -132,10 +132,10 @@ class Gang(RoleCalls):
         assert self._current and self._current.batch, "a batch comes before its parts"
         return part_of(self._current.batch, rows, routed=False)
 
-    async def done(self, **found: Any) -> None:
+    async def done(self, metrics: dict[str, float] | None = None, arrays: dict[str, Array] | None = None) -> None:
         assert self._current, "nothing was asked"
         if not self._current.result.done():  # else nobody waits any more
-            self._current.result.set_result(found)
+            self._current.result.set_result({"metrics": metrics, "arrays": arrays})
         self._current, self._answered = None, True
 
     async def saved(self, step: int, layout: str, files: dict[str, Any]) -> None:

@@ -51,8 +51,8 @@ class _Serving:
 
 
 class RolloutPool:
-    """The pool. `run` must run concurrently. `changed` is called when a server became publishable, became current, or was lost; who is made
-    later may set it later."""
+    """The pool. `run` must run concurrently. `changed` is called when a server became publishable, became current, or was lost. The driver, which is
+    made after the pool, sets it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class RolloutPool:
         attempt: int,
         min_replicas: int,
         samples_in_flight: int,
-        changed: Callable[[], None] = lambda: None,
+        changed: Callable[[], None] | None = None,
     ) -> None:
         """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
         server finds work."""
@@ -285,6 +285,7 @@ class RolloutPool:
             self._enough.set()
         else:
             self._enough.clear()
+        assert self.changed, "the driver sets it before servers come"
         self.changed()
 
 

@@ -12,7 +12,7 @@ from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.manifest.jobs import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Progress, Report, Resume, RolloutEndpoint
-from rljob_api.sizing.layout import pods_of
+from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
@@ -117,7 +117,7 @@ class Here:
         self._uid = uuid.uuid4().hex
         self._address = loopback()
         self._processes = Processes(work, job.name, self._address)
-        counts = pods_of(self._spec)
+        counts = pods_of(self._spec) | gang_sizes(self._spec)  # here there are no spares
         self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())

@@ -36,7 +36,7 @@ class Base:
     path: str
     """Its Hugging Face directory, for messages; only the digest is compared."""
     digest: str
-    """Digest of its tensors (weights.bucket.digest)."""
+    """Digest of its tensors (wire.weights.bucket.digest)."""
     lora: dict[str, Any]
 
     @staticmethod

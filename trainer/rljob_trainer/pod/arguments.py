@@ -24,9 +24,13 @@ WHOLE_PROMPTS = {"enable-chunked-prefill": False}
 """On CPU. With chunked prefill vLLM 0.32 discards the token that it sampled after an incomplete prompt, and then fails for requests with a seed: "CPU
 Generator does not use offset" (v1/worker/gpu_model_runner.py, _bookkeeping_sync)."""
 WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
-WITHOUT_MULTICAST_ENVIRONMENT = {"VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
-"""For tensor parallelism on GPUs. vLLM 0.32 fuses the all-reduce with the following norm in a kernel that needs NVLink multicast, and fails where a
-pod has none."""
+WITHOUT_MULTICAST_ENVIRONMENT = {
+    "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",  # vLLM's CustomAllreduce asks torch for a multicast buffer whatever the other two say
+}
+"""For tensor parallelism on GPUs. vLLM fuses the all-reduce with the following norm in a kernel that needs NVLink multicast. vLLM 0.26 failed where a
+pod has none; by its source 0.32 falls back; not tried."""
 _IMAGES: dict[str, Any] = {"limit-mm-per-prompt": {"video": 0}, "mm-processor-cache-gb": 0}
 """Images arrive preprocessed, and each one only once, so the processor's cache is useless."""
 ENVIRONMENT = {
@@ -58,6 +62,10 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
     }
     if spec.algorithm.rollout_correction.router_replay == "rollout":
         own |= {"enable-return-routed-experts": True}
+    if spec.data.image_key:
+        own |= {
+            "mm-device-do-normalize": False
+        }  # vLLM's tower would normalise once more what the driver has normalised
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
         own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}

@@ -56,12 +56,12 @@ class Client(Caller):
         self._heartbeats += 1
         now = time.monotonic()
         if now - self._sent >= HEARTBEAT_SECONDS:
-            self._send({"call": "heartbeat", "count": self._heartbeats})
+            self._send({"call": DriverCalls.heartbeat.__name__, "count": self._heartbeats})
             self._heartbeats, self._sent = 0, now
 
     def awaiting(self, what: str) -> None:
         """Report what rank 0 waits for; empty: nothing any more."""
-        self._send({"call": "awaiting", "what": what})
+        self._send({"call": DriverCalls.awaiting.__name__, "what": what})
 
     def call(self, name: str, arguments: Mapping[str, Any], arrays: Stream | None = None) -> Any:
         """The answer. `arrays`: one-dimensional, sent along."""
@@ -124,11 +124,11 @@ class DriverClient(Client):
 
     def learn(self, step: int, columns: Stream) -> None:
         """See DriverCalls.learn."""
-        self.call("learn", {"step": step}, columns)
+        self.call(DriverCalls.learn.__name__, {"step": step}, columns)
 
     def end(self, export: str) -> None:
         """See DriverCalls.end. Closes the connection."""
-        self.call("end", {"export": export})
+        self.call(DriverCalls.end.__name__, {"export": export})
         self._socket.close()
 
 
@@ -149,13 +149,13 @@ class RoleClient(Client):
     next = remote(RoleCalls.next)
     saved = remote(RoleCalls.saved)
 
-    def done(self, arrays: Stream | None = None, **found: Any) -> None:
+    def done(self, arrays: Stream | None = None, metrics: dict[str, float] | None = None) -> None:
         """See RoleCalls.done."""
-        self.call("done", found, arrays)
+        self.call(RoleCalls.done.__name__, {"metrics": metrics}, arrays)
 
     def end(self) -> None:
         """See RoleCalls.end. Closes the connection."""
-        self.call("end", {})
+        self.call(RoleCalls.end.__name__, {})
         self._socket.close()
 
 

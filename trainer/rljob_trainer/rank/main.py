@@ -92,7 +92,7 @@ def _join(directory: Path, control: Control) -> None:
     if gpu:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         nccl.write_channels(directory / f"nccl-{os.environ['RANK']}.log")
-    else:  # torch 2.11 records all gloo collectives in one flight recorder, which crashes when threads use several groups
+    else:  # torch's one flight recorder of all gloo collectives crashes when threads use several groups (read in 2.11)
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     timeout = timedelta(seconds=control.spec.lifecycle.stall_timeout_seconds)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timeout)

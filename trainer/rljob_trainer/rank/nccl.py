@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 CHANNEL = re.compile(r"NCCL INFO Channel \S+ : .* via (\S+)")
-"""`NCCL INFO Channel 00/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA` (NCCL 2.18 to 2.28)."""
+"""`NCCL INFO Channel 00/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA` (NCCL 2.18 to 2.29)."""
 WITHIN_A_NODE = ("P2P", "SHM")
 
 

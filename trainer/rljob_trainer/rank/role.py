@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rljob_api import names
 from rljob_api.protocol import Control
@@ -56,10 +55,10 @@ class Requests:
             if found := self._ranks.broadcast(self._client.next() if self._client else None):
                 return found
 
-    def done(self, found: arrays.Stream | None = None, **message: Any) -> None:
+    def done(self, measured: arrays.Stream | None = None, metrics: dict[str, float] | None = None) -> None:
         """Answer the last request."""
         if self._client:
-            self._client.done(found, **message)
+            self._client.done(measured, metrics)
 
 
 class RoleService:

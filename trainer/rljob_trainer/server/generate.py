@@ -103,8 +103,6 @@ async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:
     name = secrets.token_hex(8)
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
     if images := body.get("images"):
-        # imports torch, which the front otherwise does not need
-
         prompt = multimodal_input(tokens, images, name)
     async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
         final = found

@@ -217,8 +217,8 @@ class RoleCalls(ABC):
         """See DriverCalls.part."""
 
     @abstractmethod
-    async def done(self, **found: Any) -> None:
-        """The answer to the last request: `arrays` that were measured, `metrics` of an update, or nothing."""
+    async def done(self, metrics: dict[str, float] | None = None, arrays: dict[str, Array] | None = None) -> None:
+        """The answer to the last request: `metrics` of an update, `arrays` that were measured, or nothing."""
 
     @abstractmethod
     async def saved(self, step: int, layout: str, files: dict[str, Any]) -> None:
@@ -250,7 +250,8 @@ def remote[I, **P, A](declared: Callable[Concatenate[I, P], Awaitable[A]]) -> Ca
 
 
 def handlers(interface: type, implementation: Any) -> tuple[dict[str, Handler], dict[str, Notice]]:
-    """What answers the calls of `interface`, and what hears its notices, by name. Arguments become what they are declared as."""
+    """What answers the calls of `interface`, and what hears its notices, by name. Paths and models become what
+    they are declared as."""
     calls: dict[str, Handler] = {}
     notices: dict[str, Notice] = {}
     for name in interface.__abstractmethods__:  # type: ignore[attr-defined]

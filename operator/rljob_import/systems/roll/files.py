@@ -29,6 +29,8 @@ DPO = System(
     "ROLL, DPO", DPO_ROWS, (sources, tuning, weights, layout, other_roles, supervised, environment, places.pods), ROLL
 )
 TEACHER_FIRST = ": write algorithm.distillation with the teacher as a pool (docs/algorithms.md#distillation)"
+READ = "RLVR, on-policy distillation, SFT and DPO are read"
+"""The pipelines, as the end of a refusal."""
 ROLES = {"student_train": "actor_train", "student_infer": "actor_infer", "teacher": "reference"}
 """Of on-policy distillation, and what ROLL makes of them itself (BaseConfig)."""
 
@@ -41,19 +43,17 @@ def unread(settings: Settings) -> dict[str, str]:
 
 
 def read(text: str, variables: Mapping[str, str]) -> Source:
-    """YAML of Hydra. Raises Unreadable, also of a pipeline that is none of the three."""
+    """YAML of Hydra. Raises Unreadable, also of a pipeline that is not read."""
     tree, lost = resolve(tree_of(text), variables)
     for key in ("custom_envs", "train_env_manager"):
         if key in tree:
             raise Unreadable(
                 f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
-                "for rollout.agent (docs/agents.md). RLVR, SFT and DPO are read"
+                f"for rollout.agent (docs/agents.md). {READ}"
             )
     for key, more in (("student", TEACHER_FIRST), ("reward", "")):
         if key in tree:
-            raise Unreadable(
-                f"is of a pipeline that is not read (`{key}`{more}): RLVR, on-policy distillation, SFT and DPO are"
-            )
+            raise Unreadable(f"is of a pipeline that is not read (`{key}`{more}). {READ}")
     tree, renamed = _with_teacher(tree)
     if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
         raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")

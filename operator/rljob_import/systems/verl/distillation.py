@@ -92,6 +92,8 @@ def _divergence(settings: Settings) -> Iterator[Said]:
         yield settings.field(where, "loss", mode)
         yield settings.field("algorithm.distillation.topK", _tokens(settings), f"{LOSS}topk")
         yield settings.changed(mode, REVERSE)
+        if settings.integer(f"{LOSS}topk") > MOST_TOKENS:
+            yield settings.changed(f"{LOSS}topk", f"{MOST_TOKENS}, the most that a job compares")
     elif kind not in ("k1", "kl", "k2", "mse", "k3", "low_var_kl", "abs"):
         yield settings.problem(f"{show(kind)} is no divergence that is read", mode)
     elif settings[gradient]:

@@ -104,7 +104,8 @@ class GangScheduler:
             return set(self._reserved)
 
     async def refuge(self, s: Snapshot, leaving: Sequence[str]) -> frozenset[str] | None:
-        """Those of these nodes without which the whole gang has capacity, as many as possible from the first on; None: there are none to leave.
+        """These nodes if the whole gang has capacity without them, or else as many from the first on as it can leave, at most four; None: there are
+        none to leave.
 
         For jobs that other schedulers place, all nodes or none, as far as their capacity tells: all of their pods are replaced, which then could not
         go back to a cordoned node.

@@ -37,7 +37,7 @@ async def first_batch(bench: Bench, server: Server) -> Batch:
 
 
 async def test_a_response_ends_once_and_every_token_has_its_own_log_probability(bench):
-    """rl.md 8d, pitfall 9, on the driver's side; the server's shift is compared with Hugging Face in rollout/test_generation.py."""
+    """rl.md 8d, pitfall 9, on the driver's side; the server's shift is compared with Hugging Face in server/test_generation.py."""
     async with Server("demo-rollout-0") as a:
         found = await first_batch(bench, a)
     for sample in found.samples:

@@ -26,7 +26,7 @@ def keep_kernels() -> None:
 
 PATCHES = (
     Patch(
-        "experts beside adapters on CPU",
+        "experts of a model with adapters on CPU",
         "vllm",
         VERSIONS,
         apply=keep_kernels,

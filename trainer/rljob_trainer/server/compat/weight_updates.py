@@ -1,6 +1,7 @@
 """What weight updates and health checks rely on in detail. The code is in server/weights/ and pod/health.py; here is what must not change under it.
 
-    server/weights/updates.py   pauses the scheduler as AsyncLLM.pause_generation does, without its 20 ms of sleep
+    server/weights/updates.py   clears the renderer's cache of images and pauses the scheduler as AsyncLLM.pause_generation does, without its
+                                20 ms of sleep; and empties the prefix cache before EngineCore.wake_up resumes the scheduler
     server/weights/engine.py    is made by the worker with its model; updates go through calls of its own, because vLLM 0.32 knows one sender, has no
                                 call to leave an update, and removes all adapters when it finishes one
     server/weights/adapters.py  puts adapters into the manager that holds them, from memory
@@ -26,6 +27,7 @@ PATCHES = (
         replaces={
             "vllm/v1/engine/async_llm.py:AsyncLLM.pause_generation": "4bc5418eee52cc1d",
             "vllm/v1/engine/core.py:EngineCoreProc.pause_scheduler": "d3535cd96ff32545",
+            "vllm/v1/engine/core.py:EngineCore.wake_up": "36e1294f7eccc598",
         },
     ),
     Patch(

@@ -124,7 +124,9 @@ class WeightUpdates:
     async def _discard(self, engine: Any) -> None:
         if self._open:
             await engine.collective_rpc("rljob_discard")
-            if self._gate.updating:
+            if self._asleep:
+                await engine.sleep(level=2)  # the weights were awake for the update; the trainer may need the memory
+            elif self._gate.updating:
                 await engine.resume_generation()
             self._gate.updating, self._open, self._session = False, False, ""
 
@@ -132,11 +134,11 @@ class WeightUpdates:
         self._gate.serving = None
         try:
             await engine.collective_rpc("rljob_apply")
-            if self._asleep:
+            if not await engine.reset_prefix_cache():  # before the engine wakes, which lets requests take blocks
+                raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
+            if self._asleep:  # after the update has given its memory back
                 await engine.wake_up(tags=["kv_cache"])
                 self._asleep = False
-            if not await engine.reset_prefix_cache():
-                raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             await engine.resume_generation()
         except BaseException:
             log.exception(APPLYING_FAILED)
@@ -145,5 +147,10 @@ class WeightUpdates:
 
 
 async def _pause(engine: Any, clear_cache: bool = True) -> None:
-    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers."""
+    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
+
+    `clear_cache`: also empty the caches; that of images on both sides, since vLLM's renderer sends only the hash of an image that the engine has.
+    """
+    if clear_cache:
+        await engine.renderer.clear_mm_cache_async()
     await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)

@@ -1,8 +1,8 @@
 """Transport over CUDA IPC, between processes on one host that see the same GPUs: the sender gives a handle of a bucket, the workers copy it.
 
-torch counts each sharing of memory as one reader, and frees it only when exactly as many have read it (torch 2.11, torch/csrc/CudaIPCTypes.cpp). So a
-payload that two workers read has to be shared twice, and a handle that nobody will open, because a worker refused the payload or is gone, has to be
-counted as read in its place.
+torch counts each sharing of memory as one reader, and frees it only when exactly as many have read it (read in torch 2.11:
+torch/csrc/CudaIPCTypes.cpp). So a payload that two workers read has to be shared twice, and a handle that nobody will open, because a worker refused
+the payload or is gone, has to be counted as read in its place.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """A broadcast with a time limit over NCCL, bound with ctypes to the library that torch has loaded.
 
 torch's ProcessGroupNCCL ends the whole process when a peer is lost, and blocks for ever when one is lost while a group is being made. The
-communicator here is non-blocking (nccl.h of 2.28, `ncclConfig_t`): every call returns at once, and its completion is polled.
+communicator here is non-blocking (nccl.h of 2.29, `ncclConfig_t`): every call returns at once, and its completion is polled.
 """
 
 import ctypes
