@@ -3,7 +3,7 @@
 A rank holds two buckets of what it sends, and a worker of a server two of what arrives, besides its own shard of the model. A server that serves a
 policy must be able to keep it until the next one is complete and verified, so its workers load that one into a second copy of their shards:
 
-    gpu       where the GPU has room beside the cache: applied at the speed of its memory
+    gpu       where the GPU has room next to the cache: applied at the speed of its memory
     host      in host memory: applied at the speed of the bus
     in place  over the shard itself, where there is no room, and on servers that serve nothing, as colocated ones do that were asleep. Such a server
               generates nothing meanwhile, and if the update fails, nothing until the next one.
@@ -53,15 +53,15 @@ def where(shard: float, room: Room) -> Where:
 
 
 def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
-    """By what a GPU of `device` bytes has beside vLLM's share of it, and by limits.memory of a rollout pod, where there is one. Raises ValueError for
-    a limit that is no quantity."""
+    """By what a GPU of `device` bytes has outside vLLM's share of it, and by limits.memory of a rollout pod, where there is one. Raises ValueError
+    for a limit that is no quantity."""
     workers, given = spec.rollout.tensor_parallel, server_defaults(spec) | spec.rollout.vllm_args
     shard = BYTES[spec.model.dtype] * shape.parameters / workers
-    beside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
+    outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
     limits = spec.rollout.template.resources.limits
     host = quantity.parse(limits["memory"]) / 1000 if "memory" in limits else float("inf")
-    found = where(shard, Room(beside - buckets(spec, shape), host / workers))
-    return Arrival(found, 0.0 if found == "in place" else shard * workers)
+    place = where(shard, Room(outside - buckets(spec, shape), host / workers))
+    return Arrival(place, 0.0 if place == "in place" else shard * workers)
 
 
 def buckets(spec: RLJobSpec, shape: Shape) -> float:

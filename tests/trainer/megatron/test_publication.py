@@ -1,4 +1,4 @@
-"""When the policy is exported. With real ranks and servers: tests/trainer/loop, tests/trainer/rollout/test_publish.py."""
+"""When the policy is exported. With real ranks and servers: tests/trainer/loop, tests/trainer/server/test_publish.py."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the publisher does without vLLM. With real servers: tests/trainer/rollout/test_publish.py."""
+"""What the publisher does without vLLM. With real servers: tests/trainer/server/test_publish.py."""
 
 import socket
 import threading

@@ -125,8 +125,8 @@ class _ExportableModel:
         self._model, self.heartbeat = model, lambda: None
 
     def export_owned(self) -> list[Any]:
-        found: list[Any] = self._model.export_owned()
-        return found
+        phases: list[Any] = self._model.export_owned()
+        return phases
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._model.hugging_face_config(config)

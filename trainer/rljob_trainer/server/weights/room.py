@@ -12,8 +12,8 @@ def shadow_device(model: Module, device: torch.device, workers: int) -> torch.de
     """The device of the copy: that of the model, or host memory; None: there is room in neither. `workers`: of this server, which share the host."""
     size = sum(p.nbytes for p in model.parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    found = where(size, Room(gpu=free, host=_free_host_memory() / workers))
-    return {"gpu": device, "host": torch.device("cpu"), "in place": None}[found]
+    place = where(size, Room(gpu=free, host=_free_host_memory() / workers))
+    return {"gpu": device, "host": torch.device("cpu"), "in place": None}[place]
 
 
 def _free_host_memory() -> float:

@@ -50,9 +50,9 @@ class WeightUpdates:
             async with self._abandon_on_error(engine, attempt):
                 self._open, self._session = True, session
                 serves = self._gate.served() is not None
-                found = await engine.collective_rpc("rljob_joined", args=(attempt, senders, serves))
-                joined = [all(known) for known in zip(*(known for known, _ in found), strict=True)]
-                apart = not self._asleep and all(possible for _, possible in found)
+                workers = await engine.collective_rpc("rljob_joined", args=(attempt, senders, serves))
+                joined = [all(known) for known in zip(*(known for known, _ in workers), strict=True)]
+                apart = not self._asleep and all(possible for _, possible in workers)
                 if not apart:
                     await self._stop_serving(engine)
                 await engine.collective_rpc("rljob_receive", args=(session, senders, joined, apart))
