@@ -18,7 +18,13 @@ from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.exchange_utils import determine_main_replica_uniform_distribution
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, apply_factories, is_main_replica
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factories,
+    is_main_replica,
+)
 from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     distribute_main_replicas_with_precomputed_distribution,
 )
@@ -31,9 +37,10 @@ from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
+from rljob_trainer.megatron.compat.optimizer_pieces import held, replica_of
 from rljob_trainer.megatron.compat.write_queue import new_queue
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
-from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
+from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
 """Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""
@@ -63,12 +70,14 @@ class CheckpointedNetwork:
     @property
     def copied_bytes(self) -> int:
         """Bytes of what a save copies on this rank. Collective."""
-        model = {i: _sharded_module(m, self.base) for i, m in enumerate(self.modules)}
-        _share_out(model)
-        tensors = (t for t in nested_values(model) if isinstance(t, ShardedTensor) and is_main_replica(t.replica_id))
-        weights = sum(t.data.nbytes for t in tensors if t.data is not None)
-        groups = (group for o in torch_optimizers(self.optimizer) for group in o.param_groups)
-        return weights + STATES * sum(p.numel() for group in groups for p in group["params"])
+        parts = [part for m in self.modules for part in _sharded_module(m, self.base).values()]
+        wholes = {p.data: p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory)}
+        spans = (h for o in getattr(self.optimizer, "chained_optimizers", [self.optimizer]) for h in held(o))
+        numbers = sum(len(span) for parameter, span in spans if is_main_replica(replica_of(wholes[parameter])))
+        weights = {i: replace(p, data=torch.empty_like(p.data, device="meta")) for i, p in enumerate(wholes.values())}
+        _share_out(weights)  # without their numbers, which may be offloaded
+        own = (t for t in nested_values(weights) if isinstance(t, ShardedTensor) and is_main_replica(t.replica_id))
+        return STATES * numbers + sum(t.data.nbytes for t in own if t.data is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,35 +46,38 @@ def sharded_param_state_fully_reshardable(
     wholes = {whole.data: whole for whole in nested_values(tensors)}
     return {
         i: {
-            key: _part(f"optimizer.state.{key}.{wholes[parameter].key}", numbers, wholes[parameter], start)
+            key: _part(f"optimizer.state.{key}.{wholes[parameter].key}", numbers, wholes[parameter], span.start)
             for key, numbers in optimizer._get_main_param_and_optimizer_states(parameter).items()
             if key != "step"  # of the parameter group
         }
-        for i, (parameter, start) in enumerate(_held(optimizer))
+        for i, (parameter, span) in enumerate(held(optimizer))
     }
 
 
 @torch.no_grad()
 def load_parameter_state_from_fully_reshardable(optimizer: Any, state: dict[int, dict[str, torch.Tensor]]) -> None:
     """`state`: what was loaded into the tensors of the method above."""
-    for i, (parameter, _) in enumerate(_held(optimizer)):
+    for i, (parameter, _) in enumerate(held(optimizer)):
         optimizer._set_main_param_and_optimizer_states(parameter, state[i])
 
 
-def _held(optimizer: Any) -> Iterator[tuple[torch.nn.Parameter, int]]:
-    """Parameters of which this rank holds numbers, and the place of the first of them."""
-    for buckets in (bucket for ranges in optimizer.gbuf_ranges for bucket in ranges.values()):
+def held(optimizer: Any) -> Iterator[tuple[torch.nn.Parameter, range]]:
+    """Parameters of which this rank's part of a DistributedOptimizer has numbers, and which of them."""
+    for buckets in (buckets for ranges in optimizer.gbuf_ranges for buckets in ranges.values()):
         for bucket in buckets:
-            yield from ((p, ranges["param"].start) for p, ranges in bucket["param_map"].items())
+            for parameter, ranges in bucket["param_map"].items():
+                yield parameter, range(ranges["param"].start, ranges["param"].end)
+
+
+def replica_of(whole: ShardedTensor | ShardedTensorFactory) -> Any:
+    """Data-parallel ranks hold different numbers of a parameter's states, so none is the replica of another one's."""
+    return (*whole.replica_id[:2], 0)
 
 
 def _part(
     key: str, numbers: torch.Tensor, whole: ShardedTensor | ShardedTensorFactory, start: int
 ) -> ShardedTensorFactory:
-    """`numbers` [n] of a parameter, from its number `start` on. Loading fills them in place.
-
-    Data-parallel ranks hold different numbers, so none is the replica of another one's.
-    """
+    """`numbers` [n] of a parameter, from its number `start` on. Loading fills them in place."""
 
     def boxes(key: str, numbers: torch.Tensor, replica: Any, _: None) -> list[ShardedTensor]:
         shape = torch.empty(whole.data.shape, dtype=numbers.dtype, device="meta")
@@ -84,7 +87,7 @@ def _part(
             parts = [replace(whole, key=key, data=shape, dtype=shape.dtype, replica_id=replica)]
         return [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
 
-    return ShardedTensorFactory(key, numbers, boxes, lambda _: numbers, (*whole.replica_id[:2], 0))
+    return ShardedTensorFactory(key, numbers, boxes, lambda _: numbers, replica_of(whole))
 
 
 def _boxes_of(part: ShardedTensor, numbers: torch.Tensor, start: int) -> Iterator[ShardedTensor]:
