@@ -69,9 +69,7 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
-    assert "Host memory of a trainer pod: 99.3 GiB (99.3 for a checkpoint), " in capsys.readouterr().out, (
-        "the last one"
-    )
+    assert "Host memory of a trainer pod: 99.3 GiB (99.3 for a checkpoint), " in capsys.readouterr().out, "the last one"
 
 
 def test_a_server_whose_share_is_smaller_than_its_weights_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
