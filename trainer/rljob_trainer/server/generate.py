@@ -1,8 +1,8 @@
 """The generate route: token ids in, token ids and log-probabilities out (wire/generate.py), straight from vLLM's engine.
 
-vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (its token
-ids as wire/generate.py packs them), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and are part
-of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt. Statuses: 400
+vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (token
+ids, packed), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and
+are part of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt. Statuses: 400
 invalid request (with the `code` CONTEXT_TOO_LONG where that is why), 500 the engine failed. When a client disconnects, its generation is aborted.
 """
 
