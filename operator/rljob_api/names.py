@@ -137,7 +137,7 @@ def role_of(job: str, pod: str) -> str:
 
 
 def pod_group(job: str) -> str:
-    """The group of all pods of a job, for Kueue and Volcano."""
+    """The group of all pods of a job, for Kueue, Volcano and KAI."""
     return f"{job}-gang"
 
 

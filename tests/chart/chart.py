@@ -11,10 +11,12 @@ from typing import Any
 
 import yaml
 
+from e2e.cluster.steps import BIN, KUBERNETES
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rljob"
-CACHED = Path(os.environ.get("RLJOB_CACHE", Path.home() / ".cache" / "rljob")) / "bin"
-HELM = shutil.which("helm", path=f"{CACHED}{os.pathsep}{os.environ['PATH']}")
+HELM = shutil.which("helm", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+KUBERNETES_VERSION = f"{KUBERNETES}.0"
 NO_HELM = "helm is neither on PATH nor built: `make cluster-up` builds it"
 
 Objects = dict[tuple[str, str], dict[str, Any]]
@@ -24,7 +26,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 def helm(*sets: str, verb: tuple[str, ...] = ("template", "rljob")) -> subprocess.CompletedProcess[str]:
     assert HELM
     # a Helm that was built from source believes in a very old cluster
-    command = [HELM, *verb, str(CHART), "--namespace", "rljob-system", "--kube-version", "1.34.0"]
+    command = [HELM, *verb, str(CHART), "--namespace", "rljob-system", "--kube-version", KUBERNETES_VERSION]
     return subprocess.run(
         [*command, *(a for s in sets for a in ("--set", s))], capture_output=True, text=True, timeout=60
     )

@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.chart import CHART, HELM, NO_HELM, ROOT, container, documents, helm, normal, render, rules
+from chart.chart import (
+    CHART,
+    HELM,
+    KUBERNETES_VERSION,
+    NO_HELM,
+    ROOT,
+    container,
+    documents,
+    helm,
+    normal,
+    render,
+    rules,
+)
 from rljob_api import names
 from rljob_api.policy import JobPolicy
 from rljob_operator.cache.cluster import CHILD_KINDS
@@ -242,6 +254,8 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("", "secrets"): "create",
         ("", "events"): "create list patch",
         ("scheduling.volcano.sh", "podgroups"): "create delete get patch",
+        ("scheduling.k8s.io", "podgroups"): "create delete get patch",
+        ("scheduling.run.ai", "podgroups"): "create delete get patch",
         ("", "configmaps"): children,
         ("", "serviceaccounts"): children,
         ("apps", "statefulsets"): children,
@@ -403,5 +417,15 @@ def helm_strings(*sets: str, flags: tuple[str, ...]) -> subprocess.CompletedProc
     """As `helm`, with values that are text."""
     texts = [argument for s in sets if not s.endswith("=true") for argument in ("--set-string", s)]
     switches = [argument for s in sets if s.endswith("=true") for argument in ("--set", s)]
-    command = [str(HELM), "template", flags[0], str(CHART), "--kube-version", "1.34.0", *flags[1:], *texts, *switches]
+    command = [
+        str(HELM),
+        "template",
+        flags[0],
+        str(CHART),
+        "--kube-version",
+        KUBERNETES_VERSION,
+        *flags[1:],
+        *texts,
+        *switches,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -114,6 +114,22 @@ def test_the_space_of_the_volume_is_said(
     assert f"\nVolume: {line}" in capsys.readouterr().out
 
 
+def test_stages_are_shown_with_their_layers_and_with_what_the_busiest_computes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """28 layers, and an output layer that computes as much as 2.2 of them at 2,048 tokens."""
+    four, first = "trainer.parallelism.pipeline=4", "trainer.transformerConfig.num_layers_in_first_pipeline_stage"
+    assert plan("--set", four) == 0
+    assert "\n         stages of 4 x 7 layers; the busiest computes 1.23 of the mean\n" in capsys.readouterr().out
+    assert plan("--set", four, "--set", f"{first}=10") == 0
+    assert "\n         stages of 10, 3 x 6 layers; the busiest computes 1.32 of the mean\n" in capsys.readouterr().out
+    assert plan("--set", four, "--set", f"{first}=9") == 1
+    assert (
+        "    leaves 19 of 28 layers for 3 other stages, which must share them equally\n    fix: choose a divisor of 28\n"
+        in (capsys.readouterr().out)
+    )
+
+
 def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan() == 0
     out = capsys.readouterr().out

@@ -1,9 +1,11 @@
 """The page of `plan`: what a spec amounts to, and what is wrong with it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from kubectl_rljob.planning import Plan, Preview, roles
+from kubectl_rljob.planning import Plan, Stages, roles
+from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import memory, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
@@ -43,6 +45,7 @@ def page(plan: Plan, found: Preview) -> str:
         facts = {
             "Layout": [
                 layout(plan.spec, names.ROLE_TRAINER, whole_layout),
+                *([stages(cut)] if (cut := plan.stages()) else []),
                 *(f"{role}: {layout(plan.spec, role, whole)}" for role, whole in gangs.items()),
             ],
             "Batch": batch(plan.spec, whole_batch),
@@ -81,6 +84,13 @@ def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
     if not whole:
         return f"{world}, against {sizes}"
     return f"{world} = {sizes} x data {cut.data} ({cut})"
+
+
+def stages(found: Stages) -> str:
+    """Layers by stage, equal neighbours together."""
+    runs = [(layers, len(list(same))) for layers, same in groupby(found.layers)]
+    parts = ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
+    return f"stages of {parts} layers; the busiest computes {found.imbalance:.2f} of the mean"
 
 
 def model(config: dict[str, Any] | None) -> str:

@@ -10,7 +10,8 @@ from kubectl_rljob import errors, manifest
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
-from kubectl_rljob.planning import Plan, Read, preview
+from kubectl_rljob.planning import Plan
+from kubectl_rljob.preview import Read, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.session import Session

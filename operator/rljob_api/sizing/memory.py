@@ -2,7 +2,7 @@
 
 It is for people who choose a layout. Only what is there for certain, and cannot fit, is refused by it (`Phase.certain`, when ranks start).
 
-Trainer: the larger of the first and the last pipeline stage (stage.py has the formulas).
+Trainer: the pipeline stage that holds most (stage.py has the formulas).
 
 Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
 server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent + rotated part) tokens, whole on
@@ -24,7 +24,17 @@ from rljob_api import names, quantity
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.stage import FLOAT, Network, Stage, end_stages, held_by, own_parameters, stages, trained_network
+from rljob_api.sizing.stage import (
+    FLOAT,
+    Network,
+    Stage,
+    fullest,
+    held_by,
+    own_parameters,
+    shares,
+    stages,
+    trained_network,
+)
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec
 
@@ -82,7 +92,7 @@ def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
 
 
 def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
-    """The first stage holds most activations, the last one the logits: the larger sum counts."""
+    """Of the stage that holds most: the first has most activations, the last one the logits, and one between them may have more layers."""
     return max((_at_most(spec, stage) for stage in stages(spec, shape)), key=lambda m: m.total)
 
 
@@ -92,8 +102,8 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     own = spec.of_gang(role)
     lay = Layout.of(own, names.ROLE_TRAINER)
     found = []
-    for number, stage in zip(end_stages(own), stages(own, shape), strict=True):
-        n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, number))
+    for share, stage in zip(fullest(own, shape), stages(own, shape), strict=True):
+        n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
             found.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, stage.activations, 0.0, 0.0))
         else:
@@ -274,4 +284,4 @@ def _reference(spec: RLJobSpec, shape: Shape) -> float:
         return 0.0
     lay = Layout.of(spec, names.ROLE_TRAINER)
     tower = shape.tower.parameters() if shape.tower else 0
-    return BYTES[spec.model.dtype] * max(sum(own_parameters(shape, lay, s)) + tower for s in (0, lay.pipeline - 1))
+    return BYTES[spec.model.dtype] * max(sum(own_parameters(shape, lay, s)) + tower for s in shares(spec, shape))
