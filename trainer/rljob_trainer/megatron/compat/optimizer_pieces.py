@@ -94,7 +94,7 @@ def _boxes_of(part: ShardedTensor, numbers: torch.Tensor, start: int) -> Iterato
     """`part`: a view of the parameter, of which the rank has `numbers`, from number `start` on."""
     shape = (1,) * part.prepend_axis_num + part.local_shape
     for origin, dense in _dense(part.data.view(shape)):
-        first = dense.storage_offset()
+        first = int(dense.storage_offset())
         begin, end = max(first, start), min(first + dense.numel(), start + len(numbers))
         at = begin - start
         for offset, size in boxes(tuple(dense.shape), begin - first, end - first):
