@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from rljob_trainer.driver.slots import Home, Server, Slots
+from rljob_trainer.driver.slots import Home, LoadedServer, Slots
 
 
 async def settled() -> None:
@@ -18,7 +18,7 @@ def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 
 async def test_a_free_place_wakes_the_request_that_waits_longest_and_nobody_else() -> None:
-    slots, server = Slots[Server](2), Server()
+    slots, server = Slots[LoadedServer](2), LoadedServer()
     slots.add(server)
     need = slots.need(1, 1)
     held = [await slots.reserve(need, Home()) for _ in range(2)]
@@ -34,7 +34,7 @@ async def test_a_free_place_wakes_the_request_that_waits_longest_and_nobody_else
 
 
 async def test_a_large_request_is_not_overtaken_for_ever() -> None:
-    slots, server = Slots[Server](8), Server()
+    slots, server = Slots[LoadedServer](8), LoadedServer()
     slots.add(server)
     one, eight = slots.need(1, 1), slots.need(1, 8)
     await slots.reserve(one, Home())
@@ -48,7 +48,7 @@ async def test_a_large_request_is_not_overtaken_for_ever() -> None:
 
 
 async def test_the_server_whose_cache_is_filled_least_gets_a_request() -> None:
-    slots, small, large = Slots[Server](256), Server(cache_tokens=1000), Server(cache_tokens=10_000)
+    slots, small, large = Slots[LoadedServer](256), LoadedServer(cache_tokens=1000), LoadedServer(cache_tokens=10_000)
     for server in (small, large):
         slots.add(server)
     found = [await slots.reserve(slots.need(400, 1), Home()) for _ in range(12)]
@@ -57,7 +57,7 @@ async def test_the_server_whose_cache_is_filled_least_gets_a_request() -> None:
 
 
 async def test_no_server_gets_more_tokens_than_its_cache_holds_but_an_idle_one_takes_any_request() -> None:
-    slots, server = Slots[Server](256), Server(cache_tokens=1000)
+    slots, server = Slots[LoadedServer](256), LoadedServer(cache_tokens=1000)
     slots.add(server)
     need = slots.need(600, 1)
     assert await slots.reserve(need, Home()) is server
@@ -71,7 +71,7 @@ async def test_no_server_gets_more_tokens_than_its_cache_holds_but_an_idle_one_t
 
 
 async def test_a_response_counts_with_half_the_mean_length_of_those_before() -> None:
-    slots = Slots[Server](256)
+    slots = Slots[LoadedServer](256)
     assert slots.need(100, 4).tokens == 100
     for length in (10, 30):
         slots.answered(length)
@@ -79,7 +79,7 @@ async def test_a_response_counts_with_half_the_mean_length_of_those_before() -> 
 
 
 async def test_the_turns_of_a_trajectory_stay_where_its_cache_is_until_that_server_is_full_or_gone() -> None:
-    slots, first, second = Slots[Server](2), Server(), Server()
+    slots, first, second = Slots[LoadedServer](2), LoadedServer(), LoadedServer()
     slots.add(first)
     home, need = Home(), slots.need(10, 1)
     assert await slots.reserve(need, home) is first
@@ -96,7 +96,7 @@ async def test_the_turns_of_a_trajectory_stay_where_its_cache_is_until_that_serv
 
 
 async def test_a_place_that_is_given_to_a_cancelled_request_goes_to_the_next_one() -> None:
-    slots, server = Slots[Server](1), Server()
+    slots, server = Slots[LoadedServer](1), LoadedServer()
     slots.add(server)
     need = slots.need(1, 1)
     await slots.reserve(need, Home())
@@ -109,7 +109,7 @@ async def test_a_place_that_is_given_to_a_cancelled_request_goes_to_the_next_one
 
 
 async def test_a_new_server_gets_requests_that_wait() -> None:
-    slots, server = Slots[Server](4), Server()
+    slots, server = Slots[LoadedServer](4), LoadedServer()
     waiting = [begun(slots.reserve(slots.need(1, 1), Home())) for _ in range(6)]
     await settled()
     assert not any(task.done() for task in waiting)
@@ -119,8 +119,8 @@ async def test_a_new_server_gets_requests_that_wait() -> None:
 
 
 async def test_nothing_is_reserved_between_interrupt_and_resume() -> None:
-    slots = Slots[Server](4)
-    slots.add(Server())
+    slots = Slots[LoadedServer](4)
+    slots.add(LoadedServer())
     slots.interrupt()
     assert await slots.reserve(slots.need(1, 1), Home()) is None
     slots.resume()

@@ -18,7 +18,7 @@ from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.driver.slots import Home, Server, Slots
+from rljob_trainer.driver.slots import Home, LoadedServer, Slots
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
-class _Serving(Server):
+class _Serving(LoadedServer):
     """A connection to a server that has the current policy."""
 
     client: RolloutClient

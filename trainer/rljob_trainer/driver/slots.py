@@ -16,7 +16,7 @@ REMEMBERED = 1000
 
 
 @dataclass(eq=False, slots=True)
-class Server:
+class LoadedServer:
     """What one server holds."""
 
     cache_tokens: int = 0
@@ -34,7 +34,7 @@ class Server:
 class Home:
     """Of one trajectory: the server that holds the keys and values of its turns so far."""
 
-    server: Server | None = None
+    server: LoadedServer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting[S: Server]:
+class _Waiting[S: LoadedServer]:
     need: Need
     home: Home
     place: asyncio.Future[S | None]
 
 
-class Slots[S: Server]:
+class Slots[S: LoadedServer]:
     """The places of all servers. Used by tasks of one event loop."""
 
     def __init__(self, samples: int) -> None:
