@@ -121,7 +121,7 @@ class RolloutClient:
         await self._call("POST", INTERRUPT, {}, PROBE_SECONDS)
 
     async def state(self) -> dict[str, Any]:
-        """The server's state: attempt, policy_step (None: it serves nothing), digest, cache_tokens (see slots.LoadedServer). Raises as `generate`, and
+        """The server's state: attempt, policy_step (None: it serves nothing), digest, cache_tokens (slots.LoadedServer). Raises as `generate`, and
         ReplicaLost after PROBE_SECONDS."""
         return (await self._call("GET", STATE, None, PROBE_SECONDS))[0]
 
