@@ -1,6 +1,7 @@
 """Signs by which the owner of a node says that jobs should leave it: a cordon, taints, conditions."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -60,6 +61,11 @@ class LeaveNodes(Model):
     conditions: Annotated[list[NodeCondition], Field(max_length=256)] = CONDITIONS
     """Conditions whose nodes jobs leave: a type that is True, or `TYPE=STATUS`."""
 
+    @cached_property
+    def _listed(self) -> frozenset[str]:
+        """The conditions. Every node reports its own every few minutes."""
+        return frozenset(self.conditions)
+
     def quarantine(self, node: Mapping[str, Any]) -> str:
         """Why jobs should leave a node, by its object; empty: they need not. Without times, which change while nothing else does."""
         return ", ".join(one_line(sign)[:LONGEST] for sign in self._signs(node))[:LONGEST]
@@ -73,5 +79,5 @@ class LeaveNodes(Model):
                 yield f"taint {taint['key']}"
         for condition in status.get("conditions") or []:
             kind, value = condition.get("type", ""), condition.get("status", "")
-            if f"{kind}={value}" in self.conditions or (value == "True" and kind in self.conditions):
+            if f"{kind}={value}" in self._listed or (value == "True" and kind in self._listed):
                 yield f"condition {kind}" + ("" if value == "True" else f"={value}")

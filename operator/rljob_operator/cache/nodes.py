@@ -1,7 +1,7 @@
 """A node's JSON, reduced to what decisions need, and what each pod of the cluster takes of its node."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.leave_nodes import LeaveNodes
@@ -44,7 +44,7 @@ def parse_node(node: Object, leave: LeaveNodes) -> Node:
         lost_since=None if ready else since,
         answers_since=since if ready else 0.0,
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        schedulable=replace(placement.parse_node(node, {}), quarantine=leave.quarantine(node)),
+        schedulable=placement.parse_node(node, {}, leave.quarantine(node)),
     )
 
 
