@@ -154,7 +154,7 @@ def _of_section(section: Model, at: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _fields(kind: type[Model]) -> tuple[tuple[str, str | None, bool], ...]:
-    """Name, alias, and whether it holds paths itself, of each field with paths in it. Looked up once: every spec that is checked asks for all of them."""
+    """Name, alias, and whether it holds paths itself, of each field with paths in it. Looked up once: every spec that is checked asks for it."""
     known = names_of(kind)
     found = (
         (name, field.alias, _holds_paths((field.annotation, *field.metadata)))

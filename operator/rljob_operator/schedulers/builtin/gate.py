@@ -1,7 +1,7 @@
 """Scheduling gates keep pods from the cluster's scheduler until their nodes are chosen. One patch then pins a pod to its node and removes the gate.
 
-The API server lets a StatefulSet's pod be pinned only while it is gated, and only once. Pods of a gang with spares are gated whoever schedules them: its
-StatefulSet may have to make more of them than the job needs (see policies/pods.py), and what stays gated holds no node.
+The API server lets a StatefulSet's pod be pinned only while it is gated, and only once. Pods of a gang with spares are gated whoever schedules them:
+their StatefulSet may have to make more of them than the job needs (see policies/pods.py), and what stays gated holds no node.
 """
 
 from collections.abc import Mapping
