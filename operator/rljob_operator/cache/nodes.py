@@ -1,7 +1,7 @@
 """A node's JSON, reduced to what decisions need, and what each pod of the cluster takes of its node."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api.leave_nodes import LeaveNodes
@@ -30,13 +30,22 @@ class Node:
     out_of_service: bool = False
     """It has the out-of-service taint, by which an administrator vouches that nothing runs there any more."""
 
+    signs: str = ""
+    """What the node itself says about why jobs should leave it."""
+
     @property
     def quarantine(self) -> str:
         """Why its owner wants jobs to leave it; empty: its owner does not."""
         return self.schedulable.quarantine
 
+    def requested(self, why: str) -> "Node":
+        """The node if somebody asks for it to be left; empty: nobody does."""
+        quarantine = ", ".join(filter(None, (self.signs, why)))
+        return replace(self, schedulable=replace(self.schedulable, quarantine=quarantine))
+
 
 def parse_node(node: Object, leave: LeaveNodes) -> Node:
+    signs = leave.quarantine(node)
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
     ready, since = _readiness(meta, status)
     return Node(
@@ -44,7 +53,8 @@ def parse_node(node: Object, leave: LeaveNodes) -> Node:
         lost_since=None if ready else since,
         answers_since=since if ready else 0.0,
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        schedulable=placement.parse_node(node, {}, leave.quarantine(node)),
+        schedulable=placement.parse_node(node, {}, signs),
+        signs=signs,
     )
 
 
