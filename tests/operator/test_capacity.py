@@ -218,9 +218,9 @@ async def test_a_job_that_fits_at_last_is_woken_and_no_other(planned: list[int])
 async def test_a_pod_that_was_released_to_a_node_counts_there_before_anybody_says_that_it_is_bound() -> None:
     """Whatever its job says meanwhile: the event that it is bound may come late."""
     cluster, cache = FakeCluster(), ClusterCache(lambda: 0.0)
-    cache.put(node_object(True, name="n1", pods=3))
+    cache.put(cluster.put(node_object(True, name="n1", pods=3)))
     spec = {"containers": [{"resources": {"requests": {"cpu": "1"}}}], "schedulingGates": [{"name": names.GATE}]}
-    meta = {"name": "a-rollout-0", "namespace": "research"}
+    meta = {"name": "a-rollout-0", "namespace": "research", "annotations": {names.ANNOTATION_TEMPLATE_HASH: "1"}}
     gated = cluster.put({"kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
     cache.put(gated)
     before = cache.capacity.free("n1")

@@ -71,8 +71,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Node and requests of a pod; empty for one that is on no node or has ended. One that was released to a node counts as on it at once: the event that
-    says so may come late, and its job may give up the assignment meanwhile."""
+    """Node and requests of a pod; empty for one that is on no node or has ended. One that was released to a node counts there at once: the event that
+    it is bound may come late, and its job may give up the assignment meanwhile."""
 
     node: str = ""
     requests: Resources | None = None
