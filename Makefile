@@ -97,6 +97,14 @@ kueue: setup ## Compile Kueue, and test jobs that it places (not part of test: t
 	$(PY) -m e2e.kueue
 	$(PY) -m pytest -q -m slow tests/kueue
 
+.PHONY: test-kubernetes
+test-kubernetes: export RLJOB_KUBERNETES = $(VERSION)
+test-kubernetes: setup ## The tests of API server and cluster on another Kubernetes: VERSION=1.34 (or 1.35, 1.36, 1.37)
+	@test -f e2e/cluster/components/kubernetes/$(VERSION)/go.mod || { echo "VERSION is one of $$(ls e2e/cluster/components/kubernetes | xargs)"; exit 1; }
+	$(PY) -m e2e.providers up
+	$(PYTEST_TWICE) -m "slow and not extra" tests/apiserver --durations=10
+	$(PYTEST_TWICE) -m "not extra" e2e --durations=0 --durations-min=1
+
 .PHONY: format
 format: setup ## Format and mend what the linter can
 	$(VENV)/bin/ruff format .

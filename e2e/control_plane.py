@@ -30,11 +30,22 @@ class ControlPlane:
     """`with ControlPlane(directory) as plane:`. Ends every process that it started.
 
     `managers`: also run the controller manager and the scheduler, each at `qps` requests a second (None: as they are delivered, 20 and 50); the
-    server never limits them.
+    server never limits them. `gates`: feature gates of all programs, with which all beta APIs are served; `controllers`: those that run, as
+    `--controllers` has them.
     """
 
-    def __init__(self, directory: Path, *, managers: bool = False, qps: int | None = 500) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        managers: bool = False,
+        qps: int | None = 500,
+        gates: Sequence[str] = (),
+        controllers: str = "*",
+    ) -> None:
         self.directory, self._managers, self._qps = directory, managers, qps
+        self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
+        self._controllers = controllers
         self._processes: list[subprocess.Popen[bytes]] = []
         self._etcd, self._peer, self._port = free_ports(3)
 
@@ -130,15 +141,16 @@ class ControlPlane:
             "--disable-admission-plugins=ServiceAccount",
             "--max-requests-inflight=0",
             "--enable-priority-and-fairness=false",
+            *([*self._gates, "--runtime-config=api/beta=true"] if self._gates else []),
         ]
 
     def _start_managers(self) -> None:
         rates = (f"--kube-api-qps={self._qps}", f"--kube-api-burst={self._qps}") if self._qps else ()
-        limits = (*rates, "--leader-elect=false")
+        limits = (*rates, *self._gates, "--leader-elect=false")
         config = f"--kubeconfig={self.kubeconfig}"
         tokens = f"--service-account-private-key-file={self.directory}/sa.key"
         for name, flags in (
-            ("kube-controller-manager", (tokens, "--secure-port=0")),
+            ("kube-controller-manager", (tokens, "--secure-port=0", f"--controllers={self._controllers}")),
             ("kube-scheduler", ("--secure-port=0",)),
         ):
             self.spawn(name, BIN / name, config, *limits, *flags)

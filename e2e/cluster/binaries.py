@@ -5,9 +5,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.steps import BIN, HERE, run_step
+from e2e.cluster.steps import BIN, HERE, KUBERNETES, run_step
 
-KUBERNETES_VERSION = "v1.34.3"
+KUBERNETES_VERSIONS = {"1.34": "v1.34.3", "1.35": "v1.35.4", "1.36": "v1.36.3", "1.37": "v1.37.2"}
+"""Those that the tests run on, by minor version: `make test-kubernetes VERSION=1.35`. docs/support.md says which of them are tested when."""
+KUBERNETES_VERSION = KUBERNETES_VERSIONS[KUBERNETES]
+MAJOR, MINOR = KUBERNETES.split(".")
 
 
 @dataclass(frozen=True)
@@ -23,10 +26,12 @@ class Component:
     variables: tuple[str, ...] = ()
     rename: tuple[tuple[str, str], ...] = ()
     cgo: bool = False
+    version: str = ""
+    """Of a component in several versions: the folder of its module, below that of its name."""
 
     @property
     def directory(self) -> Path:
-        return HERE / "components" / self.name
+        return HERE / "components" / self.name / self.version
 
     @property
     def linker_flags(self) -> str:
@@ -47,10 +52,11 @@ COMPONENTS = (
         # a build without these calls itself v0.0.0, and charts that ask for a Kubernetes version refuse it
         variables=(
             f"k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}",
-            "k8s.io/component-base/version.gitMajor=1",
-            "k8s.io/component-base/version.gitMinor=34",
+            f"k8s.io/component-base/version.gitMajor={MAJOR}",
+            f"k8s.io/component-base/version.gitMinor={MINOR}",
         ),
         cgo=True,  # as upstream builds kubelet
+        version=KUBERNETES,
     ),
     Component("etcd", ("etcd",), rename=(("server", "etcd"),)),
     Component("coredns", ("coredns",)),
@@ -61,7 +67,7 @@ COMPONENTS = (
         variables=tuple(
             f"helm.sh/helm/v3/pkg/{package}.k8sVersion{part}"
             for package in ("chartutil", "lint/rules")
-            for part in ("Major=1", "Minor=34")
+            for part in (f"Major={MAJOR}", f"Minor={MINOR}")
         ),
     ),
 )

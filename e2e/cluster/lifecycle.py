@@ -7,15 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster.binaries import KUBE_ROUTER, build, build_binaries, is_built
+from e2e.cluster.binaries import KUBE_ROUTER, KUBERNETES_VERSION, build, build_binaries, is_built
 from e2e.cluster.built_images import SOURCES, build_images, load_images
 from e2e.cluster.steps import CACHE, SCRIPTS, STATE, StepFailed, run_step, say
 
+VERSION = "kubernetes"
+"""File in the state of a cluster: which version it runs."""
 SYSTEM_IMAGES = ["registry.k8s.io/pause:3.10.1", "registry.k8s.io/coredns/coredns:v1.12.4"]
 
 
 def up(nodes: int = 2, images: list[str] | None = None) -> None:
-    """Bring up what is not: packages, binaries, the project's images, control plane, nodes, DNS and storage."""
+    """Bring up what is not: packages, binaries, the project's images, control plane, nodes, DNS and storage. A cluster of another version of
+    Kubernetes is ended first: neither can read what the other has stored."""
+    if STATE.exists() and running_version(STATE) != KUBERNETES_VERSION:
+        down()
     run_step("packages", SCRIPTS / "install-packages")
     with ThreadPoolExecutor() as pool:  # compiling keeps the processors busy, building images the disk and the network
         compiled = pool.submit(build_binaries)
@@ -25,10 +30,17 @@ def up(nodes: int = 2, images: list[str] | None = None) -> None:
     # before the nodes start: a new node gets the seed's images as hard links, one that runs needs a copy
     load_images(SYSTEM_IMAGES + names)
     run_step("control plane", SCRIPTS / "control-plane")
+    (STATE / VERSION).write_text(KUBERNETES_VERSION)
     with ThreadPoolExecutor() as pool:
         list(pool.map(start_node, range(1, nodes + 1)))
     run_step("storage class", SCRIPTS / "volumes", "make")
     run_step("DNS", SCRIPTS / "dns")
+
+
+def running_version(state: Path) -> str:
+    """Version of the Kubernetes that this state is of; empty: its control plane never came up."""
+    file = state / VERSION
+    return file.read_text() if file.exists() else ""
 
 
 def start_node(number: int) -> None:

@@ -10,7 +10,9 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "scripts"
 REPOSITORY = HERE.parents[1]
 CACHE = Path(os.environ.get("RLJOB_CACHE") or Path.home() / ".cache" / "rljob")
-BIN = CACHE / "bin"
+KUBERNETES = os.environ.get("RLJOB_KUBERNETES") or "1.34"
+"""Minor version of Kubernetes, one of components/kubernetes. What is compiled for another one lies apart, so that neither replaces the other."""
+BIN = CACHE / f"bin-{KUBERNETES}"
 STATE = CACHE / "cluster"
 KUBECONFIG = STATE / "kubeconfig"
 SIGN_OF_LIFE_SECONDS = 15
@@ -31,7 +33,13 @@ def run_step(title: str, *command: str | Path, env: dict[str, str] | None = None
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("w") as out:
-        process = subprocess.Popen(command, cwd=cwd, env=os.environ | (env or {}), stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=os.environ | {"RLJOB_BIN": str(BIN)} | (env or {}),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
     code = _wait(process, title, log, start)
     if code != 0:
         raise StepFailed(f"{title} failed (exit {code}), see {log}:\n{last_lines(log, 15)}")

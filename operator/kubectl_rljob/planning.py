@@ -1,20 +1,19 @@
-"""What a manifest amounts to, and where it would be placed on the live cluster now: the data behind `plan`."""
+"""What a manifest amounts to: the data behind `plan`."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic.alias_generators import to_camel
 
 from kubectl_rljob import fitting
-from kubectl_rljob.errors import UserError
 from rljob_api import names
 from rljob_api.manifest.jobs import Manifest
-from rljob_api.placement_status import PlacementReport
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
+from rljob_api.sizing.arrival import Arrival, arrival
 from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import (
@@ -31,13 +30,10 @@ from rljob_api.sizing.memory import (
     rollout_memory,
     trainer_memory,
 )
-from rljob_api.sizing.shape import NOMINAL, Shape
+from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.stage import operations, shares
 from rljob_api.sizing.volume import VolumeSpace, volume_space
 from rljob_api.spec import RLJobSpec
-from rljob_placement.cluster import Cluster
-from rljob_placement.explain import report
-from rljob_placement.gang import Gang
-from rljob_placement.plan import plan
 
 Value = TypeVar("Value")
 NO_OTHERS: Mapping[str, Shape] = {}
@@ -63,6 +59,21 @@ class Estimate:
     @property
     def total(self) -> float:
         return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Pipeline stages of the trainer's model."""
+
+    layers: list[int]
+    imbalance: float
+    """What the busiest stage computes, of the mean of all. The others wait for it in every micro-batch."""
+
+    @staticmethod
+    def of(spec: RLJobSpec, shape: Shape) -> "Stages":
+        work = operations(spec, shape)
+        layers = [round(share.layers) for share in shares(spec, shape)]
+        return Stages(layers, max(work) * len(work) / sum(work))
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,13 @@ class Plan:
         """Whether a rule about a field, or one below it, is broken."""
         return any(v.field.startswith(field) for v in self.violations)
 
+    def stages(self) -> Stages | None:
+        """Of a job with more than one, whose model is known, while every rule holds."""
+        shape = self._shape()
+        if shape is None or self.spec is None or self.spec.trainer.parallelism.pipeline == 1:
+            return None
+        return Stages.of(self.spec, shape)
+
     def memory(self) -> list[Estimate]:
         """Of a job on GPUs whose model is known, while every rule holds."""
         if (counted := self._counted()) is None:
@@ -147,10 +165,17 @@ class Plan:
         found = cache_memory(*counted, self.device.bytes if self.device else 0.0)
         return found if self.device else replace(found, there=0.0)
 
+    def arrival(self) -> Arrival | None:
+        """Where rollout pods keep the next policy, where the GPU and the model are known."""
+        counted = self._counted()
+        if counted is None or counted[0].supervised or counted[0].rollout.placement == "colocated" or not self.device:
+            return None
+        return arrival(*counted, self.device.bytes)
+
     def volume(self) -> VolumeSpace | None:
         """What checkpoints and exports take, where the model is known."""
-        shape = Shape.of(self.model) if self.model else None
-        return volume_space(self.spec, shape) if shape and self.spec and not self.violations else None
+        shape = self._shape()
+        return volume_space(self.spec, shape) if shape and self.spec else None
 
     def outside(self) -> dict[str, str]:
         """Fields whose paths are on none of the job's volumes."""
@@ -176,10 +201,14 @@ class Plan:
 
     def _counted(self) -> tuple[RLJobSpec, Shape] | None:
         """The spec and the model that memory is estimated from; None when there is nothing to estimate."""
-        shape = Shape.of(self.model) if self.model else None
-        if shape is None or self.spec is None or self.violations or self.spec.trainer.device != "gpu":
+        shape = self._shape()
+        if shape is None or self.spec is None or self.spec.trainer.device != "gpu":
             return None
         return self.spec, shape
+
+    def _shape(self) -> Shape | None:
+        """Of the model, if it is known and every rule holds."""
+        return Shape.of(self.model) if self.model and not self.violations else None
 
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
@@ -191,6 +220,8 @@ class Plan:
         if self.spec is not None and not self.violations:
             amounts = Amounts.of(self.spec)
             out["layout"] = _layout(self.spec, names.ROLE_TRAINER)
+            if stages := self.stages():
+                out["stages"] = asdict(stages)
             if self.spec.gangs:
                 out["gangs"] = {role: _layout(self.spec, role) for role in self.spec.gangs}
             out["batch"] = {
@@ -223,8 +254,9 @@ def _rounded(parts: Mapping[str, Any], *without: str) -> dict[str, int]:
 
 
 def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:
+    """Its sizes."""
     found = Layout.of(spec, role)
-    return {**_camel(asdict(found)), "data": found.data}
+    return {**_camel({name: size for name, size in asdict(found).items() if name != "cut"}), "data": found.data}
 
 
 def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:
@@ -239,48 +271,3 @@ def roles(spec: RLJobSpec) -> list[Role]:
         Role(role, count, processes[role], count * processes[role] * per_process)
         for role, count in pods_of(spec).items()
     ]
-
-
-Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
-"""Nodes, and pods of all namespaces. Raises UserError."""
-
-
-@dataclass(frozen=True)
-class Preview:
-    """Where the pods of a job would go, or why that is not known."""
-
-    skipped: str = ""
-    """Why placement was not checked."""
-    problem: str = ""
-    """Why there is no capacity."""
-    nodes: int = 0
-    report: PlacementReport = field(default_factory=PlacementReport)
-    nominal: bool = False
-    """Bytes are of a model of 8 billion parameters, for want of the job's config.json."""
-
-    def dump(self) -> dict[str, Any]:
-        if self.skipped:
-            return {"skipped": self.skipped}
-        if self.problem:
-            return {"problem": self.problem}
-        return {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
-
-
-def preview(job: Plan, read: Read, offline: bool) -> Preview:
-    """Placement by the built-in scheduler; the choices of others cannot be predicted."""
-    if job.spec is None or job.violations:
-        return Preview(skipped="not checked before every rule holds")
-    if not job.spec.scheduling.facts.assigns_nodes:
-        return Preview(skipped=f"left to spec.scheduling.backend {job.spec.scheduling.backend}")
-    if offline:
-        return Preview(skipped="not checked (--offline)")
-    try:
-        cluster = Cluster.of(*read())
-    except UserError as error:
-        return Preview(skipped=f"not checked: {error}")
-    shape = Shape.of(job.model) if job.model else None
-    gang = Gang.of(job.spec, shape or NOMINAL)
-    found = plan(cluster, gang)
-    if found.problem:
-        return Preview(problem=found.problem)
-    return Preview(nodes=len(found.nodes()), report=report(cluster, gang, found), nominal=shape is None)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-BackendName = Literal["builtin", "none", "kueue", "volcano"]
+BackendName = Literal["builtin", "none", "kueue", "volcano", "native", "kai"]
 
 
 class Kind(NamedTuple):
@@ -26,6 +26,8 @@ class Backend:
 
     fields: frozenset[str] = frozenset()
     """Fields of spec.scheduling that it reads, by their YAML names; the others are refused. It takes no job without a `queue` if it reads that."""
+    scheduler_name: str = ""
+    """`schedulerName` of the pods where spec.scheduling has none; empty: the cluster's default scheduler."""
     assigns_nodes: bool = False
     """Whether the operator chooses the nodes: pods are gated until status.placement has their assignments."""
     scalable: bool = True
@@ -49,8 +51,18 @@ BACKENDS: Mapping[BackendName, Backend] = {
     ),
     "volcano": Backend(
         fields=frozenset({"queue"}),
+        scheduler_name="volcano",
         starts_whole_gangs=True,
         kinds=(Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),),
+    ),
+    "native": Backend(
+        kinds=(Kind("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups"),),
+    ),
+    "kai": Backend(
+        fields=frozenset({"queue"}),
+        scheduler_name="kai-scheduler",
+        starts_whole_gangs=True,
+        kinds=(Kind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups"),),
     ),
 }
 
@@ -60,4 +72,6 @@ def readers_of(field: str) -> tuple[BackendName, ...]:
     return tuple(name for name, backend in BACKENDS.items() if field in backend.fields)
 
 
+WITHOUT_SCHEDULER = tuple(name for name, backend in BACKENDS.items() if not backend.scheduler_name)
+"""Backends whose pods the cluster's default scheduler binds."""
 KINDS = tuple(kind for backend in BACKENDS.values() for kind in backend.kinds)

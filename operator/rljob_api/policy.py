@@ -1,13 +1,13 @@
 """What the administrator sets for all jobs: the defaults and limits of their specs, and which nodes they leave."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from rljob_api import names
-from rljob_api.backends import readers_of
+from rljob_api.backends import WITHOUT_SCHEDULER, readers_of
 from rljob_api.base import Model
 from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.rules import ValidationResult, Violation, validate
@@ -16,6 +16,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import (
     MAX_ID,
     MOST_PODS,
+    DnsName,
     Environment,
     EnvironmentSources,
     Id,
@@ -95,6 +96,18 @@ class SchedulingDefaults(Model):
 
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] | None = None
     """Labels of nodes, from the widest domain to the narrowest, for jobs whose backend reads them."""
+    scheduler_name: DnsName | None = None
+    """Scheduler of the pods of jobs whose backend has none of its own."""
+
+    def of(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The defaults for such a `spec.scheduling`, by the backend that it names."""
+        backend = given.get("backend", SchedulingSpec().backend)
+        found = self.dump()
+        if backend not in readers_of("topologyLevels"):
+            found.pop("topologyLevels", None)
+        if backend not in WITHOUT_SCHEDULER:
+            found.pop("schedulerName", None)
+        return found
 
 
 class TemplateDefaults(Model):
@@ -136,11 +149,9 @@ class JobDefaults(Model):
     def _of(self, spec: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults for such a spec, as a partial spec."""
         own = self.model_dump(by_alias=True, exclude_none=True, exclude={"scheduling", "template"})
-        takes_levels = _section(spec, "scheduling").get("backend", SchedulingSpec().backend) in readers_of(
-            "topologyLevels"
-        )
-        levels = {"scheduling": self.scheduling.dump()} if takes_levels and self.scheduling.dump() else {}
-        return own | levels | (_templates(spec, {"template": self.template.dump()}) if self.template.dump() else {})
+        placed = self.scheduling.of(_section(spec, "scheduling"))
+        own |= {"scheduling": placed} if placed else {}
+        return own | (_templates(spec, {"template": self.template.dump()}) if self.template.dump() else {})
 
 
 def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
@@ -197,6 +208,8 @@ class Limits(Model):
     group_ids: Range = Range()
     runtime_class_names: list[str] = []
     """RuntimeClasses that jobs may choose; empty: all."""
+    scheduler_names: list[str] = []
+    """Schedulers that jobs may name; empty: all."""
 
 
 class JobPolicy(Model):
@@ -235,10 +248,10 @@ class JobPolicy(Model):
         groups |= {f"supplementalGroups[{i}]": group for i, group in enumerate(given.supplemental_groups or [])}
         yield from _outside({"runAsUser": given.run_as_user}, limits.user_ids)
         yield from _outside(groups, limits.group_ids)
-        runtime, allowed = spec.runtime_class_name, limits.runtime_class_names
-        if runtime and allowed and runtime not in allowed:
-            rule = f"the administrator allows {', '.join(allowed)}"
-            yield Violation("spec.runtimeClassName", runtime, rule, f"choose one of them, {ASK}")
+        yield from _unlisted("spec.runtimeClassName", spec.runtime_class_name, limits.runtime_class_names)
+        if spec.scheduling.scheduler_name != self.defaults.scheduling.scheduler_name:
+            name = spec.scheduling.scheduler_name
+            yield from _unlisted("spec.scheduling.schedulerName", name, limits.scheduler_names)
         if self.max_pods < MOST_PODS:
             yield from size_violations(spec, self.max_pods, "the administrator allows", f"lower it, {ASK}")
 
@@ -260,6 +273,13 @@ def _of_the_cluster(violation: Violation, taken: Mapping[str, Any]) -> Violation
     if not any(violation.field.startswith(path) for path in taken):
         return violation
     return replace(violation, rule=f"{violation.rule} (a default of the cluster: jobs.defaults)")
+
+
+def _unlisted(field: str, given: str | None, allowed: Sequence[str]) -> Iterator[Violation]:
+    """A violation of a name that is not among those allowed; an empty list allows all."""
+    if given and allowed and given not in allowed:
+        rule = f"the administrator allows {', '.join(allowed)}"
+        yield Violation(field, given, rule, f"choose one of them, {ASK}")
 
 
 def _outside(ids: dict[str, int | None], limits: Range) -> Iterator[Violation]:

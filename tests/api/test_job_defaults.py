@@ -81,6 +81,8 @@ def test_levels_of_nodes_reach_the_backends_that_read_them() -> None:
     assert completed(raw_spec(), scheduling=levels)["scheduling"] == levels
     volcano = {"backend": "volcano", "queue": "q"}
     assert completed(raw_spec(scheduling=volcano), scheduling=levels)["scheduling"] == volcano
+    unreadable = {"backend": ["none"]}
+    assert completed(raw_spec(scheduling=unreadable), scheduling=levels)["scheduling"] == unreadable
 
 
 def test_what_is_no_spec_is_left_to_validation() -> None:

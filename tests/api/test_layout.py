@@ -39,6 +39,25 @@ def test_data_parallel_size_is_what_tensor_pipeline_and_context_leave() -> None:
     assert (layout.world, layout.data, str(layout)) == (16, 2, "tp2-pp2-dp2-cp2")
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({}, "tp1-pp2-dp1"),
+        ({"num_layers_in_first_pipeline_stage": 3}, "tp1-pp2-first3-dp1"),
+        ({"num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 1}, "tp1-pp2-first3+last1-dp1"),
+        (
+            {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True},
+            "tp1-pp2-embedding+loss-dp1",
+        ),
+        ({"pipeline_model_parallel_layout": "Ettt|tL"}, "tp1-pp2-written540811a7-dp1"),
+    ],
+)
+def test_layouts_with_other_layers_on_a_stage_have_other_names(given: dict[str, Any], name: str) -> None:
+    """By which a checkpoint knows that its optimizer does not fit."""
+    trainer = {"nodes": 2, "parallelism": {"pipeline": 2}, "transformerConfig": given}
+    assert str(Layout.of(make_spec(trainer=trainer), names.ROLE_TRAINER)) == name
+
+
 def test_experts_are_cut_over_ranks_that_are_data_parallel_for_the_rest() -> None:
     sizes = {"tensor": 2, "expert": 4, "expertTensor": 1}
     layout = Layout.of(make_spec(trainer={"nodes": 8, "parallelism": sizes}), names.ROLE_TRAINER)

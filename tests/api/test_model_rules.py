@@ -5,6 +5,7 @@ import pytest
 from api.specs import make_spec
 from rljob_api.families import FAMILIES
 from rljob_api.rules.model import model_violations
+from rljob_api.spec import RLJobSpec
 
 P, M = "spec.trainer.parallelism", "spec.model.path"
 DENSE = {
@@ -212,9 +213,31 @@ def test_a_family_without_proven_generation_trains_without_rollouts() -> None:
     assert not list(model_violations(make_spec(train={"steps": 1, "batches": {"replay": "/b"}}), config))
 
 
-def test_an_uneven_split_is_left_to_megatron() -> None:
-    uneven = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 5}}
-    assert check(DENSE, uneven, pipeline=8) == []
+def test_layers_that_do_not_divide_are_cut_as_transformer_config_says() -> None:
+    even, wrong = (
+        found
+        for pipeline, given in ((7, {}), (8, {"num_layers_in_first_pipeline_stage": 4}))
+        for found in model_violations(uneven(pipeline, **given), DENSE)
+    )
+    assert (even.field, even.fix) == (
+        f"{P}.pipeline",
+        "choose a divisor of 12, or set account_for_embedding_in_pipeline_split: true, account_for_loss_in_pipeline_split: true in "
+        "transformerConfig, for stages of other than equal size",
+    )
+    assert (wrong.field, wrong.value) == ("spec.trainer.transformerConfig.num_layers_in_first_pipeline_stage", "4")
+    assert wrong.rule == "leaves 8 of 12 layers for 7 other stages, which must share them equally"
+    assert [*model_violations(uneven(8, num_layers_in_first_pipeline_stage=5), DENSE)] == []
+
+
+def uneven(pipeline: int, **given: int) -> RLJobSpec:
+    return make_spec(
+        trainer={
+            "device": "cpu",
+            "nodes": pipeline,
+            "parallelism": {"pipeline": pipeline},
+            "transformerConfig": given,
+        }
+    )
 
 
 def test_a_refused_model_type_is_told_the_supported_ones() -> None:

@@ -19,6 +19,10 @@ def broken(**changes: Any) -> list[str]:
     [
         ({"backend": "kueue"}, "queue"),
         ({"backend": "volcano"}, "queue"),
+        ({"backend": "kai"}, "queue"),
+        ({"backend": "native", "queue": "q"}, "queue"),
+        ({"backend": "native", "topologyLevels": ["rack"]}, "topologyLevels"),
+        ({"backend": "kai", "queue": "q", "priority": 1}, "priority"),
         ({"backend": "none", "queue": "q"}, "queue"),
         ({"backend": "builtin", "queue": "q"}, "queue"),
         ({"backend": "none", "topologyLevels": ["rack"]}, "topologyLevels"),
@@ -38,6 +42,8 @@ def test_a_field_that_a_backend_does_not_read_or_needs_is_named(scheduling: dict
         {"backend": "builtin", "topologyLevels": ["block", "rack"], "priority": 3},
         {"backend": "kueue", "queue": "q", "topologyLevels": ["block", "kubernetes.io/hostname"]},
         {"backend": "volcano", "queue": "q"},
+        {"backend": "kai", "queue": "q"},
+        {"backend": "native", "schedulerName": "gangs"},
         {"backend": "none"},
     ],
 )

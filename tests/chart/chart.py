@@ -11,12 +11,16 @@ from typing import Any
 
 import yaml
 
+from e2e.cluster.steps import BIN, KUBERNETES
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "rljob"
-CACHED = Path(os.environ.get("RLJOB_CACHE", Path.home() / ".cache" / "rljob")) / "bin"
-HELM = shutil.which("helm", path=f"{CACHED}{os.pathsep}{os.environ['PATH']}")
+HELM = shutil.which("helm", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
+KUBERNETES_VERSION = f"{KUBERNETES}.0"
 NO_HELM = "helm is neither on PATH nor built: `make cluster-up` builds it"
 
+IMAGE = ("--set", "image.repository=rljob-operator")
+"""The chart refuses its default, which names an image that is published nowhere."""
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -24,9 +28,9 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 def helm(*sets: str, verb: tuple[str, ...] = ("template", "rljob")) -> subprocess.CompletedProcess[str]:
     assert HELM
     # a Helm that was built from source believes in a very old cluster
-    command = [HELM, *verb, str(CHART), "--namespace", "rljob-system", "--kube-version", "1.34.0"]
+    command = [HELM, *verb, str(CHART), "--namespace", "rljob-system", "--kube-version", KUBERNETES_VERSION]
     return subprocess.run(
-        [*command, *(a for s in sets for a in ("--set", s))], capture_output=True, text=True, timeout=60
+        [*command, *IMAGE, *(a for s in sets for a in ("--set", s))], capture_output=True, text=True, timeout=60
     )
 
 

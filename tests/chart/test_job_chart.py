@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chart.chart import HELM, NO_HELM, ROOT
+from chart.chart import HELM, KUBERNETES_VERSION, NO_HELM, ROOT
 from rljob_api import names
 from rljob_api.rules import validate
 from rljob_api.schema.values import job_chart
@@ -21,7 +21,7 @@ needs_helm = pytest.mark.skipif(HELM is None, reason=NO_HELM)
 def helm(values: dict[str, Any], tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     assert HELM
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    command = [HELM, "template", "demo", str(CHART), "-n", "research", "--kube-version", "1.34.0"]
+    command = [HELM, "template", "demo", str(CHART), "-n", "research", "--kube-version", KUBERNETES_VERSION]
     return subprocess.run(
         [*command, "-f", str(tmp_path / "values.yaml"), *more], capture_output=True, text=True, timeout=60
     )

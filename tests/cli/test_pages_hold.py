@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cli.makers import NOW, make_event, make_job, make_spec, make_supervised, running
 from kubectl_rljob.job import Job
-from kubectl_rljob.planning import Plan, preview
+from kubectl_rljob.planning import Plan
+from kubectl_rljob.preview import preview
 from kubectl_rljob.printers import data, failure, status, text
 from kubectl_rljob.printers import plan as plan_page
 from rljob_api.manifest.jobs import Manifest

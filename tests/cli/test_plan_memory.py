@@ -23,7 +23,7 @@ TRAINER, BY PHASE   MODELS   ESTIMATE   SERVER   OF 79.1
 generate            -        6.0        31.6     37.6
 score               7.1      10.1       -        17.2
 train               31.9     15.8       -        47.7
-sync                7.1      20.2       14.2     41.5
+sync                7.1      10.1       14.2     31.3
 save                31.9     6.0        31.6     69.6
 
 Fits, by the estimate
@@ -48,10 +48,10 @@ def test_each_phase_of_a_step_is_held_against_the_gpu(capsys: pytest.CaptureFixt
 def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu", "40Gi") == 1
     out = capsys.readouterr().out
-    assert "\nDoes not fit in save, and by the estimate not in train, sync\n" in out
+    assert "\nDoes not fit in save, and by the estimate not in train\n" in out
     assert out.endswith(
         "Every rule holds, and the job does not fit:\n\nspec.trainer = GPUs of 40.0 GiB\n"
-        "    the job does not fit in save (53.9 GiB), and by the estimate not in train (47.7 GiB), sync (41.5 GiB): ranks would refuse to start\n"
+        "    the job does not fit in save (53.9 GiB), and by the estimate not in train (47.7 GiB): ranks would refuse to start\n"
         "    fix: docs/sizing.md has what to change, by its cost\n"
     )
     assert plan("--gpu", "64Gi") == 0
@@ -112,6 +112,22 @@ def test_the_space_of_the_volume_is_said(
     """14 bytes for each of 7.6 B parameters that learn, and 2 for each that is exported."""
     plan(*(word for setting in settings for word in ("--set", setting)))
     assert f"\nVolume: {line}" in capsys.readouterr().out
+
+
+def test_stages_are_shown_with_their_layers_and_with_what_the_busiest_computes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """28 layers, and an output layer that computes as much as 2.2 of them at 2,048 tokens."""
+    four, first = "trainer.parallelism.pipeline=4", "trainer.transformerConfig.num_layers_in_first_pipeline_stage"
+    assert plan("--set", four) == 0
+    assert "\n         stages of 4 x 7 layers; the busiest computes 1.23 of the mean\n" in capsys.readouterr().out
+    assert plan("--set", four, "--set", f"{first}=10") == 0
+    assert "\n         stages of 10, 3 x 6 layers; the busiest computes 1.32 of the mean\n" in capsys.readouterr().out
+    assert plan("--set", four, "--set", f"{first}=9") == 1
+    assert (
+        "    leaves 19 of 28 layers for 3 other stages, which must share them equally\n    fix: choose a divisor of 28\n"
+        in (capsys.readouterr().out)
+    )
 
 
 def test_without_a_gpu_the_cache_is_what_the_batch_would_want(capsys: pytest.CaptureFixture[str]) -> None:

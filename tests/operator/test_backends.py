@@ -1,9 +1,11 @@
-"""What kueue and volcano are given, against facts of those projects.
+"""What kueue, volcano, kai and Kubernetes' own gangs are given, against facts of those projects.
 
 Kueue v0.19.2 (main at ff69552e79, 2026-08-23): apis/kueue/v1beta2/topology_types.go, pkg/controller/constants/constants.go,
 pkg/controller/jobs/pod/constants/constants.go and the checks of pkg/controller/jobs/pod/pod_webhook.go.
 Volcano 1.15.0 (master at ed72c7c815, 2026-08-20): installer/helm/chart/volcano/crd/bases/scheduling.volcano.sh_podgroups.yaml,
 staging/src/volcano.sh/apis/pkg/apis/{scheduling/v1beta1,batch/v1alpha1}/labels.go.
+KAI 0.15.0: docs/batch/README.md ("External PodGroups"), pkg/apis/scheduling/v2alpha2/podgroup_types.go.
+Kubernetes 1.37.2: staging/src/k8s.io/api/scheduling/v1beta1/types.go; tests/apiserver/test_native_gangs.py has the real scheduler.
 """
 
 import re
@@ -45,6 +47,7 @@ POD_GROUP = {
     "priorityClassName": lambda v: len(v) <= 253,
 }
 """Fields of PodGroup.spec that we use, and what the CRD wants of them."""
+NATIVE = {"backend": "native"}
 
 
 def gpu_spec(**scheduling: Any) -> Any:
@@ -114,8 +117,72 @@ def test_volcano_gets_one_pod_group_with_a_minimum_of_each_role() -> None:
         assert made["metadata"]["annotations"]["volcano.sh/task-spec"] == role
 
 
+def test_kai_gets_one_pod_group_with_a_subgroup_for_each_role_and_makes_none_of_its_own() -> None:
+    spec = gpu_spec(backend="kai", queue="team", spareNodes=2)
+    (group,) = scheduler_objects(META, spec)
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.run.ai/v2alpha2", "PodGroup")
+    assert group["metadata"]["name"] == "demo-gang"
+    assert group["spec"] == {
+        "minMember": 6,
+        "subGroups": [{"name": "trainer", "minMember": 4}, {"name": "rollout", "minMember": 2}],
+        "queue": "team",
+        "priorityClassName": "high",
+    }
+    for role in names.ROLES:
+        made = template(spec, role)
+        assert made["spec"]["schedulerName"] == "kai-scheduler"
+        assert (
+            made["metadata"]["labels"].items()
+            >= {
+                "kai.scheduler/queue": "team",
+                "kai.scheduler/subgroup-name": role,
+            }.items()
+        )
+        skip = {"pod-group-name": "demo-gang", "kai.scheduler/skip-podgrouper": "true"}
+        assert made["metadata"]["annotations"].items() >= skip.items()
+
+
+def test_kubernetes_gets_a_pod_group_for_each_role_and_no_rollout_stands_in_for_a_trainer() -> None:
+    spec = gpu_spec(backend="native", spareNodes=2)
+    groups = {group["metadata"]["name"]: group for group in scheduler_objects(META, spec)}
+    (trainers, rollouts) = groups
+    assert {(group["apiVersion"], group["kind"]) for group in groups.values()} == {
+        ("scheduling.k8s.io/v1beta1", "PodGroup")
+    }
+    assert groups[trainers]["spec"] == {
+        "schedulingPolicy": {"gang": {"minCount": 4}},
+        "disruptionMode": {"all": {}},
+        "priorityClassName": "high",
+    }, "without the spares; a gang is of no use without one of its pods"
+    assert groups[rollouts]["spec"] == {
+        "schedulingPolicy": {"gang": {"minCount": 2}},
+        "disruptionMode": {"single": {}},
+    }
+    for role, name in zip(names.ROLES, groups, strict=True):
+        made = template(spec, role)["spec"]
+        assert made["schedulingGroup"] == {"podGroupName": name}
+        assert "schedulerName" not in made
+
+
+def test_a_pod_group_of_kubernetes_changes_its_count_and_is_another_one_when_what_it_may_not_change_changes() -> None:
+    def name(**changes: Any) -> list[str]:
+        return [g["metadata"]["name"] for g in scheduler_objects(META, make_spec(scheduling=NATIVE, **changes))]
+
+    assert name() == name(trainer={"nodes": 3, "device": "cpu"}) == name(rollout={"replicas": 5, "minReplicas": 5})
+    urgent = {"template": {"priorityClassName": "urgent"}}
+    (trainer, rollout), (other, same) = name(), name(trainer=urgent)
+    assert same == rollout and other != trainer and other.startswith("demo-trainer-")
+
+
+def test_rollouts_that_may_all_be_missing_are_in_no_group_of_kubernetes() -> None:
+    spec = make_spec(scheduling=NATIVE, rollout={"replicas": 2, "minReplicas": 0})
+    (group,) = scheduler_objects(META, spec)
+    assert group["metadata"]["name"].startswith("demo-trainer-")
+    assert "schedulingGroup" not in template(spec, names.ROLE_ROLLOUT)["spec"]
+
+
 @pytest.mark.parametrize("backend", ["builtin", "none", "kueue"])
-def test_only_volcano_has_an_object_of_its_own(backend: str) -> None:
+def test_only_backends_with_groups_have_objects_of_their_own(backend: str) -> None:
     assert scheduler_objects(META, gpu_spec(backend=backend)) == []
 
 

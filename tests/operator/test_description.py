@@ -42,6 +42,16 @@ def test_a_pod_in_trouble_explains_itself_in_the_message(change: dict[str, str],
     assert status.message == f"waiting for trainer pods: demo-trainer-1: {message}"
 
 
+@pytest.mark.parametrize("backend", ["none", "native", "volcano", "kai"])
+def test_what_another_scheduler_says_of_the_gang_is_in_the_condition_placed(backend: str) -> None:
+    said = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+    job = make_job(scheduling={"backend": backend} | ({"queue": "q"} if backend in ("volcano", "kai") else {}))
+    job = job.with_pods(ready=False, running=False, node="", unschedulable=said)
+    (placed,) = [c for c in job.next().conditions if c.type == "Placed"]
+    assert (placed.status, placed.reason) == ("False", "Unschedulable")
+    assert placed.message == f"demo-trainer-0 and 1 more: {said}"
+
+
 def test_a_pod_of_another_release_is_named() -> None:
     status = (
         make_job(nodes=1)

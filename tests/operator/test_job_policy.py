@@ -21,6 +21,7 @@ LIMITS = JobPolicy.model_validate(
             "userIds": {"minimum": 1000, "maximum": 1999},
             "groupIds": {"minimum": 100, "maximum": 200},
             "runtimeClassNames": ["nvidia", "gvisor"],
+            "schedulerNames": ["rack-scheduler", "volcano"],
         }
     }
 )
@@ -57,6 +58,32 @@ def test_the_administrator_sets_what_a_job_leaves_open() -> None:
     assert pod["runtimeClassName"] == "nvidia"
     (pod, _) = pods(policy, runtimeClassName="gvisor")
     assert pod["runtimeClassName"] == "gvisor"
+
+
+def test_a_scheduler_binds_all_pods_the_jobs_own_before_the_backends_and_the_administrators() -> None:
+    default = JobPolicy.model_validate({"defaults": {"scheduling": {"schedulerName": "house"}}})
+    volcano = {"backend": "volcano", "queue": "q"}
+    for policy, scheduling, name in (
+        (JobPolicy(), {}, None),
+        (JobPolicy(), {"schedulerName": "rack-scheduler"}, "rack-scheduler"),
+        (JobPolicy(), volcano, "volcano"),
+        (JobPolicy(), volcano | {"schedulerName": "volcano-2"}, "volcano-2"),
+        (default, {}, "house"),
+        (default, {"backend": "none"}, "house"),
+        (default, {"schedulerName": "rack-scheduler"}, "rack-scheduler"),
+        (default, volcano, "volcano"),
+    ):
+        assert [pod.get("schedulerName") for pod in pods(policy, scheduling=scheduling)] == [name, name]
+
+
+def test_the_administrators_own_scheduler_need_not_be_on_the_list() -> None:
+    scheduling = {"defaults": {"scheduling": {"schedulerName": "house"}}, "limits": {"schedulerNames": ["volcano"]}}
+    policy = JobPolicy.model_validate(scheduling)
+    assert violations(policy) == violations(policy, scheduling={"backend": "volcano", "queue": "q"}) == []
+    assert violations(policy, scheduling={"schedulerName": "mine"}) == [
+        "spec.scheduling.schedulerName = mine: the administrator allows volcano; choose one of them, or ask the "
+        "administrator of rljob"
+    ]
 
 
 def test_what_neither_sets_is_left_to_the_platform() -> None:

@@ -33,6 +33,7 @@ VALUES = yaml.safe_load((ROOT / "charts/rljob/values.yaml").read_text())
 KUBERNETES = {
     "CrashLoopBackOff",
     "DisruptionTarget",
+    "GenericWorkload",
     "Evicted",
     "NodeAffinity",
     "OutOfcpu",

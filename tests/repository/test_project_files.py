@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable
 
+from e2e.cluster.binaries import KUBERNETES_VERSIONS
 from kubectl_rljob.verbs import about
 from repository.pages import ROOT, TRACKED
 
@@ -64,8 +65,14 @@ def requirement(package: str) -> Callable[[str], str]:
     return lambda file: pinned(file, rf"^{package}==([\d.]+)")
 
 
+def kubernetes(file: str) -> str:
+    """The version that is compiled unless a variable names another release."""
+    release = pinned("e2e/cluster/steps.py", r'"RLJOB_KUBERNETES"\) or "([\d.]+)"')
+    return pinned(file, rf'"{re.escape(release)}": "v([\d.]+)"')
+
+
 PINS: dict[str, Callable[[str], str]] = {
-    "Kubernetes": lambda file: pinned(file, r'^KUBERNETES_VERSION = "v([\d.]+)"'),
+    "Kubernetes": kubernetes,
     "Python": lambda file: pinned(file, r'^requires-python = ">=([\d.]+),'),
     "Helm": lambda file: pinned(file, r"helm\.sh/helm/v3 v([\d.]+)"),
     "kopf": requirement("kopf"),
@@ -86,6 +93,14 @@ TABLE = re.findall(r"^\| (.+?) \| (\d[\d.]*) \| `(.+?)` \|$", (ROOT / "docs/supp
 def test_the_table_of_tested_versions_has_what_the_repository_pins() -> None:
     assert [row[0] for row in TABLE] == list(PINS)
     assert {name: version for name, version, _ in TABLE} == {name: PINS[name](file) for name, _, file in TABLE}
+
+
+def test_the_table_of_kubernetes_has_every_release_that_can_be_compiled_and_the_one_that_always_is() -> None:
+    page = (ROOT / "docs/support.md").read_text()
+    rows = re.findall(r"^\| (1\.\d+) \| (1\.\d+\.\d+) \| (.+?) \|$", page, re.MULTILINE)
+    assert {release: f"v{version}" for release, version, _ in rows} == KUBERNETES_VERSIONS
+    (always,) = (version for _, version, when in rows if when.startswith("with every change"))
+    assert always == dict(row[:2] for row in TABLE)["Kubernetes"]
 
 
 def test_the_chart_refuses_clusters_before_the_release_that_the_page_names() -> None:

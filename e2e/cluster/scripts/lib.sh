@@ -7,7 +7,7 @@
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 CACHE=${RLJOB_CACHE:-$HOME/.cache/rljob}
-BIN=$CACHE/bin                # what we compile
+BIN=${RLJOB_BIN:-$CACHE/bin}  # what we compile
 STATE=$CACHE/cluster          # what a running cluster writes
 IMAGES=$CACHE/images          # buildah's store, and the containerd store that nodes are seeded from
 VOLUMES=$CACHE/volumes        # what PersistentVolumes point to

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kubectl_rljob.planning import Preview
+from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers.text import cut, plural, table
 from rljob_api.placement_status import Crossing, PlacementReport
 

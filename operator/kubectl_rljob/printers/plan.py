@@ -1,9 +1,11 @@
 """The page of `plan`: what a spec amounts to, and what is wrong with it."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from kubectl_rljob.planning import Plan, Preview, roles
+from kubectl_rljob.planning import Plan, Stages, roles
+from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import memory, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
@@ -43,6 +45,7 @@ def page(plan: Plan, found: Preview) -> str:
         facts = {
             "Layout": [
                 layout(plan.spec, names.ROLE_TRAINER, whole_layout),
+                *([stages(cut)] if (cut := plan.stages()) else []),
                 *(f"{role}: {layout(plan.spec, role, whole)}" for role, whole in gangs.items()),
             ],
             "Batch": batch(plan.spec, whole_batch),
@@ -64,9 +67,13 @@ def page(plan: Plan, found: Preview) -> str:
             blocks += memory.of_host(host, memory_limit(plan.spec))
         if cache := plan.cache():
             blocks += [memory.cache(cache, plan.device)]
+        if arriving := plan.arrival():
+            blocks += [memory.arrival(arriving)]
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():
             blocks += [memory.volume(space)]
+        if unpublished := images(plan.spec):
+            blocks += [unpublished]
         if not plan.violations:
             blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
             blocks += [placement.preview(found)]
@@ -81,6 +88,13 @@ def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
     if not whole:
         return f"{world}, against {sizes}"
     return f"{world} = {sizes} x data {cut.data} ({cut})"
+
+
+def stages(found: Stages) -> str:
+    """Layers by stage, equal neighbours together."""
+    runs = [(layers, len(list(same))) for layers, same in groupby(found.layers)]
+    parts = ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
+    return f"stages of {parts} layers; the busiest computes {found.imbalance:.2f} of the mean"
 
 
 def model(config: dict[str, Any] | None) -> str:
@@ -110,6 +124,13 @@ def pods(spec: RLJobSpec) -> str:
     rows = [(r.name, r.pods, r.processes_per_pod, r.gpus) for r in roles(spec)]
     total = ("total", sum(r[1] for r in rows), "-", sum(r[3] for r in rows))
     return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
+
+
+def images(spec: RLJobSpec) -> str:
+    """What to do about images that no node can pull; empty: there are none."""
+    named = {spec.template(role).image or spec.image or "" for role in spec.pods}
+    unpublished = sorted(image for image in named if image.startswith(names.UNPUBLISHED))
+    return f"Image {', '.join(unpublished)}: {names.PUBLISH}" if unpublished else ""
 
 
 def elsewhere(outside: Mapping[str, str]) -> str:

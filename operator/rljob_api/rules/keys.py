@@ -13,15 +13,10 @@ from rljob_api.rules.key_tables import (
     VLLM_ARGUMENTS,
 )
 from rljob_api.rules.ranks import Ranks, of_the_trainer
+from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
 
 TRANSFORMER = "trainer.transformerConfig"
-SPLITS = (
-    ("pipeline_model_parallel_layout",),
-    ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
-    ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
-)
-"""Keys of transformerConfig by which stages get other than equal shares of the layers; each line is one way."""
 COUNTED = ("max-num-seqs", "gpu-memory-utilization", "kv-cache-memory-bytes")
 """Arguments of vLLM that estimates of memory are computed with."""
 NEEDS_GPU = {
@@ -143,7 +138,7 @@ def adapter_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def split_violations(ranks: Ranks) -> Iterator[Violation]:
     """Three ways to cut layers into unequal stages (core/transformer/transformer_config.py:1933-1960), one at a time."""
-    ways = [{key for key in way if ranks.spec.trainer.transformer_config.get(key)} for way in SPLITS]
+    ways = [{key for key in way if ranks.spec.trainer.transformer_config.get(key)} for way in WAYS]
     used = [sorted(way) for way in ways if way]
     if len(used) > 1:
         yield _refused(ranks, used[0][0], f"contradicts {used[1][0]}: both say how many layers a stage gets")

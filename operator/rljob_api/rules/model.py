@@ -7,13 +7,14 @@ from rljob_api import names
 from rljob_api.config_json import unfit
 from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
 from rljob_api.rules.engine import SIZES, Violation
-from rljob_api.rules.keys import SPLITS
+from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import unfit_module
 from rljob_api.rules.lora import adapter_violations
 from rljob_api.rules.ranks import Ranks
 from rljob_api.rules.vision import vision_violations
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
+from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import as_written
 
@@ -117,26 +118,27 @@ def _width_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violatio
 def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
     """Layers over stages, pieces of stages, and recomputed blocks."""
     layout, layers, r = ranks.layout, config.get("num_hidden_layers"), ranks.spec.trainer.recompute
-    if not layers or any(ranks.spec.trainer.transformer_config.get(key) for way in SPLITS for key in way):
-        return  # megatron-core checks an uneven split when it builds the model
-    if layers % layout.pipeline:
-        yield _indivisible(ranks.at(f"{SIZES}.pipeline"), layout.pipeline, "num_hidden_layers", layers)
+    if not layers:
         return
-    stage = layers // layout.pipeline
-    if stage % layout.virtual_pipeline:
-        yield Violation(
-            ranks.at(f"{SIZES}.virtualPipeline"),
-            str(layout.virtual_pipeline),
-            f"num_hidden_layers / pipeline = {stage} layers of a stage are not divisible by it",
-            f"choose a divisor of {stage}",
+    given = ranks.spec.trainer.transformer_config if layout.pipeline > 1 else {}
+    try:
+        cut = split(layers, layout.pipeline, layout.virtual_pipeline, given)
+    except Unsplit as error:
+        yield _unsplit(ranks, error)
+        return
+    if r.granularity == "full" and r.layers > cut.largest_piece:
+        rule = f"a piece of a stage has {cut.largest_piece} layers"
+        yield Violation(ranks.at("trainer.recompute.layers"), str(r.layers), rule, "set at most that")
+
+
+def _unsplit(ranks: Ranks, error: Unsplit) -> Violation:
+    given, sizes = ranks.spec.trainer.transformer_config, ranks.spec.trainer.parallelism
+    if error.where in given:
+        return Violation(
+            ranks.at(f"{TRANSFORMER}.{error.where}"), as_written(given[error.where]), error.rule, error.fix
         )
-    elif r.granularity == "full" and r.layers > stage // layout.virtual_pipeline:
-        yield Violation(
-            ranks.at("trainer.recompute.layers"),
-            str(r.layers),
-            f"a piece of a stage has {stage // layout.virtual_pipeline} layers",
-            "set at most that",
-        )
+    size = sizes.virtual_pipeline if error.where == "virtualPipeline" else sizes.pipeline
+    return Violation(ranks.at(f"{SIZES}.{error.where}"), str(size), error.rule, error.fix)
 
 
 def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:

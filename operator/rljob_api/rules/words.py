@@ -106,6 +106,7 @@ WORDS: dict[str, str] = {
     "checkpoint.resume": "resume_mode auto_resume",
     "checkpoint.resumeFrom": "resume_from_checkpoint resume_from_path load_path",
     "lifecycle.maxRestarts": "backoff_limit max_failures restart_limit",
+    "scheduling.schedulerName": "scheduler scheduler_name",
     "scheduling.queue": "queue_name local_queue",
     "scheduling.spareNodes": "spares spare_nodes num_spare_nodes hot_spares standby_nodes",
     "podSecurity": "security_context pod_security_context",

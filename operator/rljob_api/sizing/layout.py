@@ -5,6 +5,7 @@ What has to divide what: `rules/layout.py`, `rules/model.py`."""
 from dataclasses import dataclass
 
 from rljob_api import names
+from rljob_api.sizing.split import named
 from rljob_api.spec import RLJobSpec
 
 
@@ -19,6 +20,8 @@ class Layout:
     expert: int = 1
     expert_tensor: int = 1
     virtual_pipeline: int = 1
+    cut: str = ""
+    """How layers are cut into unequal stages, in a word (`split.named`); empty: equally."""
 
     @staticmethod
     def of(spec: RLJobSpec, role: str) -> "Layout":
@@ -35,6 +38,7 @@ class Layout:
             p.expert,
             p.expert_tensor or p.tensor,
             p.virtual_pipeline,
+            named(t.transformer_config) if p.pipeline > 1 else "",
         )
 
     @property
@@ -73,11 +77,12 @@ class Layout:
         return self.pipeline if self.virtual_pipeline > 1 else 1
 
     def __str__(self) -> str:
-        """Sizes of 1 are left out beyond the first three: `tp2-pp1-dp1`, `tp2-pp1-dp1-cp2`."""
+        """Sizes of 1 are left out beyond the first three: `tp2-pp1-dp1`, `tp2-pp1-dp1-cp2`. Two layouts hold the same parts of a model if they differ
+        in dp at most."""
         further = {"cp": self.context, "ep": self.expert, "vpp": self.virtual_pipeline}
         if self.expert > 1 and self.expert_tensor != self.tensor:
             further["etp"] = self.expert_tensor
-        parts = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{self.data}"]
+        parts = [f"tp{self.tensor}", f"pp{self.pipeline}", *([self.cut] if self.cut else []), f"dp{self.data}"]
         return "-".join(parts + [f"{k}{v}" for k, v in further.items() if v > 1 or k == "etp"])
 
 

@@ -2,7 +2,7 @@
 
 It is for people who choose a layout. Only what is there for certain, and cannot fit, is refused by it (`Phase.certain`, when ranks start).
 
-Trainer: the larger of the first and the last pipeline stage (stage.py has the formulas).
+Trainer: the pipeline stage that holds most (stage.py has the formulas).
 
 Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
 server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent + rotated part) tokens, whole on
@@ -21,10 +21,21 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from rljob_api import names, quantity
+from rljob_api.sizing.arrival import in_transfer
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
-from rljob_api.sizing.stage import FLOAT, Network, Stage, end_stages, held_by, own_parameters, stages, trained_network
+from rljob_api.sizing.stage import (
+    FLOAT,
+    Network,
+    Stage,
+    fullest,
+    held_by,
+    own_parameters,
+    shares,
+    stages,
+    trained_network,
+)
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec
 
@@ -82,7 +93,7 @@ def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
 
 
 def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
-    """The first stage holds most activations, the last one the logits: the larger sum counts."""
+    """Of the stage that holds most: the first has most activations, the last one the logits, and one between them may have more layers."""
     return max((_at_most(spec, stage) for stage in stages(spec, shape)), key=lambda m: m.total)
 
 
@@ -92,8 +103,8 @@ def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     own = spec.of_gang(role)
     lay = Layout.of(own, names.ROLE_TRAINER)
     found = []
-    for number, stage in zip(end_stages(own), stages(own, shape), strict=True):
-        n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, number))
+    for share, stage in zip(fullest(own, shape), stages(own, shape), strict=True):
+        n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
             found.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, stage.activations, 0.0, 0.0))
         else:
@@ -133,8 +144,7 @@ class Phase:
     server: float
     """What the colocated server has to have."""
     estimate: float = 0.0
-    """Activations and logits; in `sync` the server's staged update, which waits in host memory where there is no room for it; on a GPU also what its
-    processes hold outside tensors."""
+    """Activations and logits; in `sync` the buckets in which weights travel; on a GPU also what its processes hold outside tensors."""
 
     @property
     def certain(self) -> float:
@@ -153,14 +163,14 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     buffers, of one network at a time: its optimizer is gathered in them.
     """
     weights, awake = _server(spec, shape, device)
-    staged = weights * spec.rollout.tensor_parallel  # every worker stages the whole update
-    found = [_phases(stage, weights, staged, awake) for stage in stages(spec, shape)]
+    sent = in_transfer(spec, shape)
+    found = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
     most = [max(same, key=lambda p: p.total) for same in zip(*found, strict=True)]
     return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
 
 
-def _phases(stage: Stage, weights: float, staged: float, awake: float) -> list[Phase]:
-    """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `staged`: the update that it receives."""
+def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[Phase]:
+    """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `sent`: buckets of what it receives."""
     networks, policy = stage.networks, stage.networks[0]
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
     backward = max(held_by(networks, n, "parameters", "gradients") for n in trained) + stage.passing
@@ -170,7 +180,7 @@ def _phases(stage: Stage, weights: float, staged: float, awake: float) -> list[P
         Phase("generate", held_by(networks), awake),
         Phase("score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
         Phase("train", update, 0.0, max(0.0, backward - update)),
-        Phase("sync", held_by(networks, policy, "parameters"), weights, staged),
+        Phase("sync", held_by(networks, policy, "parameters"), weights, sent),
         Phase("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
     ]
 
@@ -274,4 +284,4 @@ def _reference(spec: RLJobSpec, shape: Shape) -> float:
         return 0.0
     lay = Layout.of(spec, names.ROLE_TRAINER)
     tower = shape.tower.parameters() if shape.tower else 0
-    return BYTES[spec.model.dtype] * max(sum(own_parameters(shape, lay, s)) + tower for s in (0, lay.pipeline - 1))
+    return BYTES[spec.model.dtype] * max(sum(own_parameters(shape, lay, s)) + tower for s in shares(spec, shape))

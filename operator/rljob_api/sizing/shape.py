@@ -220,21 +220,27 @@ class Shape:
         return 2 * self.head * (self.heads + self.groups)
 
     @property
+    def mixed(self) -> int:
+        """Parameters of a layer's experts, three matrices each (SwiGLU)."""
+        return 3 * self.hidden * self.expert_feed_forward * self.experts
+
+    def outside(self, mixed: float, plain: float) -> float:
+        """Parameters outside experts of layers, `mixed` of which have experts and `plain` have none: attention, the feed-forward matrices, or the
+        router and the shared experts."""
+        beside_experts = self.hidden * (self.experts + 3 * self.shared_feed_forward)
+        feed_forward = 3 * self.hidden * self.feed_forward
+        return (mixed + plain) * self.attention + mixed * beside_experts + plain * feed_forward
+
+    @property
     def expert(self) -> float:
-        """Parameters of a layer's experts, three matrices each (SwiGLU), as the mean of all layers."""
-        whole = 3 * self.hidden * self.expert_feed_forward * self.experts
-        return whole * (self.layers - self.dense_layers) / self.layers
+        """Parameters of a layer's experts, as the mean of all layers."""
+        return self.mixed * (self.layers - self.dense_layers) / self.layers
 
     @property
     def dense(self) -> float:
-        """Parameters of a layer outside its experts, as the mean of all layers: attention, the feed-forward matrices or the router and the shared
-        experts."""
-        feed_forward = 3 * self.hidden * self.feed_forward
-        if not self.experts:
-            return self.attention + feed_forward
-        others = self.hidden * (self.experts + 3 * self.shared_feed_forward)
-        mixed = self.layers - self.dense_layers
-        return self.attention + (self.dense_layers * feed_forward + mixed * others) / self.layers
+        """Parameters of a layer outside its experts, as the mean of all layers."""
+        plain = self.dense_layers if self.experts else self.layers
+        return self.outside(self.layers - plain, plain) / self.layers
 
     @property
     def embedding(self) -> int:

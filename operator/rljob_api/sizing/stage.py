@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rljob_api import names
-from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
+from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 
@@ -55,6 +56,21 @@ def held_by(networks: Sequence[Network], busy: Network | None = None, *used: Par
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """The layers of one pipeline stage."""
+
+    stage: int
+    mixed: float
+    """Layers with experts."""
+    plain: float
+    """Layers without."""
+
+    @property
+    def layers(self) -> float:
+        return self.mixed + self.plain
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """One rank of a pipeline stage."""
 
@@ -73,25 +89,49 @@ class Stage:
 
 
 def stages(spec: RLJobSpec, shape: Shape) -> list[Stage]:
-    return [_stage(spec, shape, stage) for stage in end_stages(spec)]
+    return [_stage(spec, shape, share) for share in fullest(spec, shape)]
 
 
-def end_stages(spec: RLJobSpec) -> list[int]:
-    """The first stage and the last, between which all others lie."""
-    return sorted({0, Layout.of(spec, names.ROLE_TRAINER).pipeline - 1})
+def shares(spec: RLJobSpec, shape: Shape) -> list[Share]:
+    """Of every stage of the ranks that `spec.trainer` has. Where the layers do not divide, as they may not if the model is another one than rules
+    have seen, of the first and the last stage, in equal parts."""
+    lay = Layout.of(spec, names.ROLE_TRAINER)
+    plain = shape.dense_layers if shape.experts else shape.layers
+    try:
+        cut = split(shape.layers, lay.pipeline, lay.virtual_pipeline, spec.trainer.transformer_config)
+    except Unsplit:
+        equal = (shape.layers - plain) / lay.pipeline, plain / lay.pipeline
+        return [Share(stage, *equal) for stage in sorted({0, lay.pipeline - 1})]
+    counts = zip(cut.stages, cut.leading(plain), strict=True)
+    return [Share(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
 
 
-def _stage(spec: RLJobSpec, shape: Shape, stage: int) -> Stage:
+def fullest(spec: RLJobSpec, shape: Shape) -> list[Share]:
+    """Stages of which one holds most: the last, and of those with the same layers the first, which waits for the most backward passes."""
+    every = shares(spec, shape)
+    first = {(share.mixed, share.plain): share for share in reversed(every)}
+    return sorted({*first.values(), every[-1]}, key=lambda share: share.stage)
+
+
+def operations(spec: RLJobSpec, shape: Shape) -> list[float]:
+    """Of every stage, in a forward pass over the longest sample: its layers and, in the last one, the output layer."""
+    longest, work = Amounts.of(spec).longest, shape.work
+    output = 2 * shape.embedding * longest
+    layer = (work.of(longest) - output) / shape.layers
+    every = [share.layers * layer for share in shares(spec, shape)]
+    return [*every[:-1], every[-1] + output]
+
+
+def _stage(spec: RLJobSpec, shape: Shape, share: Share) -> Stage:
     lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
-    last = stage == lay.pipeline - 1
-    dense, experts = own_parameters(shape, lay, stage)
+    last = share.stage == lay.pipeline - 1
     tokens = spec.train.tokens_per_micro_batch / lay.context
     layer, passed = tokens * _layer(spec, shape, width), tokens * width * shape.hidden / _cut(spec)
-    whole, inputs, again = _kept(spec, shape.layers / lay.pipeline)
+    whole, inputs, again = _kept(spec, share.layers)
     return Stage(
-        networks=_networks(spec, shape, dense, experts),
+        networks=_networks(spec, shape, share),
         layer=layer,
-        activations=(whole * layer + inputs * passed) * _in_flight(lay, stage)
+        activations=(whole * layer + inputs * passed) * _in_flight(lay, share.stage)
         + again * layer
         + tokens * width * _seen(spec, shape),
         logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
@@ -103,13 +143,12 @@ def _outputs(spec: RLJobSpec, shape: Shape) -> float:
     return spec.trainer.parallelism.tensor if spec.task == "rewardModel" else shape.vocabulary
 
 
-def own_parameters(shape: Shape, lay: Layout, stage: int) -> tuple[float, float]:
+def own_parameters(shape: Shape, lay: Layout, share: Share) -> tuple[float, float]:
     """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart."""
-    layers = shape.layers / lay.pipeline
-    ends = (stage == 0) + (stage == lay.pipeline - 1)
+    ends = (share.stage == 0) + (share.stage == lay.pipeline - 1)
     tables = 1 if shape.tied and lay.pipeline == 1 else ends
-    dense = (layers * shape.dense + tables * shape.embedding) / lay.tensor
-    return dense, layers * shape.expert / (lay.expert * lay.expert_tensor)
+    dense = (shape.outside(share.mixed, share.plain) + tables * shape.embedding) / lay.tensor
+    return dense, share.mixed * shape.mixed / (lay.expert * lay.expert_tensor)
 
 
 def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
@@ -149,16 +188,16 @@ def _in_flight(lay: Layout, stage: int) -> float:
     return lay.pipeline - stage
 
 
-def _networks(spec: RLJobSpec, shape: Shape, dense: float, experts: float) -> list[Network]:
-    """The models that share the policy's ranks, with the rank's numbers of dense parameters and of its experts' parameters. A reference in host
-    memory takes the policy's place on the GPU, and is not counted."""
+def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
+    """The models that share the policy's ranks. A reference in host memory takes the policy's place on the GPU, and is not counted."""
     lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
+    dense, experts = own_parameters(shape, lay, share)
     tower = shape.tower.parameters() if shape.tower else 0
     learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
     weights = width * (dense + experts + tower)
     whole = policy = trained_network(spec, lay, width * (tower - learnt), dense + learnt, experts)
     if spec.model.lora:
-        adapters = shape.adapters(spec.model.lora) * shape.layers / lay.pipeline / lay.tensor
+        adapters = shape.adapters(spec.model.lora) * share.layers / lay.tensor
         policy = trained_network(spec, lay, weights, adapters, 0.0)
     found = [replace(policy, offload=spec.trainer.offload)]
     if spec.critic and not spec.critic.processes_per_node:

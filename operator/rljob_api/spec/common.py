@@ -38,6 +38,10 @@ Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
 """Amounts by resource name."""
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 """Name of a Kubernetes object."""
+DnsName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", max_length=253)
+]
+"""Name of a RuntimeClass or a scheduler."""
 Key = Annotated[str, StringConstraints(max_length=256)]
 """Key of a row of data."""
 MOST_NODES, MOST_SPARES, MOST_PROCESSES, MOST_PODS = 1024, 64, 64, 4096

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
+    DnsName,
     Environment,
     EnvironmentSources,
     Image,
@@ -28,9 +29,6 @@ Pods = TrainerSpec | RolloutSpec | PoolSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
-RuntimeClass = Annotated[
-    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", max_length=253)
-]
 
 MODEL_FILES = [
     "*.safetensors",
@@ -103,7 +101,7 @@ class RLJobSpec(Model):
     """Volumes of all pods; model, data and checkpoints live on them."""
     pod_security: PodSecurity = PodSecurity()
     """User and groups of all pods."""
-    runtime_class_name: RuntimeClass | None = None
+    runtime_class_name: DnsName | None = None
     """Kubernetes RuntimeClass of all pods, for example `nvidia` where that is not the nodes' default; the administrator's default
     (`jobs.runtimeClassName` of the chart) when unset."""
 

@@ -9,6 +9,7 @@ from rljob_api.base import Model
 from rljob_api.spec.common import (
     MOST_SPARES,
     AbsolutePath,
+    DnsName,
     NonNegativeInt,
     PositiveInt,
     UploadUrl,
@@ -61,12 +62,17 @@ class SchedulingSpec(Model):
 
     backend: BackendName = "builtin"
     """Who chooses nodes. `builtin`: rljob places the whole gang at once, near each other by `topologyLevels`; `none`: the
-    cluster's own scheduler, pod by pod; `kueue` and `volcano`: those schedulers, where they are installed, with the whole gang as one group."""
+    cluster's own scheduler, pod by pod; `native`: the same, with a PodGroup of Kubernetes 1.37 for each role; `kueue`, `volcano` and `kai`: those
+    schedulers, where they are installed, with the whole gang as one group."""
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []
     """Labels of nodes, from the widest domain to the narrowest, for example block, rack and NVLink domain; the node itself is always the last. For
     `builtin` and `kueue`."""
     queue: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
-    """Queue of `backend: kueue` (a LocalQueue) or `volcano`; both need one."""
+    """Queue of `backend: kueue` (a LocalQueue), `volcano` or `kai`; all of them need one."""
+    scheduler_name: DnsName | None = None
+    """Scheduler that binds all pods of the job to nodes, as `schedulerName` of a pod, for example one with a profile of its own. Unset: the
+    backend's own, or the administrator's default (`jobs.defaults.scheduling.schedulerName` of the chart), or the cluster's. The administrator says
+    which may be named (`jobs.limits.schedulerNames`)."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
     """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
     exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2

@@ -12,7 +12,7 @@ from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, set_
 from rljob_operator.policies.message import message, state
 from rljob_operator.policies.nodes import leaves_later, needed, why
-from rljob_operator.policies.placement import on_nodes, refusal_message
+from rljob_operator.policies.placement import on_nodes, refusal_message, unscheduled
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.times import stamp
 
@@ -84,8 +84,10 @@ def _placed(s: Snapshot, status: JobStatus) -> ConditionValue:
         return False, reasons.UNSCHEDULABLE, status.placement.unschedulable
     if why := refusal_message(s, status):
         return False, reasons.NOT_BOUND, why
-    placed = on_nodes(s, status)
-    return placed, reasons.PLACED if placed else reasons.PLACING, ""
+    if on_nodes(s, status):
+        return True, reasons.PLACED, ""
+    why = "" if spec.scheduling.facts.assigns_nodes else unscheduled(s)
+    return False, reasons.UNSCHEDULABLE if why else reasons.PLACING, why
 
 
 def _nodes_sound(s: Snapshot, status: JobStatus) -> ConditionValue:

@@ -69,6 +69,13 @@ def is_refused(pod: Pod) -> bool:
     return bool(pod.unschedulable) and not ON_NO_NODE.match(pod.unschedulable)
 
 
+def unscheduled(s: Snapshot) -> str:
+    """Pods for which the cluster's scheduler has no node, with what it says of the first, for example about its gang; empty: there are none."""
+    waiting = sorted((p for p in s.pods if p.unschedulable and not p.deleting), key=lambda p: p.name)
+    others = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+    return f"{waiting[0].name}{others}: {waiting[0].unschedulable}" if waiting else ""
+
+
 def on_nodes(s: Snapshot, status: JobStatus) -> bool:
     """Whether every pod of the gang is on a node."""
     spec = s.spec_of(status.attempt)

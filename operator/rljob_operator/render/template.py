@@ -62,6 +62,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "affinity": t.affinity,
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
+        "schedulerName": spec.scheduling.scheduler_name or spec.scheduling.facts.scheduler_name or None,
         "securityContext": {
             "runAsNonRoot": True,
             **{k: v for k, v in spec.pod_security.dump().items() if v != []},

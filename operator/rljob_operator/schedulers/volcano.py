@@ -1,4 +1,4 @@
-"""Volcano: pods name its scheduler and belong to a PodGroup of the whole gang. Labels and fields are those of Volcano 1.15."""
+"""Volcano: pods belong to a PodGroup of the whole gang. Labels and fields are those of Volcano 1.15."""
 
 from rljob_api import names
 from rljob_api.quantity import Resources, add, exact
@@ -16,7 +16,7 @@ class Volcano(Scheduler):
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
         annotations = {"scheduling.k8s.io/group-name": names.pod_group(job.name), "volcano.sh/task-spec": role}
-        return PodSettings(annotations=annotations, pod={"schedulerName": "volcano"})
+        return PodSettings(annotations=annotations)
 
     def objects(self, job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
         """The PodGroup. Its minimum is given by role, too: otherwise rollouts beyond the minimum would count as trainers."""

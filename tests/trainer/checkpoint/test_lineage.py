@@ -122,6 +122,15 @@ def test_a_fast_save_goes_on_with_another_number_of_data_parallel_ranks_only(tmp
     assert open_store(tmp_path, 3, step=2, layout="tp1-pp1-dp4").start.manifest.step == 2
 
 
+def test_a_fast_save_does_not_go_on_with_other_layers_on_a_stage(tmp_path):
+    store = open_store(tmp_path, 1, layout="tp1-pp2-first3-dp1")
+    save(store, 4, reshardable=False, layout="tp1-pp2-first3-dp1")
+    assert open_store(tmp_path, 2, layout="tp1-pp2-first3-dp2").start.manifest.step == 4
+    for other in ("tp1-pp2-first2-dp1", "tp1-pp2-dp1"):
+        with pytest.raises(ConfigurationError, match="was saved in tp1-pp2-first3-dp1"):
+            open_store(tmp_path, 3, layout=other)
+
+
 @pytest.mark.parametrize("step", [2, 3], ids=["the buffer was empty", "the buffer was not empty"])
 def test_the_same_step_saved_for_any_layout_takes_the_place_of_the_fast_one_with_what_the_buffer_holds_now(
     tmp_path, step

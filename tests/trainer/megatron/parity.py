@@ -150,11 +150,16 @@ BLOCK = {"recompute": {"granularity": "full", "method": "block", "layers": 1}}
 SELECTIVE = {"recompute": {"granularity": "selective", "modules": ["core_attn", "mlp"]}}
 EXPERTS = {"recompute": {"granularity": "selective", "modules": ["core_attn", "moe"]}}
 UNEVEN = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 3}}
+ACCOUNTED = {
+    "transformerConfig": {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+}
+WRITTEN = {"transformerConfig": {"pipeline_model_parallel_layout": "Et|t|tt|L"}}
 OVERLAP = {"overlap": {"gradReduce": True, "paramGather": True}}
 CASES = [
     Case("PP2", 2, {"pipeline": 2}),
     Case("PP2 VPP2", 2, {"pipeline": 2, "virtualPipeline": 2}),
     Case("PP2 of 3 and 1 layers", 2, {"pipeline": 2}, UNEVEN),
+    Case("PP2 VPP2 of 3 and 1 layers, as written", 2, {"pipeline": 2, "virtualPipeline": 2}, WRITTEN),
     Case("TP2", 2, {"tensor": 2}),
     Case("TP2 without sequence parallelism", 2, {"tensor": 2, "sequence": False}),
     Case("DP2", 2),
@@ -169,6 +174,7 @@ CASES = [
     Case("TP2 EP2 ETP1", 2, {"tensor": 2, "expert": 2, "expertTensor": 1}, setting=MOE),
     Case("TP2 ETP2", 2, {"tensor": 2}, setting=MOE),
     Case("EP2, selective recompute", 2, {"expert": 2}, EXPERTS, setting=MOE),
+    Case("PP3 of 1, 2 and 1 layers, accounted", 3, {"pipeline": 3}, ACCOUNTED),
     Case("TP2 PP2", 4, {"tensor": 2, "pipeline": 2}),
     Case("CP2 TP2", 4, {"context": 2, "tensor": 2}),
     Case("CP2 PP2", 4, {"context": 2, "pipeline": 2}),

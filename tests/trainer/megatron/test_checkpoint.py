@@ -77,6 +77,21 @@ def test_resume_in_the_same_layout_is_bit_exact_from_both_formats(
         assert steps == resumed_steps == {8.0}
 
 
+def test_unequal_stages_resume_bit_for_bit_and_go_on_in_equal_ones(
+    model: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    stages = job(model, 1, 2, 1, miniBatches=2, optimizer={"learningRate": 1e-3})
+    uneven = changed(off_policy(stages), trainer={"transformerConfig": {"num_layers_in_first_pipeline_stage": 3}})
+    metrics, weights, _ = run(uneven, batches, save=tmp_path)
+    for form in ("any", "fixed"):
+        resumed, resumed_weights, _ = run(uneven, batches[2:], load=tmp_path / form)
+        assert resumed == metrics[2:]
+        assert all((weights[n] == resumed_weights[n]).all() for n in weights)
+    even, even_weights, _ = run(off_policy(stages), batches[2:], load=tmp_path / "any")
+    assert [m["train/loss"] for m in even] == pytest.approx([m["train/loss"] for m in metrics[2:]], abs=1e-6)
+    assert max(abs(weights[n] - even_weights[n]).max() for n in weights) < 1e-5
+
+
 @pytest.mark.parametrize("reshardable", [True, False])
 def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
     model: Path, batches: list[Batch], tmp_path: Path, reshardable: bool
