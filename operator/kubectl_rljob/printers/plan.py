@@ -13,11 +13,13 @@ from rljob_api.families import targets_of
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import memory_limit
+from rljob_api.sizing.network import Cards, Flow
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.model import LoraSpec
 from rljob_api.type_errors import as_written
 
+GB = 1e9
 MODEL_KEYS = {
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
@@ -70,6 +72,8 @@ def page(plan: Plan, found: Preview) -> str:
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():
             blocks += [memory.volume(space)]
+        if traffic := plan.traffic():
+            blocks += [network(traffic, plan.cards)]
         if not plan.violations:
             blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
             blocks += [placement.preview(found)]
@@ -120,6 +124,24 @@ def pods(spec: RLJobSpec) -> str:
     rows = [(r.name, r.pods, r.processes_per_pod, r.gpus) for r in roles(spec)]
     total = ("total", sum(r[1] for r in rows), "-", sum(r[3] for r in rows))
     return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
+
+
+FLOWS = {"update": "an update of the servers", "batch": "the hand-over of a batch"}
+
+
+def network(traffic: Mapping[str, Flow], cards: Cards | None) -> str:
+    """What crosses the busiest node's cards, with the least time of that where they were named."""
+    rows = [
+        (
+            FLOWS[name],
+            f"{flow.sent / GB:,.1f}",
+            f"{flow.received / GB:,.1f}",
+            f"{flow.seconds(cards):.2f}" if cards else "-",
+        )
+        for name, flow in traffic.items()
+    ]
+    at = f"SECONDS AT {cards.text}" if cards else "SECONDS (--network)"
+    return table(("BETWEEN NODES, GB", "OUT OF A POD", "INTO A POD", at), rows)
 
 
 def elsewhere(outside: Mapping[str, str]) -> str:
