@@ -21,7 +21,7 @@ from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as suggestions
 from rljob_api import names
 from rljob_api.manifest.jobs import Manifest
-from rljob_api.policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing import devices
 from rljob_api.sizing.devices import DEVICES, RATES, Device
 from rljob_api.sizing.network import Cards, cards
@@ -116,7 +116,7 @@ def plan(
     others = _others(models_of, model)
     given = adapter_config(adapters) if adapters else None
     manifests = manifest.read(filename, settings)
-    policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
+    policy, unread = (DEFAULT_POLICY, "") if offline else session.job_policy(operator_namespace)
     between = _cards(network or NETWORK) if network or suggest else None
     planned = partial(
         Plan.of,
@@ -167,14 +167,6 @@ def _suggest(
 
 def _on(device: Device, planned: Callable[[Manifest], Plan], job: Manifest) -> Plan:
     return replace(planned(job), device=device)
-
-
-def _policy(session: Session, namespace: str) -> tuple[JobPolicy, str]:
-    """And why it is not the cluster's: the page then says what the manifest alone amounts to."""
-    try:
-        return session.cluster().job_policy(namespace), ""
-    except UserError as error:
-        return DEFAULT_POLICY, f"not read: {error}"
 
 
 def _on_cluster(plan: Plan, read: Read) -> Plan:
