@@ -1,6 +1,7 @@
 """Layouts in which a job fits, the fastest first by a model of their speed: the data behind `plan --suggest`."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
@@ -83,15 +84,21 @@ class Search:
     """Suggestions, and how much was looked at for them."""
 
     found: list[Suggestion]
-    tried: int
+    reasons: dict[str, int]
+    """How many layouts were looked at, by what is against them; empty: nothing."""
     whole: bool
     """All layouts were looked at, before the time was up."""
+
+    @property
+    def tried(self) -> int:
+        return sum(self.reasons.values())
 
     def dump(self, name: str) -> dict[str, Any]:
         return {
             "name": name,
             "suggestions": [found.dump() for found in self.found],
             "tried": self.tried,
+            "reasons": {reason: count for reason, count in self.reasons.items() if reason},
             "whole": self.whole,
         }
 
@@ -114,23 +121,33 @@ def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) 
     """`base`: the plan of the manifest as it is. Its layout may break rules; whatever else it breaks, every suggestion would."""
     shape = Shape.of(base.model) if base.model else None
     if base.spec is None or shape is None or base.model is None:
-        return Search([], 0, True)
-    ends, ranked, tried, whole = time.monotonic() + SECONDS, list[tuple[float, Choice]](), 0, True
+        return Search([], {}, True)
+    ends, ranked, reasons, whole = (
+        time.monotonic() + SECONDS,
+        list[tuple[tuple[float, float], Choice]](),
+        Counter[str](),
+        True,
+    )
     for choice in choices(base.spec, shape):
         if time.monotonic() > ends:
             whole = False
             break
-        tried += 1
         spec = choice.of(base.spec, shape)
-        if _divides(spec, base.model) and _fits(spec, shape, machine):
-            ranked.append((speed(spec, shape, machine).tokens_per_second, choice))
-    ranked.sort(key=lambda found: -found[0])
-    return Search(list(_proven(manifest, ranked, shape, machine, planned, ends + SECONDS)), tried, whole)
+        reasons[reason := _against(spec, base.model, shape, machine)] += 1
+        if not reason:
+            taken = speed(spec, shape, machine)
+            ranked.append(((taken.seconds, taken.generate + taken.train), choice))
+    ranked.sort(key=lambda found: found[0])
+    return Search(
+        list(_proven(manifest, [choice for _, choice in ranked], shape, machine, planned, ends + SECONDS)),
+        dict(reasons),
+        whole,
+    )
 
 
 def _proven(
     manifest: Manifest,
-    ranked: Iterable[tuple[float, Choice]],
+    ranked: Iterable[Choice],
     shape: Shape,
     machine: Machine,
     planned: Planned,
@@ -138,7 +155,7 @@ def _proven(
 ) -> Iterator[Suggestion]:
     """The best of them, as `plan` sees the manifest with them: one of each way to cut the trainer's model."""
     shown: list[Parallelism] = []
-    for _, choice in ranked:
+    for choice in ranked:
         if len(shown) == SHOWN or time.monotonic() > ends:
             return
         if choice.parallelism in shown:
@@ -173,17 +190,19 @@ def choices(spec: RLJobSpec, shape: Shape) -> Iterator[Choice]:
             yield from (Choice(sizes, *rest) for rest in product(recomputes.values(), servers))
 
 
-def _divides(spec: RLJobSpec, config: dict[str, Any]) -> bool:
-    """Whether no rule about layouts is broken."""
+def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:
+    """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for some keys and values."""
     checks = (*of_the_trainer(*RANKS_CHECKS), lambda given: model_violations(given, config))
-    return not any(chain.from_iterable(check(spec) for check in checks))
-
-
-def _fits(spec: RLJobSpec, shape: Shape, machine: Machine) -> bool:
-    """By the estimate, in every phase; with room for some keys and values."""
-    if any(phase.total > ROOM * machine.memory for phase in phases(spec, shape, machine.memory)):
-        return False
-    return spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
+    if any(chain.from_iterable(check(spec) for check in checks)):
+        return "break a rule of layouts"
+    fullest = max(phases(spec, shape, machine.memory), key=lambda phase: phase.total)
+    if fullest.total > ROOM * machine.memory:
+        return f"take more of a GPU in {fullest.name}"
+    return (
+        ""
+        if spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
+        else "leave servers no room for a cache"
+    )
 
 
 def _cut(given: Mapping[str, Any], shape: Shape, pipeline: int) -> dict[str, Any]:

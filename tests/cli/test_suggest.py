@@ -82,7 +82,16 @@ def test_a_model_that_fits_nowhere_is_an_error(capsys: pytest.CaptureFixture[str
     found = suggested(capsys, "qwen3-30b-a3b-dapo", "--set", "trainer.nodes=1", gpu="l40s")
     assert found["suggestions"] == [] and found["tried"] > 50
     assert main(command("qwen3-30b-a3b-dapo", "--suggest", "--set", "trainer.nodes=1", gpu="l40s")) == 1
-    assert re.search(r"none of [\d,]+ layouts fits on 1 pod x 8 GPUs of 44.4 GiB", capsys.readouterr().out)
+    head, docs = capsys.readouterr().out.rstrip("\n").split("\n")
+    counts = re.fullmatch(
+        r"RLJob qwen3-30b-a3b-dapo: none of ([\d,]+) layouts fits on 1 pod x 8 GPUs of 44.4 GiB, 8x400g a node: "
+        r"([\d,]+) break a rule of layouts, ([\d,]+) take more of a GPU in save",
+        head,
+    )
+    assert counts, head
+    tried, *reasons = (int(count.replace(",", "")) for count in counts.groups())
+    assert sum(reasons) == tried
+    assert docs == "docs/sizing.md has what to change"
 
 
 def test_rules_that_no_layout_changes_are_shown_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,10 @@ def page(base: Plan, search: Search) -> str:
     looked = f"{search.tried:,} layouts" + ("" if search.whole else ", as many as there was time for,")
     head = f"RLJob {base.name}: the fastest of {looked} that fit on {place}"
     if not search.found:
-        return f"RLJob {base.name}: none of {looked} fits on {place}.\nMore nodes or offload help: docs/sizing.md"
+        why = [f"{count:,} {reason}" for reason, count in sorted(search.reasons.items(), key=lambda found: -found[1])]
+        return (
+            f"RLJob {base.name}: none of {looked} fits on {place}: {', '.join(why)}\ndocs/sizing.md has what to change"
+        )
     rows = [_row(number, found) for number, found in enumerate(search.found, 1)]
     note = "Seconds and tokens/s are modelled and not measured, with every sample at its longest (docs/sizing.md#suggested-layouts)."
     options = [f"{number}: {_options(found.settings)}" for number, found in enumerate(search.found, 1)]

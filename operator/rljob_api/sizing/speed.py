@@ -5,7 +5,8 @@ Training: operations of all passes over the GPU's rate, at a share that its kern
 their ranks share a node, and over its network cards where not, without overlap; plus what offload moves over PCIe.
 
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
-these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples.
+these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
+half of its response.
 
 Every sample counts at its longest, as everywhere in `plan`.
 """
@@ -130,12 +131,13 @@ def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     amounts, t, width = Amounts.of(spec), spec.rollout.tensor_parallel, BYTES[spec.model.dtype]
     samples = min(sequences(spec), -(-amounts.samples_per_step // required_servers(spec)))
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
-    fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted))
+    share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
+    fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
     rounds = amounts.samples_per_step / required_servers(spec) / fitting
     chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
     experts = shape.expert * shape.layers
     weights = width * ((shape.parameters - experts) + chosen * experts) / t
-    read = (weights + fitting * memory.kv_cache / samples / 2) / (machine.rates.memory * READING)
+    read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
     computed = fitting * shape.work.token / t / (machine.rates.operations * DECODING)
     exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
     prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / t / (machine.rates.operations * DECODING)
