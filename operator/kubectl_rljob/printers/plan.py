@@ -6,20 +6,18 @@ from typing import Any
 
 from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
-from kubectl_rljob.printers import memory, placement
+from kubectl_rljob.printers import memory, network, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import memory_limit
-from rljob_api.sizing.network import Cards, Flow
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.model import LoraSpec
 from rljob_api.type_errors import as_written
 
-GB = 1e9
 MODEL_KEYS = {
     "num_hidden_layers": "layers",
     "num_attention_heads": "heads",
@@ -75,7 +73,9 @@ def page(plan: Plan, found: Preview) -> str:
         if space := plan.volume():
             blocks += [memory.volume(space)]
         if traffic := plan.traffic():
-            blocks += [network(traffic, plan.cards)]
+            blocks += [network.table_of(traffic, plan.cards)]
+        if unpublished := images(plan.spec):
+            blocks += [unpublished]
         if not plan.violations:
             blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
             blocks += [placement.preview(found)]
@@ -128,22 +128,11 @@ def pods(spec: RLJobSpec) -> str:
     return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
 
 
-FLOWS = {"update": "an update of the servers", "batch": "the hand-over of a batch"}
-
-
-def network(traffic: Mapping[str, Flow], cards: Cards | None) -> str:
-    """What crosses the busiest node's cards, with the least time of that where they were named."""
-    rows = [
-        (
-            FLOWS[name],
-            f"{flow.sent / GB:,.1f}",
-            f"{flow.received / GB:,.1f}",
-            f"{flow.seconds(cards):.2f}" if cards else "-",
-        )
-        for name, flow in traffic.items()
-    ]
-    at = f"SECONDS AT {cards.text}" if cards else "SECONDS (--network)"
-    return table(("BETWEEN NODES, GB", "OUT OF A POD", "INTO A POD", at), rows)
+def images(spec: RLJobSpec) -> str:
+    """What to do about images that no node can pull; empty: there are none."""
+    named = {spec.template(role).image or spec.image or "" for role in spec.pods}
+    unpublished = sorted(image for image in named if image.startswith(names.UNPUBLISHED))
+    return f"Image {', '.join(unpublished)}: {names.PUBLISH}" if unpublished else ""
 
 
 def elsewhere(outside: Mapping[str, str]) -> str:
