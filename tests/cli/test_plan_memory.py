@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kubectl_rljob.__main__ import main
-from rljob_api.sizing.devices import DEVICES, GIB, device_bytes
+from rljob_api.sizing.devices import DEVICES, GIB, device
 from web_server import answering
 
 RECIPE = Path(__file__).parents[2] / "examples/qwen2.5-7b-gsm8k"
@@ -244,12 +244,12 @@ def test_a_gpu_that_nobody_knows_is_refused_with_the_names(
     ],
 )
 def test_a_gpu_is_found_as_its_maker_or_a_nodes_label_names_it(name: str, card: str) -> None:
-    assert device_bytes(name) == DEVICES[card] * GIB
+    assert device(name).bytes == DEVICES[card] * GIB
 
 
 def test_a_gpu_that_is_neither_a_name_nor_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"neither a size, such as 80Gi, nor one of a100-40g"):
-        device_bytes("1.2.3")
+        device("1.2.3")
 
 
 def test_a_gpu_without_a_model_to_hold_against_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,7 +260,7 @@ def test_a_gpu_without_a_model_to_hold_against_it_is_refused(capsys: pytest.Capt
 def test_a_device_has_a_little_less_than_its_name_says() -> None:
     for name in DEVICES:
         gigabytes = float(name.rpartition("-")[2].removesuffix("g"))
-        assert 0.9 * gigabytes * 1e9 < device_bytes(name) < 1.08 * gigabytes * 1e9
+        assert 0.9 * gigabytes * 1e9 < device(name).bytes < 1.08 * gigabytes * 1e9
 
 
 class Hub(BaseHTTPRequestHandler):

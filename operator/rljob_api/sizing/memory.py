@@ -26,7 +26,6 @@ from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
     FLOAT,
-    Network,
     Stage,
     fullest,
     held_by,
@@ -249,7 +248,7 @@ class HostMemory:
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
-        offloaded=ranks * max(sum(map(_offloaded, s.networks)) for s in found),
+        offloaded=ranks * max(sum(n.moved for n in s.networks) for s in found),
         reference=ranks * _reference(spec, shape),
         checkpoint=ranks * max(_written(spec, s) for s in found),
     )
@@ -268,11 +267,6 @@ def memory_limit(spec: RLJobSpec) -> float:
     """Bytes of memory that a trainer pod may use; 0: it has no limit. Raises ValueError for what is no quantity."""
     limits = spec.trainer.template.resources.limits
     return quantity.parse(limits["memory"]) / 1000 if "memory" in limits else 0.0
-
-
-def _offloaded(network: Network) -> float:
-    moves = network.offload
-    return moves.parameters * network.parameters + moves.optimizer * network.optimizer
 
 
 def _reference(spec: RLJobSpec, shape: Shape) -> float:
