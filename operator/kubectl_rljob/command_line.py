@@ -4,7 +4,7 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, volume, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, trial, volume, watch
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
@@ -24,6 +24,7 @@ VERBS = (
     change.resume,
     change.restart,
     plan.plan,
+    trial.try_,
     importing.import_,
     completion,
     version,
@@ -37,6 +38,7 @@ HINTS = {
     "create": "`kubectl apply -f FILE` creates a job; `kubectl rljob plan -f FILE` checks it first",
     "apply": "`kubectl apply -f FILE` creates a job; `kubectl rljob plan -f FILE` checks it first",
     "run": "`kubectl apply -f FILE` creates a job; `python -m rljob_trainer run FILE` runs it on this machine",
+    "check": "`kubectl rljob plan -f FILE` checks a manifest, `kubectl rljob try -f FILE` its data, rewards and agent",
     "edit": "`kubectl edit rljob NAME` changes a job, `kubectl rljob restart NAME` restarts it",
     "delete": "`kubectl delete rljob NAME` deletes a job, `kubectl rljob suspend NAME` frees its pods",
     "stop": "`kubectl rljob suspend NAME` saves a checkpoint and frees the pods",

@@ -38,7 +38,8 @@ class Job:
 
     @property
     def uid(self) -> str:
-        return self.metadata["uid"]
+        """Empty: the job is not created yet."""
+        return self.metadata.get("uid", "")
 
     @property
     def title(self) -> str:

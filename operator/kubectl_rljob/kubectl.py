@@ -26,6 +26,12 @@ def interact(session: Session, place: Place, command: Sequence[str]) -> int:
         return subprocess.run(_exec(session, place, terminal, command)).returncode
 
 
+def feed(session: Session, place: Place, command: Sequence[str], text: str) -> int:
+    """Run the command in the pod with a text as its input, and our own output. Returns its exit code."""
+    with _program():
+        return subprocess.run(_exec(session, place, ["--stdin"], command), input=text.encode()).returncode
+
+
 def read(session: Session, place: Place, command: Sequence[str], path: Path) -> Iterator[bytes]:
     """What the command, which gets the path as its last argument, writes to its standard output, as it comes. Raises NotThere, and UserError when
     it fails."""

@@ -13,6 +13,7 @@ from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
+from rljob_api.sizing.arrival import Arrival, arrival
 from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
 from rljob_api.sizing.memory import (
@@ -163,6 +164,13 @@ class Plan:
             return None
         found = cache_memory(*counted, self.device.bytes if self.device else 0.0)
         return found if self.device else replace(found, there=0.0)
+
+    def arrival(self) -> Arrival | None:
+        """Where rollout pods keep the next policy, where the GPU and the model are known."""
+        counted = self._counted()
+        if counted is None or counted[0].supervised or counted[0].rollout.placement == "colocated" or not self.device:
+            return None
+        return arrival(*counted, self.device.bytes)
 
     def volume(self) -> VolumeSpace | None:
         """What checkpoints and exports take, where the model is known."""

@@ -5,8 +5,10 @@ from datetime import datetime
 from shlex import quote
 
 from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.terminal import Terminal
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 
 
 @dataclass
@@ -27,6 +29,13 @@ class Session:
     def job(self, name: str) -> Job:
         """Raises UserError."""
         return self.cluster().job(name)
+
+    def job_policy(self, operator_namespace: str) -> tuple[JobPolicy, str]:
+        """The cluster's, or the one without defaults and limits and why it is not the cluster's."""
+        try:
+            return self.cluster().job_policy(operator_namespace), ""
+        except UserError as error:
+            return DEFAULT_POLICY, f"not read: {error}"
 
     def here(self, command: str) -> str:
         """The command with the flags that chose this cluster: without them it could act on a job of that name in another one."""

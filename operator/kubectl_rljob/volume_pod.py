@@ -27,13 +27,20 @@ PATIENCE, POLL = 300.0, 1.0
 def volume_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
     """A container that runs until the context ends. Raises UserError."""
     body = manifest(job, job.readable_spec(), cluster.pod_spec(job, names.ROLE_TRAINER))
+    with temporary(session, cluster, job.namespace, body) as place:
+        yield place
+
+
+@contextmanager
+def temporary(session: Session, cluster: Cluster, namespace: str, body: dict[str, Any]) -> Iterator[Place]:
+    """The pod `body`, from `manifest`, until the context ends. Raises UserError."""
     with _ended_by_signals():
-        name = cluster.create_pod(job.namespace, body)
+        name = cluster.create_pod(namespace, body)
         try:
-            _until_running(session, cluster, job.namespace, name)
-            yield Place(job.namespace, name, CONTAINER)
+            _until_running(session, cluster, namespace, name)
+            yield Place(namespace, name, CONTAINER)
         finally:
-            _delete(session, cluster, job.namespace, name)
+            _delete(session, cluster, namespace, name)
 
 
 @contextmanager
@@ -48,8 +55,8 @@ def reading_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]
 
 def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
     """The restricted Pod Security standard admits it. `trainer`: spec of the job's trainer pods, as the operator has made it with the
-    administrator's defaults; empty after the job's children are deleted. Then the job's own spec counts, and the image's user. Raises
-    UserError."""
+    administrator's defaults; empty before the job is created and after its children are deleted. Then the job's own spec counts, and the image's
+    user. Raises UserError."""
     user = {"runAsNonRoot": True, **spec.pod_security.dump(), "seccompProfile": {"type": "RuntimeDefault"}}
     pod = {
         "restartPolicy": "Never",
@@ -64,10 +71,10 @@ def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str,
         "volumes": [{"name": "rljob-tmp", "emptyDir": {}}, *_volumes(spec, trainer)],
     }
     owner = {"apiVersion": names.API_VERSION, "kind": names.KIND, "name": job.name, "uid": job.uid}
-    metadata = {
+    metadata: dict[str, Any] = {
         "name": f"{job.name}-shell-{secrets.token_hex(3)}",
         "labels": {LABEL: job.name, names.LABEL_MANAGED_BY: "kubectl-rljob"},
-        "ownerReferences": [owner],
+        "ownerReferences": [owner] if job.uid else [],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
@@ -85,7 +92,8 @@ def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[st
     )  # a webhook may add others
     image = made.get("image") or spec.trainer.template.image or spec.image
     if image is None:
-        raise UserError(f"{job.title}: its pods are deleted, and its spec names no image", job.command("status"))
+        rule = "its pods are deleted, and its spec names no image" if job.uid else "spec.image is not set"
+        raise UserError(f"{job.title}: {rule}", job.command("status") if job.uid else "")
     own = [{"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in spec.volumes]
     mounts = [m for m in made.get("volumeMounts", own) if not m["name"].startswith(OUR_VOLUMES)]
     return {

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
+from rljob_api.sizing.arrival import COLOCATED_BUCKET
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
@@ -290,7 +291,7 @@ def test_phases_of_a_colocated_gpu_follow_what_is_awake_and_what_is_needed() -> 
     beside = TRAINER_OVERHEAD + SERVER_OVERHEAD
     assert found["generate"] == Phase("generate", 18 * b, 63 * GIB, beside)
     assert found["save"] == Phase("save", 18 * b, 63 * GIB, beside)
-    assert found["sync"] == Phase("sync", 18 * b, 2 * b, 2 * b + beside)
+    assert found["sync"] == Phase("sync", 18 * b, 2 * b, 4 * COLOCATED_BUCKET + beside), "two of each end"
     assert found["train"].server == 0 and found["train"].total == trainer_memory(colocated(), QWEN_1_5B).total + beside
     assert 0 < found["score"].estimate < found["train"].estimate, "one layer's activations at a time"
 

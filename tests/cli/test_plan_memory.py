@@ -23,7 +23,7 @@ TRAINER, BY PHASE   MODELS   ESTIMATE   SERVER   OF 79.1
 generate            -        6.0        31.6     37.6
 score               7.1      10.1       -        17.2
 train               31.9     15.8       -        47.7
-sync                7.1      20.2       14.2     41.5
+sync                7.1      10.1       14.2     31.3
 save                31.9     6.0        31.6     69.6
 
 Fits, by the estimate
@@ -48,10 +48,10 @@ def test_each_phase_of_a_step_is_held_against_the_gpu(capsys: pytest.CaptureFixt
 def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--gpu", "40Gi") == 1
     out = capsys.readouterr().out
-    assert "\nDoes not fit in save, and by the estimate not in train, sync\n" in out
+    assert "\nDoes not fit in save, and by the estimate not in train\n" in out
     assert out.endswith(
         "Every rule holds, and the job does not fit:\n\nspec.trainer = GPUs of 40.0 GiB\n"
-        "    the job does not fit in save (53.9 GiB), and by the estimate not in train (47.7 GiB), sync (41.5 GiB): ranks would refuse to start\n"
+        "    the job does not fit in save (53.9 GiB), and by the estimate not in train (47.7 GiB): ranks would refuse to start\n"
         "    fix: docs/sizing.md has what to change, by its cost\n"
     )
     assert plan("--gpu", "64Gi") == 0

@@ -58,7 +58,7 @@ def test_nearly_all_functions_of_a_package_are_short(package: tuple[str, ...]) -
     assert found[len(found) * 95 // 100][0] <= USUAL, found[len(found) * 95 // 100 :]
 
 
-NAMED_ALIKE = {"TrainerEnd", "WorkerEnd", "Trajectory", "Prompt"}
+NAMED_ALIKE = {"SenderEnd", "WorkerEnd", "Trajectory", "Prompt"}
 """The ends of each transport of weights, and what a user's agents get and give in place of the trainer's own."""
 
 

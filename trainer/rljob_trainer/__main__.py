@@ -44,20 +44,24 @@ def parser() -> argparse.ArgumentParser:
     for pod in (launch, rollout, pool):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
-    run.add_argument("manifest", type=Path, help="an RLJob in YAML")
-    run.add_argument(
-        "--mount", action="append", default=[], metavar="/PATH=DIR", help="where a path of the spec is here"
-    )
-    run.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="put a YAML value into the spec, for example train.steps=500",
-    )
+    _add_job(run)
     run.add_argument(
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
     )
+    tried = _command(
+        commands, "try", try_here, "show what a job's data, rewards and agent do, in seconds and without its model"
+    )
+    _add_job(tried)
+    tried.add_argument("--rows", type=int, default=2, metavar="N", help="rows to show of each file (%(default)s)")
+    tried.add_argument("--all", action="store_true", help="read every row, not only the first ones of each file")
+    tried.add_argument(
+        "--response",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="what a policy that is right says, with {answer} for the row's answer; repeated, one turn after another of an agent's",
+    )
+    tried.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="(%(default)s)")
     add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
     export = _command(commands, "export", export_model, "write a checkpoint's policy as a Hugging Face directory")
     export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a directory global_step_N of a job")
@@ -85,6 +89,21 @@ def parser() -> argparse.ArgumentParser:
         "say which versions and kernels this environment has, and whether its limits suffice for NCCL",
     )
     return root
+
+
+def _add_job(command: argparse.ArgumentParser) -> None:
+    """The job, and how this machine has it."""
+    command.add_argument("manifest", type=Path, help="an RLJob in YAML")
+    command.add_argument(
+        "--mount", action="append", default=[], metavar="/PATH=DIR", help="where a path of the spec is here"
+    )
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="put a YAML value into the spec, for example train.steps=500",
+    )
 
 
 def _command(
@@ -133,6 +152,26 @@ def run_here(options: argparse.Namespace) -> int:
     from rljob_trainer.local.run import run
 
     return run(options.manifest, options.mount, options.work, settings=options.set)
+
+
+def try_here(options: argparse.Namespace) -> int:
+    # transformers imports torch when it finds it: five seconds for a tokenizer that does not need it
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from rljob_trainer.local.rehearsal.command import quiet, rehearse
+
+    quiet()
+    automatic = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = automatic if options.color == "auto" else options.color == "always"
+    return rehearse(
+        options.manifest,
+        options.mount,
+        options.set,
+        options.rows,
+        options.response,
+        everything=options.all,
+        colour=colour,
+    )
 
 
 def convert_data(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
+from rljob_api.sizing.arrival import Arrival
 from rljob_api.sizing.devices import Device
 from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, Phase
 from rljob_api.sizing.volume import VolumeSpace
@@ -52,6 +53,17 @@ def cache(found: CacheMemory, device: Device | None) -> str:
             f"Rollout servers do not fit: their weights take {_gib(-found.there)} GiB per GPU more than vLLM may have"
         )
     return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU; {wanted}"
+
+
+def arrival(found: Arrival) -> str:
+    """One line: where the next policy is while the one before is served."""
+    if found.where == "in place":
+        return (
+            "Rollout servers receive a new policy over the one that they serve, and pause meanwhile: "
+            "limits.memory of their pods has no room for a second copy"
+        )
+    memory = "on the GPUs" if found.where == "gpu" else "in host memory"
+    return f"Rollout servers receive a new policy while they generate, {memory}: {_gib(found.copies)} GiB per pod"
 
 
 def pool_cache(pool: str, there: float) -> str:

@@ -67,6 +67,8 @@ def page(plan: Plan, found: Preview) -> str:
             blocks += memory.of_host(host, memory_limit(plan.spec))
         if cache := plan.cache():
             blocks += [memory.cache(cache, plan.device)]
+        if arriving := plan.arrival():
+            blocks += [memory.arrival(arriving)]
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():
             blocks += [memory.volume(space)]

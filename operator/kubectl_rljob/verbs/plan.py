@@ -16,7 +16,7 @@ from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.session import Session
 from rljob_api import names
-from rljob_api.policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.devices import DEVICES, Device, device_bytes
 from rljob_api.sizing.shape import Shape
 from rljob_placement.cluster import OCCUPYING, essential
@@ -92,7 +92,7 @@ def plan(
     others = _others(models_of, model)
     given = adapter_config(adapters) if adapters else None
     manifests = manifest.read(filename, settings)
-    policy, unread = (DEFAULT_POLICY, "") if offline else _policy(session, operator_namespace)
+    policy, unread = (DEFAULT_POLICY, "") if offline else session.job_policy(operator_namespace)
     plans = [Plan.of(m, config, policy, unread, device, others, given) for m in manifests]
     _require_roles(others, plans)
     _require_adapters(adapters, plans)
@@ -106,14 +106,6 @@ def plan(
         session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
     if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
-
-
-def _policy(session: Session, namespace: str) -> tuple[JobPolicy, str]:
-    """And why it is not the cluster's: the page then says what the manifest alone amounts to."""
-    try:
-        return session.cluster().job_policy(namespace), ""
-    except UserError as error:
-        return DEFAULT_POLICY, f"not read: {error}"
 
 
 def _on_cluster(plan: Plan, read: Read) -> Plan:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from rljob_api import names, quantity
+from rljob_api.sizing.arrival import in_transfer
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
@@ -143,8 +144,7 @@ class Phase:
     server: float
     """What the colocated server has to have."""
     estimate: float = 0.0
-    """Activations and logits; in `sync` the server's staged update, which waits in host memory where there is no room for it; on a GPU also what its
-    processes hold outside tensors."""
+    """Activations and logits; in `sync` the buckets in which weights travel; on a GPU also what its processes hold outside tensors."""
 
     @property
     def certain(self) -> float:
@@ -163,14 +163,14 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     buffers, of one network at a time: its optimizer is gathered in them.
     """
     weights, awake = _server(spec, shape, device)
-    staged = weights * spec.rollout.tensor_parallel  # every worker stages the whole update
-    found = [_phases(stage, weights, staged, awake) for stage in stages(spec, shape)]
+    sent = in_transfer(spec, shape)
+    found = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
     most = [max(same, key=lambda p: p.total) for same in zip(*found, strict=True)]
     return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
 
 
-def _phases(stage: Stage, weights: float, staged: float, awake: float) -> list[Phase]:
-    """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `staged`: the update that it receives."""
+def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[Phase]:
+    """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `sent`: buckets of what it receives."""
     networks, policy = stage.networks, stage.networks[0]
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
     backward = max(held_by(networks, n, "parameters", "gradients") for n in trained) + stage.passing
@@ -180,7 +180,7 @@ def _phases(stage: Stage, weights: float, staged: float, awake: float) -> list[P
         Phase("generate", held_by(networks), awake),
         Phase("score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
         Phase("train", update, 0.0, max(0.0, backward - update)),
-        Phase("sync", held_by(networks, policy, "parameters"), weights, staged),
+        Phase("sync", held_by(networks, policy, "parameters"), weights, sent),
         Phase("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
     ]
 

@@ -226,7 +226,7 @@ def test_a_replica_in_quarantine_is_asked_as_soon_as_too_few_others_answer():
 
 
 def test_hundred_publications_wait_for_a_bad_replica_only_a_few_times():
-    """With a step of 100 s. Each failed publication costs TRANSFER_SECONDS, for all servers."""
+    """With a step of 100 s. Each failed publication costs SILENT_SECONDS, for all servers."""
     replicas, everyone = Replicas(), [endpoint(str(i)) for i in range(32)]
     replicas.follow(everyone)
     for one in everyone:

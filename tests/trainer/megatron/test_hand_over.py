@@ -1,12 +1,8 @@
 """A batch from the driver to the ranks: what each holds in the end, and the bytes on every socket on the way."""
 
 import asyncio
-import os
-import socket
-import struct
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,32 +19,11 @@ from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.channel import announced, listen, part_of
 from rljob_trainer.wire.trajectory import Trajectory
 from trainer.ranks import run_ranks
+from trainer.traffic import Traffic
 
 SECONDS = 120
 GROUPS, SAMPLES, TOKENS = 8, 4, 20_000
 SPEC = make_spec(train={"promptsPerStep": GROUPS, "samplesPerPrompt": SAMPLES, "tokensPerMicroBatch": 2 * TOKENS})
-BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED = 200, 208, 128
-"""Places of tcpi_bytes_sent, tcpi_bytes_retrans and tcpi_bytes_received in Linux's struct tcp_info (include/uapi/linux/tcp.h)."""
-
-
-class Traffic(NamedTuple):
-    """Bytes over all TCP sockets of a process."""
-
-    sent: int
-    received: int
-
-    @staticmethod
-    def now() -> "Traffic":
-        found = [0, 0]
-        for file in [f for f in Path("/proc/self/fd").iterdir() if f.is_socket()]:
-            # not all sockets are TCP's, and another thread may close one
-            with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as held:
-                info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                sent, again, received = (
-                    struct.unpack_from("Q", info, at)[0] for at in (BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED)
-                )
-                found = [found[0] + sent - again, found[1] + received]
-        return Traffic(*found)
 
 
 class Received(NamedTuple):

@@ -16,7 +16,7 @@ from rljob_trainer.checkpoint.manifest import Manifest, engine_directory
 from rljob_trainer.commands.export import export_checkpoint
 from rljob_trainer.data.tokenizer import stops
 from trainer.data.templates import QWEN, tokenizer
-from trainer.megatron.models import job, make_batch, ranks_of, train_step
+from trainer.megatron.models import job, make_batch, make_model, ranks_of, train_step
 from trainer.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -46,6 +46,29 @@ def test_a_directory_is_written_in_shards_that_transformers_reads(model: Path, t
     tokens = torch.tensor([[1, 2, 3, 4]])
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path)(tokens).logits for path in (target, model))
     assert torch.equal(ours, theirs)
+
+
+def test_every_owner_writes_its_own_part(megatron: None, tmp_path: Path) -> None:
+    source, target = make_model(tmp_path / "source", "qwen3_moe", tied=False), tmp_path / "exported"
+    spec = job(source, trainer={"nodes": 4, "parallelism": {"pipeline": 2, "expert": 2}})
+
+    def on_a_rank() -> dict[str, torch.Tensor]:
+        from rljob_trainer.megatron.engine import Engine
+        from rljob_trainer.megatron.huggingface import write_hugging_face
+
+        engine = Engine(spec, lambda: None)
+        write_hugging_face(engine, source, target)
+        return {name: tensor.clone() for name, tensor in engine.export()}
+
+    whole = run_ranks(4, on_a_rank)[0]
+    files = sorted(target.glob("*.safetensors"))
+    assert [file.name for file in files] == [f"model-{i:05}-of-00004.safetensors" for i in (1, 2, 3, 4)]
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    parts = {file.name: load_file(file) for file in files}
+    assert index["weight_map"] == {name: file for file, tensors in parts.items() for name in tensors}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    written = {name: tensor for tensors in parts.values() for name, tensor in tensors.items()}
+    assert written.keys() == whole.keys() and all(torch.equal(written[name], whole[name]) for name in whole)
 
 
 def test_an_export_says_its_own_dtype(model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""When the policy is exported. With real ranks and servers: tests/trainer/rank, tests/trainer/server/test_publish.py."""
+"""When the policy is exported. With real ranks and servers: tests/trainer/loop, tests/trainer/server/test_publish.py."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rljob_trainer.rank.weights.publisher import Publisher, Senders
+from rljob_trainer.rank.weights.publisher import Publisher
+from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
+from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.transport import over_gloo
 
 
@@ -21,9 +23,9 @@ class Exports:
         self.count = 0
         self.memory = SimpleNamespace(enter=lambda phase: None)
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def export_owned(self) -> list[Phase]:
         self.count += 1
-        yield "weight", torch.ones(4)
+        return [Phase(iter([("weight", torch.ones(4))]), sends=True)]
 
 
 class Said:
@@ -47,7 +49,7 @@ def ranks(megatron: None, tmp_path: Path) -> Iterator[Ranks]:
 def publication(ranks: Ranks, engine: Any, driver: Any) -> Any:
     from rljob_trainer.rank.publication import Publication
 
-    senders = Senders(ranks, Publisher(1, "token", over_gloo("127.0.0.1")), lambda: None)
+    senders = Senders(ranks, lambda: Publisher(1, "token", over_gloo("127.0.0.1")), lambda: None)
     return Publication(SimpleNamespace(model=SimpleNamespace(lora=None)), ranks, engine, senders, driver)
 
 

@@ -24,6 +24,7 @@ CLOSED = [
     ("POST", protocol.OPEN),
     ("GET", protocol.STATE),
 ]
+SENDERS = [{"address": "127.0.0.1", "port": port, "group": "g"} for port in (1, 2)]
 TOKEN = {"Authorization": "Bearer secret"}
 
 
@@ -33,15 +34,20 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.fails = ""
+        self.room = True
+        """Its workers can keep a policy while they receive the next."""
         self.engine_core = self.renderer = self
         self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True), lora_config=None)
 
     def __getattr__(self, name: str) -> Any:
-        async def call(*args: Any, **_: Any) -> bool:
+        async def call(*args: Any, **named: Any) -> Any:
             what = args[0] if name == "collective_rpc" else name
             self.calls.append(what)
             if what == self.fails:
                 raise RuntimeError(f"{what} failed")
+            if what == "rljob_joined":
+                _, senders, serves = named["args"]
+                return [([True, worker > 0][: len(senders)], serves and self.room) for worker in range(2)]
             return True
 
         return call
@@ -89,10 +95,8 @@ class Caller:
 
     async def update(self, attempt: int, step: int = 1) -> list[int]:
         """Statuses of a whole update."""
-        where = {"session": "s", "address": "127.0.0.1", "port": 1, "known": False}
-        steps = [
-            (protocol.OPEN, where),
-            (protocol.RECEIVE, {"session": "s", "messages": "m"}),
+        steps: list[tuple[str, dict[str, Any]]] = [
+            (protocol.OPEN, {"session": "s", "senders": SENDERS}),
             (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
@@ -136,7 +140,7 @@ async def test_websockets_are_closed(call: Caller) -> None:
 
 async def test_nothing_generates_before_weights_of_the_current_attempt_came(call: Caller) -> None:
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
-    assert await call.update(1, step=4) == [200, 200, 200]
+    assert await call.update(1, step=4) == [200, 200]
     assert await call("POST", "/v1/completions", of(1)) == (200, "from vLLM")
     assert call.headers[protocol.STEP_HEADER.lower()] == "4"
     assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 1, "policy_step": 4, "digest": "d"})
@@ -165,7 +169,7 @@ async def test_a_lower_attempt_is_refused_on_every_route_once_a_higher_one_was_s
 
 async def test_an_unauthenticated_request_does_not_move_the_fence(call: Caller) -> None:
     await call("GET", protocol.STATE, {protocol.ATTEMPT_HEADER: "9"})
-    assert await call.update(1) == [200, 200, 200]
+    assert await call.update(1) == [200, 200]
 
 
 async def test_a_server_can_be_born_with_an_attempt(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,32 +183,55 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
     assert (await call("POST", protocol.OPEN, of(1)))[0] == 400
 
 
-async def test_an_update_empties_the_caches_and_resumes(call: Caller) -> None:
+RECEIVED = ["rljob_joined", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
+APPLIED = ["rljob_apply", "reset_prefix_cache", "resume_generation"]
+
+
+async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: Caller) -> None:
     await call.update(1)
-    assert call.engine.calls == [
-        "clear_mm_cache_async", "pause_scheduler_async", "init_weight_transfer_engine", "start_weight_update",
-        "update_weights", "rljob_verify", "rljob_apply", "reset_prefix_cache", "resume_generation",
-    ]  # fmt: skip
+    call.engine.calls.clear()
+    await call.update(1)
+    assert call.engine.calls == [*RECEIVED, *APPLIED]
 
 
-@pytest.mark.parametrize("fails", ["init_weight_transfer_engine", "update_weights", "rljob_verify"])
+async def test_a_connection_is_used_again_where_all_workers_have_it(call: Caller) -> None:
+    status, body = await call("POST", protocol.OPEN, of(1), session="s", senders=SENDERS)
+    assert (status, body) == (200, {"joined": [True, False]})
+
+
+async def test_the_old_policy_is_served_while_the_next_one_comes_and_after_an_abort(call: Caller) -> None:
+    await call.update(1)
+    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+@pytest.mark.parametrize("fails", ["rljob_joined", "rljob_receive", "rljob_verify"])
 async def test_a_failed_update_is_discarded_and_the_old_policy_goes_on(call: Caller, fails: str) -> None:
     await call.update(1, step=1)
     call.engine.fails = fails
     assert 500 in await call.update(1, step=2)
-    assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
+    assert call.engine.calls[-1] == "rljob_discard"
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
     assert call.headers[protocol.STEP_HEADER.lower()] == "1"
     call.engine.fails = ""
-    assert await call.update(1, step=2) == [200, 200, 200]
+    assert await call.update(1, step=2) == [200, 200]
 
 
-async def test_nothing_generates_while_weights_change_and_abort_goes_back(call: Caller) -> None:
-    await call.update(1)
-    await call("POST", protocol.OPEN, of(1), session="x", address="127.0.0.1", port=1, known=False)
+async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(call: Caller) -> None:
+    """Where there is no room to keep a policy while the next one comes."""
+    await call.update(1, step=1)
+    call.engine.room = False
+    call.engine.calls.clear()
+    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
+    assert call.engine.calls == ["rljob_joined", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
-    assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+    assert await call.update(1, step=2) == [200, 200]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
@@ -230,8 +257,8 @@ async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_cache
 
 
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
-    await call("POST", protocol.OPEN, of(1), session="dead", address="127.0.0.1", port=1, known=False)
-    assert await call.update(2) == [200, 200, 200]
+    await call("POST", protocol.OPEN, of(1), session="dead", senders=SENDERS)
+    assert await call.update(2) == [200, 200]
     assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
 
 
@@ -253,15 +280,27 @@ async def test_a_sleeping_server_serves_nothing_and_wakes_its_cache_only_after_t
     call.engine.calls.clear()
     assert (await call("POST", protocol.SLEEP, of(1)))[0] == 200
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
-    assert await call.update(1, step=2) == [200, 200, 200]
+    assert await call.update(1, step=2) == [200, 200]
     calls = call.engine.calls
     assert calls[:3] == ["clear_mm_cache_async", "pause_scheduler_async", "sleep"] and calls.count("wake_up") == 2
     first, second = (i for i, c in enumerate(calls) if c == "wake_up")
-    assert first < calls.index("init_weight_transfer_engine") < calls.index("rljob_apply")
+    assert first < calls.index("rljob_receive") < calls.index("rljob_apply")
     assert calls.index("rljob_apply") < calls.index("reset_prefix_cache") < second, (
         "waking lets waiting requests take blocks"
     )
     assert second < calls.index("resume_generation")
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_a_server_that_was_asleep_is_asleep_again_after_an_abort(call: Caller) -> None:
+    """Generation must not run without a KV cache, and the trainer needs the memory."""
+    await call.update(1)
+    await call("POST", protocol.SLEEP, of(1))
+    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
+    call.engine.calls.clear()
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    assert call.engine.calls == ["rljob_discard", "sleep"]
+    assert await call.update(1, step=2) == [200, 200]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 

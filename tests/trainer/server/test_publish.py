@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,13 +17,11 @@ import torch
 from safetensors.torch import save_file
 
 from rljob_api.spec.common import Sampling
-from rljob_trainer.rank.weights.call import ReplicaError
 from rljob_trainer.rank.weights.publisher import Published, Publisher
-from rljob_trainer.rank.weights.session import UpdateSession
 from rljob_trainer.wire.parity import MismatchError, Probe
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient
-from rljob_trainer.wire.weights.bucket import pack
-from rljob_trainer.wire.weights.gloo import TrainerEnd
+from rljob_trainer.wire.weights.gloo import SenderEnd
+from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, PolicyVersion
 from rljob_trainer.wire.weights.transport import Transport, over_gloo
 from trainer.server import models
@@ -32,9 +29,7 @@ from trainer.server.servers import TOKEN, Server
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
 GLOO = over_gloo("127.0.0.1")
-LIMIT = 2**30
 PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length in enumerate((5, 17, 150))]
 
 
@@ -97,18 +92,21 @@ def served(server: Server) -> int:
     return json.loads(server.get("/rljob/state", Authorization=f"Bearer {TOKEN}")[1])["policy_step"]
 
 
+class Corrupting(SenderEnd):
+    """A connection that changes a bit."""
+
+    def send(self, payload: torch.Tensor) -> None:
+        changed = payload.clone()
+        changed[5] ^= 1
+        super().send(changed)
+
+
 def test_a_corrupted_bucket_is_refused_and_the_old_weights_are_served(
     server: Server, checkpoints: dict[str, Path]
 ) -> None:
     publish(server, checkpoints["old"], 2)
-    (bucket,) = pack(iter(models.tensors(checkpoints["new"])), LIMIT, CPU)
-    bucket.payload[5] ^= 1
-    session = UpdateSession(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
-    session.open()
-    session.send(bucket)
-    with pytest.raises(ReplicaError, match="checksum differs from the sender's"):
-        session.complete()
-    session.abort()
+    published = publish(server, checkpoints["new"], 3, transport=replace(GLOO, connect=Corrupting))
+    assert "checksum differs from the sender's" in published.failed[server.endpoint.pod]
     assert served(server) == 2
     assert difference(checkpoints["old"], generate(server)) < 1e-4
 
@@ -144,32 +142,32 @@ def test_a_probe_compares_what_is_served_with_what_was_trained(server: Server, c
 
 def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 5)
-    session = UpdateSession(server.endpoint, TOKEN, 1, partial(TrainerEnd, "127.0.0.1"))
-    session.open()
-    for bucket in pack(iter(models.tensors(checkpoints["new"])), 100_000, CPU):
-        session.send(bucket)
-    session.complete()
-    with pytest.raises(ReplicaError, match="the update's digest is"):
-        session.commit(PolicyVersion(1, 6, "0" * 64))
-    session.abort()
+    publisher = Publisher(1, TOKEN, GLOO)
+    servers, (offer,) = [server.endpoint], publisher.sender.offers(6, [server.endpoint]).values()
+    with publisher.update(servers) as update:
+        opened = update.open({server.endpoint.pod_uid: [offer]})
+        phase = Phase(iter(models.tensors(checkpoints["new"])), sends=True)
+        sent = publisher.sender.send([phase], servers, opened, 0, lambda: None)
+        published = update.commit(PolicyVersion(1, 6, "0" * 64), sent.failed, None)
+    assert "the update's digest is" in published.failed[server.endpoint.pod]
     assert served(server) == 5
 
 
 def test_a_trainer_that_dies_mid_publish_leaves_a_usable_server(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 7)
     program = f"""
-import os, torch
+import os
+from dataclasses import replace
 from pathlib import Path
 from trainer.server import models
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.wire.weights.bucket import pack
-from rljob_trainer.wire.weights.gloo import TrainerEnd
-from rljob_trainer.rank.weights.session import UpdateSession
+from rljob_trainer.rank.weights.publisher import Publisher
+from rljob_trainer.wire.weights.transport import over_gloo
+def some():
+    yield from models.tensors(Path("{checkpoints["new"]}"))[:5]
+    os._exit(9)
 server = RolloutEndpoint.model_validate_json('''{server.endpoint.dump_json()}''')
-session = UpdateSession(server, "{TOKEN}", 1, lambda: TrainerEnd("127.0.0.1"))
-session.open()
-session.send(next(pack(iter(models.tensors(Path("{checkpoints["new"]}"))), 100_000, torch.device("cpu"))))
-os._exit(9)
+Publisher(1, "{TOKEN}", replace(over_gloo("127.0.0.1"), bucket_bytes=1)).publish(8, some(), [server], lambda: None)
 """
     died = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=400

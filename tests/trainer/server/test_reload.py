@@ -106,13 +106,20 @@ def new(*names: str) -> dict[str, torch.Tensor]:
     return {name: torch.randn_like(parameter) for name, parameter in Latent().named_parameters() if name in names}
 
 
+@torch.no_grad()
+def load(model: Module, tensors: dict[str, torch.Tensor]) -> None:
+    made = reload.InPlace(model, None, keeps=False)
+    made.load(tensors.items())
+    made.check()
+    made.apply()
+
+
 def test_what_is_made_of_other_tensors_needs_none_of_its_own() -> None:
     found, update = Latent(), new("first.weight", "second.weight")
-    with torch.no_grad():
-        reload.load(found, None, iter(update.items()), in_place=False)
+    load(found, update)
     assert all(torch.equal(found.get_parameter(name), tensor) for name, tensor in update.items())
 
 
 def test_a_matrix_that_got_none_is_named() -> None:
-    with torch.no_grad(), pytest.raises(reload.LostUpdateError, match="Latent does not reach second.weight: remove "):
-        reload.load(Latent(), None, iter(new("first.weight").items()), in_place=False)
+    with pytest.raises(reload.LostUpdateError, match="Latent do not reach second.weight: remove "):
+        load(Latent(), new("first.weight"))

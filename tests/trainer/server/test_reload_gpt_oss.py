@@ -7,8 +7,8 @@ import pytest
 import torch
 from vllm.config import VllmConfig
 
-from rljob_trainer.server.weights.reload import LostUpdateError, load
-from tests.trainer.server.vllm_models import Tensors, engine, loaded, policy, served
+from rljob_trainer.server.weights.reload import LostUpdateError
+from tests.trainer.server.vllm_models import Makes, Tensors, engine, in_place, loaded, policy, served, shadow, update
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +24,13 @@ def config(tmp_path: Path, policies: object) -> Iterator[VllmConfig]:
         yield found
 
 
-def test_an_update_in_place_is_the_same_as_a_start_with_its_weights(
-    config: VllmConfig, policies: list[Tensors]
+@pytest.mark.parametrize("target", [in_place, shadow])
+def test_an_update_is_the_same_as_a_start_with_its_weights(
+    config: VllmConfig, policies: list[Tensors], target: Makes
 ) -> None:
     old, new = policies
     model, fresh = loaded(config, old), dict(loaded(config, new).named_parameters())
-    with torch.no_grad():
-        load(model, config.model_config, iter(new.items()), in_place=True)
+    update(target(model, config, True), new, pieces=3)
     found = dict(model.named_parameters())
     assert found.keys() == fresh.keys()
     assert [name for name in fresh if not torch.equal(found[name], fresh[name])] == []
@@ -40,5 +40,5 @@ def test_a_layer_wise_update_is_refused_rather_than_served_without_its_experts(
     config: VllmConfig, policies: list[Tensors]
 ) -> None:
     model = served(config, policies[0])
-    with torch.no_grad(), pytest.raises(LostUpdateError, match=r"GptOssForCausalLM.*\.attn\.sinks.*w13_weight"):
-        load(model, config.model_config, iter(policies[1].items()), in_place=False)
+    with pytest.raises(LostUpdateError, match=r"GptOssForCausalLM.*\.attn\.sinks.*w13_weight"):
+        update(in_place(model, config), policies[1])

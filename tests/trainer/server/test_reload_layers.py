@@ -1,4 +1,4 @@
-"""The layer-wise reload of real models of vLLM: right updates pass, and what is lost is named."""
+"""Updates of real models of vLLM, in place and through a shadow: right ones pass, and what is lost is named."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import Module
 from vllm.config import VllmConfig
 
-from rljob_trainer.server.weights.reload import FIX, LostUpdateError, load
-from tests.trainer.server.vllm_models import Tensors, engine, policy, served
+from rljob_trainer.server.weights.reload import FIX, LostUpdateError
+from tests.trainer.server.vllm_models import Makes, Tensors, engine, in_place, policy, served, shadow, update
 
 pytestmark = pytest.mark.slow
 PADDED = 130
@@ -38,9 +37,11 @@ def config(tmp_path: Path) -> Iterator[VllmConfig]:
         yield found
 
 
-def update(model: Module, config: VllmConfig, tensors: Tensors) -> None:
-    with torch.no_grad():
-        load(model, config.model_config, iter(tensors.items()), in_place=False)
+@pytest.fixture(params=[in_place, shadow])
+def target(request: pytest.FixtureRequest) -> Makes:
+    """Makes what an update is loaded into."""
+    made: Makes = request.param
+    return made
 
 
 def computed(model: Any) -> torch.Tensor:
@@ -55,20 +56,22 @@ def without(tensors: Tensors, part: str) -> Tensors:
     return {name: tensor for name, tensor in tensors.items() if part not in name}
 
 
-def test_a_tied_model_with_padded_rows_is_updated(tied: tuple[Tensors, Tensors], config: VllmConfig) -> None:
+def test_a_tied_model_with_padded_rows_is_updated(
+    tied: tuple[Tensors, Tensors], config: VllmConfig, target: Makes
+) -> None:
     old, new = tied
     model, fresh = served(config, old), computed(served(config, new))
     assert not torch.equal(computed(model), fresh)
-    update(model, config, new)
+    update(target(model, config, False), new)
     assert torch.equal(computed(model), fresh)
 
 
 def test_padded_rows_do_not_hide_that_the_embedding_got_nothing(
-    tied: tuple[Tensors, Tensors], config: VllmConfig
+    tied: tuple[Tensors, Tensors], config: VllmConfig, target: Makes
 ) -> None:
     old, new = tied
-    with pytest.raises(LostUpdateError, match=r"reach model\.embed_tokens\.weight, lm_head\.weight: "):
-        update(served(config, old), config, without(new, "embed_tokens"))
+    with pytest.raises(LostUpdateError, match=r"reach model\.embed_tokens\.weight"):
+        update(target(served(config, old), config, False), without(new, "embed_tokens"))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,24 @@ def test_padded_rows_do_not_hide_that_the_embedding_got_nothing(
     ids=["a parameter of a layer that got another", "a layer with packed weights", "a norm"],
 )
 def test_what_an_update_does_not_reach_is_named_with_a_fix(
-    biased: tuple[Tensors, Tensors], config: VllmConfig, part: str, lost: str
+    biased: tuple[Tensors, Tensors], config: VllmConfig, target: Makes, part: str, lost: str
 ) -> None:
     old, new = biased
-    with pytest.raises(LostUpdateError, match=rf"does not reach {lost}") as raised:
-        update(served(config, old), config, without(new, part))
+    with pytest.raises(LostUpdateError, match=rf"do not reach {lost}") as raised:
+        update(target(served(config, old), config, False), without(new, part))
     assert str(raised.value).endswith(FIX)
     assert "remove rollout.vllmArgs.quantization" in FIX
+
+
+def test_an_update_that_ends_early_leaves_the_model_as_it_was_and_the_next_is_whole(
+    biased: tuple[Tensors, Tensors], config: VllmConfig, target: Makes
+) -> None:
+    old, new = biased
+    model, fresh = served(config, old), computed(served(config, new))
+    before, made = computed(model), target(model, config, False)
+    with torch.no_grad():
+        made.load(without(new, "down_proj").items())
+    made.abandon()
+    assert target is in_place or torch.equal(computed(model), before)
+    update(target(model, config, False), new)
+    assert torch.equal(computed(model), fresh)

@@ -1,6 +1,6 @@
 """Tiny models in vLLM's own classes, in the process of the test."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from rljob_trainer.machine import free_port
-from rljob_trainer.server.weights.reload import load
+from rljob_trainer.server.weights.reload import InPlace
+from rljob_trainer.server.weights.shadow import Shadow
 from tests.trainer.megatron.models import make_config, random_model
 
 Tensors = dict[str, torch.Tensor]
@@ -34,8 +35,37 @@ def engine(model: Path) -> Iterator[VllmConfig]:
     with set_current_vllm_config(found):
         init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
         initialize_model_parallel(1, 1)
-        yield found
-    cleanup_dist_env_and_memory()
+        try:
+            yield found
+        finally:
+            cleanup_dist_env_and_memory()
+
+
+CPU = torch.device("cpu")
+Target = InPlace | Shadow
+Makes = Callable[[Module, VllmConfig, bool], Target]
+"""From vLLM's model, its configuration, and whether it computes with weights as they are loaded."""
+
+
+def in_place(model: Module, config: VllmConfig, keeps: bool = False) -> Target:
+    return InPlace(model, config.model_config, keeps)
+
+
+def shadow(model: Module, config: VllmConfig, keeps: bool = False) -> Target:
+    return Shadow(model, config.model_config, CPU, keeps)
+
+
+@torch.no_grad()
+def update(target: Target, tensors: Tensors, pieces: int = 1) -> None:
+    """In as many buckets, whose memory is used again."""
+    names = list(tensors)
+    for piece in range(pieces):
+        bucket = {name: tensors[name].clone() for name in names[piece::pieces]}
+        target.load(bucket.items())
+        for tensor in bucket.values():
+            tensor.fill_(7)
+    target.check()
+    target.apply()
 
 
 def loaded(config: VllmConfig, tensors: Tensors) -> Module:
@@ -44,7 +74,7 @@ def loaded(config: VllmConfig, tensors: Tensors) -> Module:
     with set_default_torch_dtype(torch.float32), torch.no_grad():
         model = initialize_model(config)
         record_metadata_for_reloading(model)
-        load(model, config.model_config, iter(tensors.items()), in_place=True)
+        update(InPlace(model, config.model_config, keeps=True), tensors)
     return model
 
 

@@ -6,16 +6,18 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from rljob_trainer.wire.weights.ipc import TrainerEnd, WorkerEnd
+from rljob_trainer.wire.weights.ipc import SenderEnd, WorkerEnd
+from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: run on such a machine")
 HERE = "127.0.0.1"
+NAME = "group"
 SIZE = 64 * 2**20
 
 
 def work(port: int, worker: int, workers: int, connection: Connection) -> None:
     """A server's worker: copies what a message names, and says what it got."""
-    end = WorkerEnd(HERE, port, worker, workers)
+    end = WorkerEnd(RemoteStore(HERE, port), NAME, worker, workers)
     payload = torch.empty(SIZE, dtype=torch.uint8, device="cuda:0")
     while message := connection.recv():
         end.receive(payload, message)
@@ -28,17 +30,17 @@ def test_a_payload_that_a_worker_refuses_does_not_stay_allocated(readers: int) -
     """Of two workers, `readers` copy the payload before the update is abandoned."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
-    trainer, before = TrainerEnd(HERE), torch.cuda.memory_allocated()
-    process = context.Process(target=work, args=(trainer.rendezvous.port, 0, 2, far))
+    home, before = SenderStore(HERE), torch.cuda.memory_allocated()
+    process = context.Process(target=work, args=(home.port, 0, 2, far))
     process.start()
-    trainer.accept(lambda: False)
-    message = trainer.send(torch.full((SIZE,), 1, dtype=torch.uint8, device="cuda:0"))
+    sender = SenderEnd(home, NAME, lambda: False)
+    message = sender.describe(torch.full((SIZE,), 1, dtype=torch.uint8, device="cuda:0"))
     if readers:
         near.send(message)
         assert near.recv() == SIZE
-    trainer.wait(lambda: True)
+    sender.wait(lambda: True)
     assert torch.cuda.memory_allocated() > before
-    trainer.close()
+    sender.close()
     assert torch.cuda.memory_allocated() == before
     near.send(None)
     process.join(60)
@@ -49,17 +51,17 @@ def test_a_payload_that_a_worker_refuses_does_not_stay_allocated(readers: int) -
 def test_every_worker_gets_the_payload_and_the_trainer_gets_its_memory_back(workers: int) -> None:
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in range(workers)]
-    trainer, before = TrainerEnd(HERE), torch.cuda.memory_allocated()
-    port = trainer.rendezvous.port
+    home, before = SenderStore(HERE), torch.cuda.memory_allocated()
+    port = home.port
     processes = [context.Process(target=work, args=(port, i, workers, far)) for i, (_, far) in enumerate(pipes)]
     for process in processes:
         process.start()
-    trainer.accept(lambda: False)
+    sender = SenderEnd(home, NAME, lambda: False)
     for step in range(1, 4):
-        message = trainer.send(torch.full((SIZE,), step, dtype=torch.uint8, device="cuda:0"))
+        message = sender.describe(torch.full((SIZE,), step, dtype=torch.uint8, device="cuda:0"))
         for near, _ in pipes:
             near.send(message)
-        trainer.wait(lambda: False)
+        sender.wait(lambda: False)
         assert [near.recv() for near, _ in pipes] == [step * SIZE] * workers
         assert torch.cuda.memory_allocated() == before
     for near, _ in pipes:

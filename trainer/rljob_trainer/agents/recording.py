@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.request import SampleFailed, ServiceDown
+from rljob_trainer.rewards.request import TRY, SampleFailed, ServiceDown
 from rljob_trainer.wire.trajectory import Ints, Segment, Trajectory, appended, environment, prompt
 
 
@@ -132,7 +132,7 @@ AgentFailureKind = Literal["raised", "timeout", "value", "none", "service"]
 wrote; none: it returned None; service: an environment did not answer, or with an error status."""
 KINDS: tuple[AgentFailureKind, ...] = ("raised", "timeout", "value", "none", "service")
 FIXES: dict[AgentFailureKind, str] = {
-    "raised": "correct the function (try it on a row of the data)",
+    "raised": "correct the function",
     "timeout": "raise spec.rollout.agent.timeoutSeconds, or answer sooner",
     "value": "return a Trajectory whose tokens are those that policy.generate was given and returned",
     "none": "return a Trajectory; None leaves a sample out",
@@ -153,4 +153,4 @@ class AgentFailed(SampleFailed):
         rule = f"every trajectory of a step failed; the first said: {self.reason}"
         if self.kind == "service":  # it may be back after a restart
             return ServiceDown(f"{self.field} = {self.target}: {rule}; {FIXES['service']}")
-        return ConfigurationError(self.field, self.target, rule, FIXES[self.kind])  # type: ignore[index]
+        return ConfigurationError(self.field, self.target, rule, f"{FIXES[self.kind]} ({TRY})")  # type: ignore[index]

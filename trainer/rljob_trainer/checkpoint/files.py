@@ -87,11 +87,16 @@ def make_directory(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
+def sync_file(file: Path) -> None:
+    """Make what this machine wrote into a file durable."""
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
 def sync(directory: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
     """Make all files and names below a directory durable. `heartbeat`: called after each file."""
     for file in tree(directory):
-        with file.open("rb") as stream:
-            os.fsync(stream.fileno())
+        sync_file(file)
         heartbeat()
     sync_names(directory)
 

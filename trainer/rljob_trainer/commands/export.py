@@ -124,8 +124,9 @@ class _ExportableModel:
     def __init__(self, model: Any) -> None:
         self._model, self.heartbeat = model, lambda: None
 
-    def export(self) -> Iterator[tuple[str, Any]]:
-        yield from self._model.export()
+    def export_owned(self) -> list[Any]:
+        phases: list[Any] = self._model.export_owned()
+        return phases
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
         return self._model.hugging_face_config(config)

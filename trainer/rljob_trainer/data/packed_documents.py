@@ -76,9 +76,12 @@ def load_documents(
     place: Place, spec: RLJobSpec, tokenizer: OffsetTokenizer, scratch: Path, workers: Workers | None
 ) -> Documents:
     """Of one file or indexed data set. Raises ConfigurationError."""
-    indexed = spec.data.format == "indexed" or (spec.data.format == "auto" and Path(f"{place.path}.idx").is_file())
     target = scratch / f"documents-{len(list(scratch.iterdir()))}"
-    found = _indexed(place, target) if indexed else _tokenised(place, spec, tokenizer, scratch, target, workers)
+    found = (
+        _indexed(place, target)
+        if is_indexed(place, spec)
+        else _tokenised(place, spec, tokenizer, scratch, target, workers)
+    )
     known, largest = len(tokenizer), max(int(found.tokens[a:b].max()) for a, b in _stretches(found))
     if largest >= known:
         rule = f"holds the token id {largest}, and the tokenizer in spec.model.path has {known} tokens"
@@ -87,6 +90,11 @@ def load_documents(
         vocabulary.require([largest], place, tokenizer)
     log.info("%s: %d documents, %d tokens", place.path, len(found.starts) - 1, len(found.tokens))
     return found
+
+
+def is_indexed(place: Place, spec: RLJobSpec) -> bool:
+    """It is one of Megatron's indexed data sets, not a file of texts."""
+    return spec.data.format == "indexed" or (spec.data.format == "auto" and Path(f"{place.path}.idx").is_file())
 
 
 def _indexed(place: Place, target: Path) -> Documents:
@@ -112,9 +120,9 @@ def _tokenised(
     """All texts, tokenised into one file. Empty ones are no documents."""
     require(tokenizer, chats=False)
     table, starts, total = open_table(place, scratch), array("q", [0]), 0
-    texts = _texts(place, table, spec.data.text_key)
+    read = texts(place, table, spec.data.text_key)
     with target.open("wb") as sink:
-        for tokens in workers.tokenise(texts) if workers else (document(text, tokenizer) for text in texts):
+        for tokens in workers.tokenise(read) if workers else (document(text, tokenizer) for text in read):
             if tokens:
                 sink.write(np.array(tokens, np.int32).tobytes())
                 starts.append(total := total + len(tokens))
@@ -129,7 +137,8 @@ def _filled(place: Place, tokens: npt.NDArray[np.integer], starts: npt.NDArray[n
     raise place.error("holds no token", "leave the file out or fill it")
 
 
-def _texts(place: Place, table: Table, key: str) -> Iterator[str]:
+def texts(place: Place, table: Table, key: str) -> Iterator[str]:
+    """Of the column `key`. Raises ConfigurationError for what is none."""
     for row in range(len(table)):
         at = Place(place.field, place.path, table.number(row))
         text = column(key, table[row], at)

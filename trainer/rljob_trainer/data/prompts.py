@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from sys import intern
 from typing import overload
@@ -91,6 +92,10 @@ class PromptSet(Sequence[Prompt]):
         """Prompts of each file."""
         return tuple(self.counts.kept.values())
 
+    def source(self, place: int) -> str:
+        """Data source of a prompt."""
+        return self._texts[place][2]
+
     def __len__(self) -> int:
         return len(self._texts)
 
@@ -123,15 +128,16 @@ def load_prompts(
     scratch: Path,
     images: ImageReader | None = None,
     vocabulary: Vocabulary | None = None,
+    most: int | None = None,
 ) -> PromptSet:
     """The prompts of the files. `scratch` is as for FileRows, and has to live as long as the prompts. `images`: None where spec.imageKey is unset.
-    `vocabulary`: None where nobody knows.
+    `vocabulary`: None where nobody knows. `most`: read only the first rows; None: all.
 
     Raises ConfigurationError for rows that cannot be used or scored, and when none is short enough.
     """
     counts = PromptCounts(kept={file.field: 0 for file in files})
     rows = FileRows(files, scratch)
-    fitting = _fitting(spec, read_rows(spec, files), tokenizer, validate_row, counts, images, vocabulary)
+    fitting = _fitting(spec, islice(read_rows(spec, files), most), tokenizer, validate_row, counts, images, vocabulary)
     prompts = PromptSet(fitting, counts, rows, images)
     if counts.rows and not prompts:
         rule = f"all {counts.rows} prompts of {files[0].field.rpartition('[')[0]} are longer"

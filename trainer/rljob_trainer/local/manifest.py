@@ -3,7 +3,7 @@ assigned; the files that it reads must be here.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -124,9 +124,11 @@ class Job:
     spec: RLJobSpec
 
 
-def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
+def load(
+    file: Path, mounts: list[str], settings: Sequence[str] = (), needed: Callable[[str], bool] = lambda field: True
+) -> Job:
     """`mounts`: `/path=directory`; `settings`: `train.steps=500`. The object with these settings is held to all rules, what it reads is looked for,
-    then its paths are those of this machine. Raises ManifestError."""
+    then its paths are those of this machine. `needed`: of a field that names a file, whether it has to be here. Raises ManifestError."""
     try:
         jobs = read(file.read_text(), settings)
     except OSError as error:
@@ -146,7 +148,7 @@ def load(file: Path, mounts: list[str], settings: Sequence[str] = ()) -> Job:
     result = job.validate(config)
     found = [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]
     if result.spec and not wrong:  # else nobody knows where the files are
-        found += absent(result.spec, MOUNTED, directories)
+        found += [v for v in absent(result.spec, MOUNTED, directories) if needed(v.field)]
     if wrong or found:
         raise ManifestError("\n".join(filter(None, (*wrong, lines(found)))))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))

@@ -32,6 +32,7 @@ from rljob_trainer.megatron.value_model import ValueModel, critic_model
 from rljob_trainer.wire.batch import Batch, Columns
 from rljob_trainer.wire.parity import MismatchError
 from rljob_trainer.wire.trajectory import Trajectory
+from rljob_trainer.wire.weights.plan import Phase
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -142,8 +143,17 @@ class Engine(ModelRanks):
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields the policy's tensors under their Hugging Face names, unsharded, in its dtype. Every rank must exhaust the iterator."""
+        yield from self._exported(self._model.export())
+
+    def export_owned(self) -> list[Phase]:
+        """The policy in parts: each tensor on one rank, in two phases. Every rank must exhaust all of them, in their order."""
         with self._policy.offloader.using("parameters"):
-            for name, tensor in self._model.export():
+            phases = self._model.export_owned()
+        return [phase._replace(tensors=self._exported(phase.tensors)) for phase in phases]
+
+    def _exported(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        with self._policy.offloader.using("parameters"):
+            for name, tensor in tensors:
                 self.heartbeat()
                 yield name, tensor
 

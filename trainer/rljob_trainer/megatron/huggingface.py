@@ -8,12 +8,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_api.spec.model import LoraSpec
+from rljob_trainer.checkpoint.files import appears, sync_file
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.lora_parts import PREFIX
+from rljob_trainer.megatron.parallel_state import current_device
+from rljob_trainer.wire.weights.plan import Phase
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
@@ -25,14 +29,15 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
 
 
 SHARD_BYTES = 4 * 2**30
+_PART = ".part"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
 class Exporting(Protocol):
     """What can be written: an Engine, or a single model."""
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See Engine.export. Collective."""
+    def export_owned(self) -> list[Phase]:
+        """See Engine.export_owned. Collective."""
         ...
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -46,49 +51,74 @@ class Exporting(Protocol):
 
 
 def write_hugging_face(engine: Exporting, source: Path, target: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write the policy into the new directory `target`. Rank 0 writes, one shard in memory at a time. Collective; complete when it returns.
+    """Write the policy into the new directory `target`, which all ranks share. Every rank writes what it owns, one shard in memory at a time.
+    Collective; complete when it returns.
 
     `source` is the model directory that the job started from. Everything at its top but weights is copied; config.json gets our dtype.
     """
     if dist.get_rank() == 0:
         target.mkdir(parents=True)
-        dtype = _write_weights(_with_heartbeats(engine), target, shard_bytes)
+    dist.barrier()
+    appears(target.parent, target.is_dir)
+    count = torch.tensor([_write_shards(_owned(engine), target, shard_bytes)], device=current_device())
+    dist.all_reduce(count)
+    if dist.get_rank() == 0:
+        dtype = _name_shards(target, int(count))
         _copy_the_rest(source, target)
         config = engine.hugging_face_config(json.loads((source / "config.json").read_text()))
         _write_config(config, target, dtype)
-    else:
-        for _ in engine.export():
-            pass
     dist.barrier()
 
 
-def _with_heartbeats(engine: Exporting) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy's tensors, with a heartbeat after each one has been copied or its shard written."""
-    for named in engine.export():
-        yield named
-        engine.heartbeat()
+def _owned(engine: Exporting) -> Iterator[tuple[str, torch.Tensor]]:
+    """This rank's tensors, with a heartbeat after each one has been copied or its shard written."""
+    for tensors, owns, _ in engine.export_owned():
+        for named in tensors:
+            if owns:
+                yield named
+            engine.heartbeat()
 
 
-def _write_weights(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, shard_bytes: int) -> torch.dtype:
-    """Write shards under temporary names, rename them once their number is known, and write an index if there are several. Returns the dtype."""
-    shards: list[list[str]] = []
+def _write_shards(tensors: Iterable[tuple[str, torch.Tensor]], target: Path, shard_bytes: int) -> int:
+    """Write shards under temporary names, in whose order they get their own. Returns how many."""
+    count = 0
+    for count, shard in enumerate(_shards(tensors, shard_bytes), start=1):
+        file = target / f"{dist.get_rank():06}-{count:06}{_PART}"
+        write_tensors(shard, file)
+        sync_file(file)  # rank 0 cannot do it for another machine
+    return count
+
+
+def _name_shards(target: Path, count: int) -> torch.dtype:
+    """Name the shards of all ranks, and write an index if there are several. Returns the dtype of the last one's first tensor.
+
+    Raises OSError when not all of them are there.
+    """
+    appears(target, lambda: len(list(target.glob(f"*{_PART}"))) == count)
+    parts = sorted(target.glob(f"*{_PART}"))
+    if len(parts) != count:
+        raise OSError(f"{target} shows {len(parts)} of the {count} files that the ranks have written")
+    where: dict[str, str] = {}
     size = 0
-    for number, shard in enumerate(_shards(tensors, shard_bytes)):
-        write_tensors(shard, target / f"{number}.part")
-        shards.append(list(shard))
-        size += sum(t.nbytes for t in shard.values())
-        dtype = next(iter(shard.values())).dtype
-    count = len(shards)
-    files = (
-        [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)] if count > 1 else ["model.safetensors"]
-    )
-    for number, file in enumerate(files):
-        (target / f"{number}.part").rename(target / file)
+    for number, part in enumerate(parts, start=1):
+        file = f"model-{number:05}-of-{count:05}.safetensors" if count > 1 else "model.safetensors"
+        with safe_open(part, "pt") as shard:
+            first, *_ = names = list(shard.keys())
+            dtype = shard.get_tensor(first).dtype
+        where |= dict.fromkeys(names, file)
+        size += data_bytes(part)
+        part.rename(target / file)
     if count > 1:
-        where = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         index = {"metadata": {"total_size": size}, "weight_map": where}
         (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return dtype
+
+
+def data_bytes(file: Path) -> int:
+    """Bytes of the tensors in a safetensors file: what follows its header, whose length is its first 8 bytes."""
+    with file.open("rb") as opened:
+        header = int.from_bytes(opened.read(8), "little")
+    return file.stat().st_size - 8 - header
 
 
 def _shards(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator[dict[str, torch.Tensor]]:
@@ -99,7 +129,8 @@ def _shards(tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Iterator
             yield shard
             shard = {}
         shard[name] = torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format).copy_(tensor)
-    yield shard
+    if shard:
+        yield shard
 
 
 def _copy_the_rest(source: Path, target: Path) -> None:

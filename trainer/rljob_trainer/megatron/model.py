@@ -1,8 +1,6 @@
-"""The policy as a megatron model: loaded from a Hugging Face directory or a Megatron checkpoint, sharded for this rank; and its tensors under their
-Hugging Face names.
-"""
+"""The policy as a megatron model: loaded from a Hugging Face directory or a Megatron checkpoint, sharded for this rank."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,50 +19,16 @@ from rljob_api.rules.lora import settled
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.manifest import engine_directory
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.lora_parts import as_in_files
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
 from rljob_trainer.megatron.without_te.layers import mark_expert_parameters
+from rljob_trainer.wire.weights.plan import Phase
 
-_VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 CHECKPOINT = "spec.model.megatronCheckpoint"
 MTP_LAYERS = "num_nextn_predict_layers"
-
-
-class Exporter:
-    """Exports the model that is sharded over the `modules` of all ranks, with the bridge that loaded it."""
-
-    def __init__(self, bridge: AutoBridge, modules: Sequence[MegatronModule], config: Any, but: str = ""):
-        """`but`: a megatron parameter that is not exported."""
-        self._bridge, self._modules, self._config, self._but = bridge, list(modules), config, but
-
-    def tensors(self, change: Callable[[Any], Any] = lambda task: task) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields unsharded tensors in the model's dtype, on every rank. Collective: every rank must exhaust the iterator.
-
-        `change` may replace each conversion task of the bridge just before it runs, for example by one of merged weights.
-        """
-        padded = self._padded_names()
-        exported = self._bridge.export_hf_weights(
-            self._modules,
-            cpu=False,
-            show_progress=False,
-            conversion_tasks=map(change, self.tasks),
-            merge_adapter_weights=False,
-        )
-        for name, tensor in exported:
-            yield name, tensor[: self._config.vocab_size] if name in padded else tensor
-
-    def _padded_names(self) -> set[str]:
-        """Hugging Face names of tensors with padded vocabulary rows; empty unless tensor parallelism made padding necessary."""
-        if not self._config.should_pad_vocab:
-            return set()
-        return {str(t.mapping.hf_param) for t in self.tasks if t.global_param_name in _VOCABULARY_WEIGHTS}
-
-    @cached_property
-    def tasks(self) -> list[Any]:
-        """The bridge's conversion tasks. They cache what pipeline stages exchange about them, so only the first export communicates that."""
-        return [t for t in self._bridge.get_conversion_tasks(self._modules) if t.global_param_name != self._but]
 
 
 class PolicyModel:
@@ -85,12 +49,17 @@ class PolicyModel:
         self._exporter = Exporter(self.bridge, self.modules, self.config)
         self.adapters: Adapters | None = None
         if spec.model.lora:
+            self._exporter.prepare()
             config = self.bridge.hf_pretrained.config.to_dict()
             lora = settled(spec.model.lora, config)
             self.adapters = Adapters(lora, config, spec.data.seed, self.modules, self._exporter.tasks)
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()
+
+    def export_owned(self) -> list[Phase]:
+        """See Exporter.owned."""
+        return self._exporter.owned(self.adapters.merged) if self.adapters else self._exporter.owned()
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields `....q_proj.lora_A.weight` [rank, in] and `....lora_B.weight` [out, rank], unsharded, on every rank. Collective, like `export`."""

@@ -27,6 +27,7 @@ from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch, Step
+from rljob_trainer.wire.weights.plan import Phase
 
 OutputFunction = Callable[[MicroBatch, torch.Tensor], Any]
 """A function of a micro-batch and the model's output, called on the last pipeline stage."""
@@ -136,6 +137,10 @@ class TrainedModel(LoadedModel, Protocol):
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields Hugging Face names and unsharded tensors in the model's dtype, on every rank. Collective: every rank must exhaust the iterator."""
+        ...
+
+    def export_owned(self) -> list[Phase]:
+        """The same tensors in parts, each on one rank; see plan.Phase. The first call is collective over all ranks."""
         ...
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -17,10 +17,12 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import CriticSpec
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
-from rljob_trainer.megatron.model import Exporter, load_weights, require_all_weights
+from rljob_trainer.megatron.model import load_weights, require_all_weights
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
+from rljob_trainer.wire.weights.plan import Phase
 
 SCORE = "score.weight"
 """The head of transformers' sequence classifiers, [labels, hidden], applied to the last hidden state, without a bias."""
@@ -78,6 +80,13 @@ class ValueModel:
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._exporter.tensors()
         yield SCORE, self._head()
+
+    def export_owned(self) -> list[Phase]:
+        """Like `export`; the head is a third phase, of the first rank of the last stage."""
+        head = self._head()
+        owns = mpu.is_pipeline_last_stage() and mpu.get_tensor_model_parallel_rank() == 0
+        owns = owns and mpu.get_data_parallel_rank(with_context_parallel=True) == 0
+        return [*self._exporter.owned(), Phase(iter([(SCORE, head)]), owns, head.nbytes if owns else 0)]
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ()

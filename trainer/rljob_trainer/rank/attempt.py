@@ -26,7 +26,7 @@ from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.exports import Exports
 from rljob_trainer.rank.scatter import Scatter
 from rljob_trainer.rank.tasks import Task, task_of
-from rljob_trainer.rank.weights.publisher import Senders
+from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.collective import Ranks

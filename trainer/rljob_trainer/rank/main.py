@@ -27,7 +27,8 @@ from rljob_trainer.megatron import compat
 from rljob_trainer.patches import UnsupportedVersionError
 from rljob_trainer.rank import loop, nccl
 from rljob_trainer.rank.driver_client import DriverClient, heartbeat_of
-from rljob_trainer.rank.weights.publisher import Publisher, Senders
+from rljob_trainer.rank.weights.publisher import Publisher
+from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.launcher_files import POLL_SECONDS, read_control
 from rljob_trainer.wire.weights.transport import transport_of
@@ -133,14 +134,15 @@ def _senders(
 ) -> Senders:
     """The trainer's end of weight updates. Colocated servers sleep when this returns, and the driver knows their addresses."""
     spec, token = control.spec, os.environ[names.ENV_ROLLOUT_TOKEN]
-    publisher = Publisher(
-        control.attempt, token, transport_of(spec, os.environ[names.ENV_POD_IP]), driver.awaiting if driver else None
-    )
+    transport = transport_of(spec, os.environ[names.ENV_POD_IP])
+
+    def publisher() -> Publisher:
+        return Publisher(control.attempt, token, transport, driver.awaiting if driver else None)
+
     if spec.rollout.placement != "colocated":
-        return Senders(ranks, publisher if ranks.is_first else None, heartbeat)
-    leads = os.environ["LOCAL_RANK"] == "0"
-    own = wait_for_servers(directory, spec, heartbeat) if leads else []
-    senders = Senders(ranks, publisher if leads else None, heartbeat, own)
+        return Senders(ranks, publisher, heartbeat)
+    own = wait_for_servers(directory, spec, heartbeat) if os.environ["LOCAL_RANK"] == "0" else []
+    senders = Senders(ranks, publisher, heartbeat, own)
     senders.sleep()
     found = ranks.gather([server.dump() for server in own])
     if driver:

@@ -15,9 +15,10 @@ from rljob_api.rules.lora import LORA_B
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.rank.driver_client import DriverClient
-from rljob_trainer.rank.weights.publisher import Senders
+from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe, arithmetic_of, probe_sample
+from rljob_trainer.wire.weights.plan import Phase
 
 
 class PolicyMismatchError(RuntimeError):
@@ -75,7 +76,7 @@ class Publication:
         probe = self._measured_probe() if replicas else None
         self._release()
         targets = [RolloutEndpoint.model_validate(r) for r in replicas]
-        published = self._senders.publish(step, self._exported(), targets, probe)
+        published = self._senders.publish(step, self._phases(), targets, probe, self._sent)
         if not (self._driver and published):
             return
         digest = published.version.digest
@@ -95,13 +96,17 @@ class Publication:
         sequences = tuple(map(tuple, self._probe))
         return Probe(sequences, tuple(tuple(values.tolist()) for values in measured), arithmetic_of(self._spec))
 
-    def _exported(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors to send. After the last one, memory is released: servers resume only when they have received all, and need it then."""
+    def _phases(self) -> list[Phase]:
+        """What this rank gathers and sends. Servers in pods of their own get every tensor from the rank that owns it."""
         lora = self._spec.model.lora
         if lora and lora.sync == "adapters":
-            yield from scaled(self._engine.export_adapters(), lora.alpha / lora.rank)
-        else:
-            yield from self._engine.export()
+            return [Phase(scaled(self._engine.export_adapters(), lora.alpha / lora.rank), self._senders.leads)]
+        if self._senders.colocated:
+            return [Phase(self._engine.export(), self._senders.leads)]
+        return self._engine.export_owned()
+
+    def _sent(self) -> None:
+        """Release memory: servers resume when they have received everything, and need it then."""
         self._release()
         self._engine.memory.enter("generate")
 

@@ -16,7 +16,7 @@ from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.publication import Publication
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.weights.publisher import Senders
+from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.calls import Announcement, Next, TaskOutcome
 from rljob_trainer.wire.collective import Ranks

@@ -5,7 +5,7 @@ If an entry fails, the sample fails. A failure is never counted as a reward of 0
 
 import asyncio
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -57,13 +57,23 @@ class Rule:
         pass
 
 
-class RewardManager:
-    """All entries except those with `model`, which the ranks score. Call `start` before the first score and `stop` after the last."""
+def is_scored_by_driver(reward: RewardSpec) -> bool:
+    """All but those with `model`, which the ranks score."""
+    return not reward.model
 
-    def __init__(self, rewards: Sequence[RewardSpec], pools: Pools | None = None):
+
+class RewardManager:
+    """The `scored` entries. Call `start` before the first score and `stop` after the last."""
+
+    def __init__(
+        self,
+        rewards: Sequence[RewardSpec],
+        pools: Pools | None = None,
+        scored: Callable[[RewardSpec], bool] = is_scored_by_driver,
+    ):
         """`pools`: those that entries name."""
         self._rewards = rewards
-        own = {i: spec for i, spec in enumerate(rewards) if not spec.model}
+        own = {i: spec for i, spec in enumerate(rewards) if scored(spec)}
         self._scorers = {i: _scorer(f"spec.rewards[{i}]", spec, pools) for i, spec in own.items()}
 
     async def start(self) -> None:
@@ -74,7 +84,7 @@ class RewardManager:
         await asyncio.gather(*(scorer.stop() for scorer in self._scorers.values()))
 
     async def score(self, request: RewardRequest) -> Reward:
-        """The weighted sum; 0 where only the ranks score. Of what two entries give, a metric or a prediction, the later entry's.
+        """The weighted sum; 0 where only others score. Of what two entries give, a metric or a prediction, the later entry's.
 
         Raises RewardFailed when any part fails.
         """

@@ -10,8 +10,11 @@ RewardFailureKind = Literal["raised", "timeout", "value", "service"]
 """raised: the function raised or ended its process; value: not a finite number; service: no answer, or an error status."""
 KINDS: tuple[RewardFailureKind, ...] = ("raised", "timeout", "value", "service")
 
+TRY = "`python -m rljob_trainer try` runs it on rows of the data in seconds"
+"""At the end of what is said of a user's reward or agent."""
+
 FIXES: dict[RewardFailureKind, str] = {
-    "raised": "correct the function (try it on a row of the data)",
+    "raised": "correct the function",
     "timeout": "raise timeoutSeconds, or answer sooner",
     "value": "return a finite number, or a dict with one as its score",
     "service": "see that the service is up and answers the trainer pod at this address",
@@ -84,4 +87,4 @@ class RewardFailed(SampleFailed):
         rule = f"every reward of a step failed; the first said: {self.reason}"
         if self.kind == "service" or (self.kind == "timeout" and self.field.endswith((".url", ".pool"))):
             return ServiceDown(f"{self.field} = {self.target}: {rule}; {FIXES[self.kind]}")
-        return ConfigurationError(self.field, self.target, rule, FIXES[self.kind])
+        return ConfigurationError(self.field, self.target, rule, f"{FIXES[self.kind]} ({TRY})")

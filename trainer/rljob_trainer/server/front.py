@@ -25,9 +25,8 @@ class Front(Guard):
     def __init__(self, app: ASGIApp) -> None:
         super().__init__(app)
         self._weights = updates = WeightUpdates(self._gate)
-        self._updates: dict[tuple[str, str], Callable[[Any, int, dict[str, Any]], Awaitable[None]]] = {
+        self._updates: dict[tuple[str, str], Callable[[Any, int, dict[str, Any]], Awaitable[dict[str, Any] | None]]] = {
             ("POST", protocol.OPEN): updates.open,
-            ("POST", protocol.RECEIVE): updates.receive,
             ("POST", protocol.COMMIT): updates.commit,
             ("POST", protocol.ABORT): updates.abort,
             ("POST", protocol.SLEEP): updates.sleep,
@@ -71,14 +70,15 @@ class Front(Guard):
             return error(400, f"{protocol.ATTEMPT_HEADER} is required")
         engine = request.app.state.engine_client
         try:
-            await self._updates[route](engine, int(request.headers[protocol.ATTEMPT_HEADER]), await request.json())
+            attempt = int(request.headers[protocol.ATTEMPT_HEADER])
+            answer = await self._updates[route](engine, attempt, await request.json())
         except AttemptSuperseded as fenced:
             return _fenced(fenced)
         except UpdateError as problem:
             return error(500, str(problem))
         except (KeyError, ValueError) as problem:
             return error(400, f"body: {type(problem).__name__}: {problem}")
-        return JSONResponse({})
+        return JSONResponse(answer or {})
 
     def _tagged(self, send: Send, policy: PolicyVersion) -> Send:
         """Add the header with the step of the policy that generated the answer: the one that was served when the request arrived, if it still is. An

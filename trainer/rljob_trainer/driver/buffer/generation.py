@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
@@ -19,7 +19,6 @@ from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.buffer.assembly import Outcome, penalised
 from rljob_trainer.driver.buffer.partial_sample import PartialSample, evaluation_seed, training_seed, turn_seed
 from rljob_trainer.driver.buffer.priority_event import Priority, PriorityEvent
-from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
@@ -50,6 +49,14 @@ class GroupRequest:
         return GenerationRequest(self.prompt.tokens, self.count, self.sampling, self.seed, self.images)
 
 
+class Responder(Protocol):
+    """Who answers for the policy: the pool of rollout servers."""
+
+    async def generate(self, request: GenerationRequest) -> list[Generation]: ...
+
+    async def interrupt(self) -> None: ...
+
+
 class Generator:
     """Generates from the pool and has the responses scored. `heartbeat` is called once per scored sample, and per turn of an agent's."""
 
@@ -59,7 +66,7 @@ class Generator:
         job_uid: str,
         tokenizer: Tokenizer,
         rewards: RewardManager,
-        pool: RolloutPool,
+        pool: Responder,
         heartbeat: Callable[[], None],
         agent: Agent | None = None,
     ):
@@ -83,7 +90,7 @@ class Generator:
         if spec.algorithm.advantage == "remax":
             return self._with_baseline(request)
         if not spec.keeps_groups:
-            return self._request(request)
+            return self.samples(request)
         request = replace(request, interruptible=True)
         return (
             self._with_agents(self._agent, request, samples) if self._agent else self._interruptible(request, samples)
@@ -101,7 +108,7 @@ class Generator:
     async def evaluate(self, sets: Sequence[HeldOutSet]) -> dict[str, list[list[Outcome]]]:
         """The responses to every prompt, by the names of the sets."""
         async with asyncio.TaskGroup() as tasks:
-            begun = {s.name: [tasks.create_task(self._request(r)) for r in self._held_out(s)] for s in sets}
+            begun = {s.name: [tasks.create_task(self.samples(r)) for r in self._held_out(s)] for s in sets}
         found = {name: [task.result() for task in own] for name, own in begun.items()}
         warn_of_failures([o for groups in found.values() for group in groups for o in group])
         return found
@@ -111,7 +118,8 @@ class Generator:
             seed = evaluation_seed(self._job_uid, self._spec.data.seed, held_out.name, p.index)
             yield GroupRequest(p.index, p, held_out.count, held_out.sampling, seed)
 
-    async def _request(self, request: GroupRequest) -> list[Outcome]:
+    async def samples(self, request: GroupRequest) -> list[Outcome]:
+        """All samples of a prompt under one policy, generated and scored."""
         samples = [PartialSample() for _ in range(request.count)]
         if self._agent:
             return await self._with_agents(self._agent, request, samples)
@@ -121,7 +129,7 @@ class Generator:
         return list(await asyncio.gather(*(self._complete(request, i, sample) for i, sample in enumerate(samples))))
 
     async def _interruptible(self, request: GroupRequest, samples: Sequence[PartialSample]) -> list[Outcome]:
-        """Like `_request`, but it survives interruptions: each incomplete sample continues with a request of its own, from its last token."""
+        """Like `samples`, but it survives interruptions: each incomplete sample continues with a request of its own, from its last token."""
         request = await _with_images(request)
         if not any(sample.begun for sample in samples):
             pieces = await self._pieces(request.generation, (request.group, 0))
@@ -145,7 +153,7 @@ class Generator:
     async def _with_agents(
         self, agent: Agent, request: GroupRequest, samples: Sequence[PartialSample]
     ) -> list[Outcome]:
-        """Like `_request`, with the agent's trajectories as samples. `samples` hold only scored ones: one that is not complete lives in the
+        """Like `samples`, with the agent's trajectories as samples. `samples` hold only scored ones: one that is not complete lives in the
         agent's process."""
         return list(await asyncio.gather(*(self._with_agent(agent, request, i, s) for i, s in enumerate(samples))))
 
@@ -183,7 +191,7 @@ class Generator:
     async def _with_baseline(self, request: GroupRequest) -> list[Outcome]:
         """The samples with the reward of the prompt's greedy response as their baseline (ReMax, arXiv 2310.10505, algorithm 1)."""
         greedy = replace(request, count=1, sampling=request.sampling.model_copy(update={"temperature": 0.0}))
-        outcomes, (baseline,) = await asyncio.gather(self._request(request), self._request(greedy))
+        outcomes, (baseline,) = await asyncio.gather(self.samples(request), self.samples(greedy))
         if isinstance(baseline.result, Trajectory):
             return [_against(o, penalised(baseline.result, self._spec).reward) for o in outcomes]
         return [Outcome(o.group, o.sample, baseline.result) for o in outcomes]

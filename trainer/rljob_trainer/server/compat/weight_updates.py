@@ -2,12 +2,15 @@
 
     server/weights/updates.py   clears the renderer's cache of images and pauses the scheduler as AsyncLLM.pause_generation does, without its
                                 20 ms of sleep; and empties the prefix cache before EngineCore.wake_up resumes the scheduler
-    server/weights/engine.py    leaves an update at any point, for which vLLM 0.32 has no call: it clears the worker's flag; and applies one without
-                                the end of `finish_weight_update`, which removes all adapters
+    server/weights/engine.py    is made by the worker with its model; updates go through calls of its own, because vLLM 0.32 knows one sender, has no
+                                call to leave an update, and removes all adapters when it finishes one
     server/weights/adapters.py  puts adapters into the manager that holds them, from memory
     server/weights/reload.py    loads over the very tensors that are computed with, where nothing makes others of them after loading; and packs a
-                                tied output layer again on CPU, whose packed copy of the old weights vLLM 0.32 leaves in place; and reads from the
+                                tied output layer again on CPU, whose packed copy of the old weights vLLM 0.32 leaves in place, and makes the
+                                kernels of experts again there, because vLLM 0.32 packs their weights only then; and reads from the
                                 records of a layer-wise reload which parameters got nothing
+    server/weights/shadow.py    makes a second model of the same modules, with parameters like those that vLLM had before it transformed them, and
+                                has vLLM make of them, a layer at a time, what the first one computes with
     pod/health.py               finds the engine's processes by their titles, and asks the engine's own loop whether it moves
 
 Can go, one by one, when vLLM abandons updates, reloads tied layers on CPU, and reports whether its engine answers.
@@ -28,12 +31,22 @@ PATCHES = (
         },
     ),
     Patch(
-        "updates that are abandoned",
+        "updates through calls of our own",
+        "vllm",
+        VERSIONS,
+        replaces={"vllm/v1/worker/gpu_worker.py:Worker.load_model": "9f1cda3fe65dd3f6"},
+    ),
+    Patch(
+        "a second model of the same modules",
         "vllm",
         VERSIONS,
         replaces={
-            "vllm/v1/worker/gpu_worker.py:Worker.start_weight_update": "67b5a0763dbca1b6",
-            "vllm/v1/worker/gpu_worker.py:Worker.finish_weight_update": "d16e2d555c83853e",
+            "vllm/model_executor/model_loader/reload/layerwise.py:_layerwise_process": "eb1555c17d022951",
+            "vllm/model_executor/model_loader/reload/layerwise.py:_place_kernel_tensors": "97f42e39dd63b76f",
+            "vllm/model_executor/model_loader/reload/layerwise.py:_get_original_loader": "35013c5f46046a54",
+            "vllm/model_executor/model_loader/reload/layerwise.py:finalize_layerwise_processing": "dfb15d38828bcfc9",
+            "vllm/model_executor/model_loader/reload/sanitize.py:restore_layer_refs": "980eb6f85425306f",
+            "vllm/model_executor/model_loader/reload/meta.py:capture_layer_to_meta": "39f11f879548e657",
         },
     ),
     Patch(
@@ -57,6 +70,8 @@ PATCHES = (
             "vllm/model_executor/layers/fused_moe/oracle/unquantized.py:convert_to_unquantized_kernel_format": "b2791b526183855a",
             "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py:"
             "UnquantizedFusedMoEMethod.process_weights_after_loading": "06b0b3f44784e368",
+            "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py:"
+            "UnquantizedFusedMoEMethod._setup_kernel": "8722de50f69ce58c",
         },
     ),
     Patch(

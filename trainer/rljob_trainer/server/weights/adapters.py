@@ -46,6 +46,27 @@ class ExpectedAdapters:
             raise RefusedUpdateError(f"one half is missing of the adapters of {sorted(first ^ second)[:3]}")
 
 
+class AdapterUpdate:
+    """Keeps the adapters of an update in host memory until it is complete."""
+
+    def __init__(self, model: Any) -> None:
+        """`model`: vLLM's model, with a LoRA manager."""
+        self._model = model
+        self._tensors: dict[str, Tensor] = {}
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        self._tensors |= {name: tensor.to("cpu", copy=True) for name, tensor in tensors}
+
+    def check(self) -> None:
+        """Nothing to do: ExpectedAdapters has."""
+
+    def apply(self) -> None:
+        apply_adapters(self._model, self._tensors)
+
+    def abandon(self) -> None:
+        """Nothing to do: the model was not touched."""
+
+
 def apply_adapters(model: Any, tensors: dict[str, Tensor]) -> None:
     """Replace the current adapters. `model`: vLLM's model, with a LoRA manager."""
     manager, mapper = model.lora_manager, getattr(model, "hf_to_vllm_mapper", None)

@@ -1,12 +1,12 @@
-"""Loads the tensors of an update into vLLM's model: in place, or through vLLM's layer-wise reload.
+"""Loads the tensors of an update into the model that serves: over its parameters, or through vLLM's layer-wise reload.
 
-In place works unless weights are transformed after loading (vLLM 0.32, model_executor/model_loader/utils.py, `process_weights_after_loading`), as
+Over them works unless weights are transformed after loading (vLLM 0.32, model_executor/model_loader/utils.py, `process_weights_after_loading`), as
 quantization methods, attention and a few other modules do. Those need the layer-wise reload, which takes five times as long (H200, 338 tensors of
 3.1 GB: 73 ms, in place 13 ms). It intercepts the weight loaders of parameters, so a model that writes into its parameters directly (gpt-oss) can only
 be updated in place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_LOAD_TENSORS, SKIP_TENSORS
 from vllm.platforms import current_platform
 from vllm.v1.attention.backend import AttentionImplBase
@@ -40,25 +40,59 @@ class LostUpdateError(RuntimeError):
     """Tensors of an update did not reach the parameters."""
 
 
-def load(model: Module, config: Any, tensors: Iterator[tuple[str, Tensor]], in_place: bool) -> None:
-    """Load the tensors. `in_place`: the result of `computes_with_what_it_loads` for the model. `config`: vLLM's ModelConfig.
+class InPlace:
+    """Puts an update into the model that serves, as it arrives. A server that serves nothing needs no copy of its parameters (shadow.py)."""
 
-    Raises LostUpdateError; the model must not serve then.
-    """
-    loaded: Any = model
-    if in_place:
-        loaded.load_weights(tensors)
-        return
+    def __init__(self, model: Module, config: Any, keeps: bool) -> None:
+        """`config`: vLLM's ModelConfig. `keeps`: the result of `computes_with_what_it_loads` for the model."""
+        self._model: Any = model
+        self._config, self._keeps = config, keeps
+        self._reloading = False
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Load some tensors of an update. vLLM keeps those of a layer until it has all of them, so it gets copies."""
+        if self._keeps:
+            self._model.load_weights(iter(tensors))
+        else:
+            if not self._reloading:
+                begin_reload(self._model)
+                self._reloading = True
+            self._model.load_weights((name, tensor.clone()) for name, tensor in tensors)
+
+    def check(self) -> None:
+        """Called after all tensors. Raises LostUpdateError when some did not reach the model."""
+        if not self._keeps and (lost := _lost(self._model)):
+            raise LostUpdateError(lost_sentence(self._model, lost))
+
+    def apply(self) -> None:
+        """Complete the update."""
+        if not self._keeps:
+            finalize_layerwise_reload(self._model, self._config)
+            self._reloading = False
+            if current_platform.is_cpu():
+                repack_embeddings(self._model)
+
+    def abandon(self) -> None:
+        """Leave the model as it is, a mixture that must not serve, but ready for the next update."""
+        self._reloading = False
+        for layer in self._model.modules():
+            info = get_layerwise_info(layer)
+            if info.can_load() and info.kernel_tensors:
+                _place_kernel_tensors(layer, info)
+            info.reset()
+
+
+def begin_reload(model: Module) -> None:
+    """Have vLLM transform every layer again that gets its tensors."""
     initialize_layerwise_reload(model)
     if current_platform.is_cpu():
         _forget_kernels(model)
-    loaded.load_weights(tensors)
-    if lost := _lost(model):
-        what = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-        raise LostUpdateError(f"vLLM's layer-wise reload of {type(model).__name__} does not reach {what}: {FIX}")
-    finalize_layerwise_reload(model, config)
-    if current_platform.is_cpu():
-        _repack_embeddings(model)
+
+
+def lost_sentence(model: Module, lost: list[str]) -> str:
+    """`lost`: names of parameters into which nothing was loaded."""
+    what = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    return f"vLLM's loaders of {type(model).__name__} do not reach {what}: {FIX}"
 
 
 def _lost(model: Module) -> list[str]:
@@ -95,10 +129,16 @@ def _came(layer: Module) -> set[str]:
 
 def _awaited(layer: Module) -> dict[str, Tensor]:
     """Parameters that a layer still lacks. A quantized layer is complete with any tensor, because its scales may be in no file."""
-    came, method = _came(layer), getattr(layer, "quant_method", None)
-    if came and isinstance(method, QuantizeMethodBase) and type(method) not in UNQUANTIZED:
+    came = _came(layer)
+    if came and not needs_all_parameters(layer):
         return {}
     return {name: tensor for name, tensor in _own(layer).items() if name not in came}
+
+
+def needs_all_parameters(layer: Module) -> bool:
+    """Whether all parameters of a layer are in the model files: not where it is quantized."""
+    method = getattr(layer, "quant_method", None)
+    return not isinstance(method, QuantizeMethodBase) or type(method) in UNQUANTIZED
 
 
 def computes_with_what_it_loads(model: Module) -> bool:
@@ -129,7 +169,7 @@ def _forget_kernels(model: Module) -> None:
             method.moe_kernel = None
 
 
-def _repack_embeddings(model: Module) -> None:
+def repack_embeddings(model: Module) -> None:
     """Pack the output layer's weights again, of which vLLM keeps a packed copy on CPU. An output layer that shares the embedding's weight (Llama)
     gets no tensor of its own on reload, and vLLM 0.32 would keep the packed copy of the old weights: a mixture of two policies."""
     for module in model.modules():

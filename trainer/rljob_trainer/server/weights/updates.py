@@ -1,7 +1,9 @@
-"""The server's side of weight updates: open, receive, commit. One at a time, applied completely or not at all.
+"""The server's side of weight updates: open, commit. One at a time, applied completely or not at all.
 
-After a failure before the weights are touched, the server continues with the old ones. A failure while they are applied ends the server, because vLLM
-would keep answering with a broken model; the supervisor starts a new one.
+The workers receive in threads of their own (reception.py), so the server generates until `commit`, unless it serves nothing, or has no room to keep
+its policy meanwhile: then the update is loaded over it. After a failure before the weights are touched, the server continues with the old ones; after
+one in an update over them it serves nothing until the next update. A failure while a verified update is applied ends the server, because vLLM would
+keep answering with a broken model; the supervisor starts a new one.
 """
 
 import asyncio
@@ -22,12 +24,14 @@ class UpdateError(RuntimeError):
 
 
 class WeightUpdates:
-    """Drives vLLM's engine through updates. `engine` is vLLM's AsyncLLM; the part in its workers is server/weights/engine.py."""
+    """Drives vLLM's engine through updates. `engine` is vLLM's AsyncLLM; the part in its workers is weights/engine.py."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._lock = asyncio.Lock()
         self._session = ""
+        self._open = False
+        """An update is."""
         self._asleep = False
 
     @property
@@ -35,38 +39,37 @@ class WeightUpdates:
         """Whether a request is being served, which may take as long as protocol.py allows."""
         return self._lock.locked()
 
-    async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Pause generation, which aborts requests in flight, and connect to the trainer. An update that was left open is abandoned."""
-        session = body["session"]
-        where = {"attempt": attempt} | {key: body[key] for key in ("address", "port", "known")}
+    async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
+        """Have the workers receive an update from these senders. An update that was left open is abandoned.
+
+        Returns {"joined": [sender] -> whether all workers still have the connection that it offers}.
+        """
+        session, senders = body["session"], body["senders"]
         async with self._lock:
             await self._discard(engine)
             async with self._abandon_on_error(engine, attempt):
-                self._gate.updating, self._session = True, session
-                await _pause(engine)
-                if self._asleep:
-                    await engine.wake_up(tags=["weights"])
-                await engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": where})
-                await engine.collective_rpc("start_weight_update")
-
-    async def receive(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Receive, verify and stage buckets, in one call into the engine; the trainer announces each bucket by a message (messages.py)."""
-        info = {"attempt": attempt, "messages": body["messages"]}
-        async with self._lock:
-            self._check(body)
-            async with self._abandon_on_error(engine, attempt):
-                await engine.collective_rpc("update_weights", kwargs={"update_info": info})
+                self._open, self._session = True, session
+                serves = self._gate.served() is not None
+                workers = await engine.collective_rpc("rljob_joined", args=(attempt, senders, serves))
+                joined = [all(known) for known in zip(*(known for known, _ in workers), strict=True)]
+                apart = not self._asleep and all(possible for _, possible in workers)
+                if not apart:
+                    await self._stop_serving(engine)
+                await engine.collective_rpc("rljob_receive", args=(session, senders, joined, apart))
+        return {"joined": joined}
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Verify the digest of the whole update, apply it, reset the caches, and serve the new policy."""
+        """Verify the digest of the whole update, apply it, reset the caches, and serve the new policy. Requests in flight are aborted."""
         version = PolicyVersion(attempt, body["step"], body["digest"])
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
-                await engine.collective_rpc("rljob_verify", kwargs={"attempt": attempt, "digest": version.digest})
+                await engine.collective_rpc("rljob_verify", args=(attempt, version.digest))
+                self._gate.updating = True
+                await _pause(engine)
             await self._apply(engine)
             self._gate.serving = version
-            self._gate.updating, self._session = False, ""
+            self._gate.updating, self._open, self._session = False, False, ""
 
     async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Abandon the update, and continue with the old weights."""
@@ -111,11 +114,21 @@ class WeightUpdates:
             await self._discard(engine)
             raise UpdateError(str(error)) from error
 
+    async def _stop_serving(self, engine: Any) -> None:
+        """The update is loaded over the weights, which must be there."""
+        self._gate.updating, self._gate.serving = True, None
+        await _pause(engine)
+        if self._asleep:
+            await engine.wake_up(tags=["weights"])
+
     async def _discard(self, engine: Any) -> None:
-        if self._gate.updating:
+        if self._open:
             await engine.collective_rpc("rljob_discard")
-            await engine.resume_generation()
-            self._gate.updating, self._session = False, ""
+            if self._asleep:
+                await engine.sleep(level=2)  # the weights were awake for the update; the trainer may need the memory
+            elif self._gate.updating:
+                await engine.resume_generation()
+            self._gate.updating, self._open, self._session = False, False, ""
 
     async def _apply(self, engine: Any) -> None:
         self._gate.serving = None

@@ -1,4 +1,4 @@
-"""Transport over gloo: a group of the trainer and the workers of one replica. A replica that dies breaks only its own group.
+"""Transport over gloo: a group of one sender and the workers of one server. A server that dies breaks only its own groups.
 
 The destructor of `ProcessGroupGloo` waits for pending work while it holds the GIL, so a group is closed only after that has ended.
 """
@@ -6,7 +6,7 @@ The destructor of `ProcessGroupGloo` waits for pending work while it holds the G
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -14,43 +14,41 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rljob_trainer.wire.weights.polling import wait_until
-from rljob_trainer.wire.weights.rendezvous import TrainerStore, join, timeout
+from rljob_trainer.wire.weights.rendezvous import NOT_JOINED, RemoteStore, SenderStore, timeout
 
 JOIN_SECONDS = 20.0
 """How long a member waits for each other one, once all have been asked to join."""
-JOINED_SECONDS = 5.0
-"""How much later than the workers' ends this end of a group is made."""
 _BEGINNING = threading.Lock()
 """Held while a collective is started, which uses state that torch shares between groups; the transfer itself does not. Each replica has a thread."""
 
 
-class TrainerEnd:
+class SenderEnd:
     """Rank 0 of the group."""
 
-    def __init__(self, address: str) -> None:
-        """`address`: an IP of this machine that the workers can reach."""
-        self.address = address
-        self.rendezvous = TrainerStore(address)
-        self._group: Any = None
+    def __init__(self, home: SenderStore, name: str, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers to join the group `name`. Raises RuntimeError when `given_up` before that."""
+        self.workers = workers = home.workers(name, given_up)
+        if not workers:
+            raise RuntimeError(NOT_JOINED)
+        store: Any = home.store
+        own = store.clone()  # gloo waits in it, with a lock that other threads need for theirs
+        made = _in_background(lambda: _group(own, name, 0, workers + 1, home.address))
+        if not wait_until(made.done, given_up):
+            raise RuntimeError(NOT_JOINED)
+        self._group = made.result()
         self._pending: dist.Work | None = None
 
-    def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join; returns without a group when `given_up`, unless they have joined just before."""
-        if size := self.rendezvous.size(given_up):
-            made = _in_background(lambda: _group(self.rendezvous.store, 0, size, self.address))
-            if wait_until(made.done, given_up) or wait([made], JOINED_SECONDS).done:
-                self._group = made.result()
-
-    def send(self, payload: Tensor) -> dict[str, Any]:
-        """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
-        if self._group is None:
-            raise RuntimeError("the workers have not joined the group")
-        with _BEGINNING:
-            self._pending = self._group.broadcast([payload], _from_trainer())
+    def describe(self, payload: Tensor) -> dict[str, Any]:
+        """What the message to the workers must contain: nothing."""
         return {}
 
+    def send(self, payload: Tensor) -> None:
+        """Start to send a bucket, which the workers have begun to receive; `wait` waits for it."""
+        with _BEGINNING:
+            self._pending = self._group.broadcast([payload], _from_sender())
+
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the bucket is sent, or `given_up`. Raises RuntimeError when the other end is gone, or after TRANSFER_SECONDS."""
+        """Wait until the bucket is sent, or `given_up`. Raises RuntimeError when the other end is gone, or after SILENT_SECONDS."""
         if self._pending is not None and wait_until(self._pending.is_completed, given_up):
             self._finish()
 
@@ -68,20 +66,20 @@ class TrainerEnd:
 class WorkerEnd:
     """Rank 1 and up of the group."""
 
-    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
-        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
-        self.store, own_address = join(address, port, worker, workers)
-        made = _in_background(lambda: _group(self.store, worker + 1, workers + 1, own_address))
+    def __init__(self, home: RemoteStore, name: str, worker: int, workers: int) -> None:
+        """Join the group `name` as `worker` of `workers`: this process's place in its server. Raises RuntimeError when the sender does not answer."""
+        home.join(name, worker, workers)
+        made = _in_background(lambda: _group(home.store, name, worker + 1, workers + 1, home.own_address))
         wait_until(made.done)
         self._group: Any = made.result()
         self._pending: dist.Work | None = None
 
     def receive(self, payload: Tensor, _: dict[str, Any]) -> None:
         """Start to receive into `payload`; `wait` waits for it."""
-        self._pending = self._group.broadcast([payload], _from_trainer())
+        self._pending = self._group.broadcast([payload], _from_sender())
 
     def wait(self) -> None:
-        """Wait until the payload is received. Raises RuntimeError when the trainer is gone, or after TRANSFER_SECONDS."""
+        """Wait until the payload is received. Raises RuntimeError when the sender is gone, or after SILENT_SECONDS."""
         if self._pending is not None:
             wait_until(self._pending.is_completed)  # in small steps, by which health.py sees that this process runs
             self._pending.wait()
@@ -108,7 +106,7 @@ def _in_background(make: Callable[[], Any]) -> Future[Any]:
     return made
 
 
-def _from_trainer() -> dist.BroadcastOptions:
+def _from_sender() -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
     options.rootRank = 0
     options.timeout = timeout()
@@ -116,10 +114,10 @@ def _from_trainer() -> dist.BroadcastOptions:
 
 
 def _group(
-    store: dist.Store, rank: int, size: int, address: str
+    store: dist.Store, name: str, rank: int, size: int, address: str
 ) -> Any:  # torch's stub of ProcessGroupGloo lacks its methods
     backend: Any = dist.ProcessGroupGloo
     options = backend._Options()
     options._timeout = timedelta(seconds=JOIN_SECONDS)
     options._devices = [backend.create_device(hostname=address)]
-    return backend(dist.PrefixStore("weights", store), rank, size, options)
+    return backend(dist.PrefixStore(f"{name}/gloo", store), rank, size, options)

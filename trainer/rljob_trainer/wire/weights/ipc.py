@@ -1,4 +1,4 @@
-"""Transport over CUDA IPC, between processes on one host that see the same GPUs: the trainer sends a handle of a bucket, the workers copy it.
+"""Transport over CUDA IPC, between processes on one host that see the same GPUs: the sender gives a handle of a bucket, the workers copy it.
 
 torch counts each sharing of memory as one reader, and frees it only when exactly as many have read it (read in torch 2.11:
 torch/csrc/CudaIPCTypes.cpp). So a payload that two workers read has to be shared twice, and a handle that nobody will open, because a worker refused
@@ -12,36 +12,34 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.wire.weights.polling import wait_until
-from rljob_trainer.wire.weights.rendezvous import TrainerStore, join
-
-COPIES_KEY = "copies"
-"""Prefix of each worker's count of payloads that it has copied."""
+from rljob_trainer.wire.weights.rendezvous import NOT_JOINED, RemoteStore, SenderStore
 
 Handle = list[int | bool | str]
 """What torch needs to open shared memory: handle, size, offset, the counter of readers with its offset, and an event. Bytes are written in hex."""
 
 
-class TrainerEnd:
-    """The trainer's end. There is no group: every message carries the handles that the workers need."""
+class SenderEnd:
+    """The sender's end. There is no group: every message carries the handles that the workers need."""
 
-    def __init__(self, address: str) -> None:
-        """`address`: an IP of this machine."""
-        self.address = address
-        self.rendezvous = TrainerStore(address)
+    def __init__(self, home: SenderStore, name: str, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers to join. Raises RuntimeError when `given_up` before that."""
+        self.workers = home.workers(name, given_up)
+        if not self.workers:
+            raise RuntimeError(NOT_JOINED)
+        self._store, self._name = home.store, name
         self._sent: Tensor | None = None
         self._handles: list[Handle] = []
         """Of the payload, by worker."""
         self._payloads = 0
 
-    def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join, or until `given_up`."""
-        self.rendezvous.size(given_up)
-
-    def send(self, payload: Tensor) -> dict[str, Any]:
+    def describe(self, payload: Tensor) -> dict[str, Any]:
         """Share the payload, which is kept until `wait` has returned. Returns the GPU and a handle for each worker, for the message."""
         self._sent, self._payloads = payload, self._payloads + 1
-        self._handles = [_shared(payload) for _ in range(self.rendezvous.workers)]
+        self._handles = [_shared(payload) for _ in range(self.workers)]
         return {"gpu": _uuid(payload.get_device()), "handles": self._handles}
+
+    def send(self, payload: Tensor) -> None:
+        """Nothing to do: the workers copy it."""
 
     def wait(self, given_up: Callable[[], bool]) -> None:
         """Wait until every worker has copied the payload, or `given_up`, which is the time limit."""
@@ -50,8 +48,8 @@ class TrainerEnd:
 
     def _unread(self) -> list[Handle]:
         """Handles of the last payload whose workers have not copied it."""
-        store = self.rendezvous.store
-        return [h for i, h in enumerate(self._handles) if int(store.add(f"{COPIES_KEY}/{i}", 0)) < self._payloads]
+        copied = (int(self._store.add(_copies(self._name, i), 0)) for i in range(self.workers))
+        return [h for h, count in zip(self._handles, copied, strict=False) if count < self._payloads]
 
     def close(self) -> None:
         """Called when no worker receives any more: the update is complete or abandoned, or the workers are gone."""
@@ -62,17 +60,17 @@ class TrainerEnd:
 
 
 class WorkerEnd:
-    """A process on the same host, to which the trainer's GPU is visible."""
+    """A process on the same host, to which the sender's GPU is visible."""
 
-    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
-        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
-        self.store, _ = join(address, port, worker, workers)
-        self._worker = worker
+    def __init__(self, home: RemoteStore, name: str, worker: int, workers: int) -> None:
+        """Join the group `name` as `worker` of `workers`: this process's place in its server. Raises RuntimeError when the sender does not answer."""
+        home.join(name, worker, workers)
+        self._store, self._name, self._worker = home.store, name, worker
 
     def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
-        """Fill `payload`. Raises RuntimeError when the trainer's memory cannot be opened."""
+        """Fill `payload`. Raises RuntimeError when the sender's memory cannot be opened."""
         self._copy(payload, message)
-        self.store.add(f"{COPIES_KEY}/{self._worker}", 1)  # the trainer's memory is closed by now
+        self._store.add(_copies(self._name, self._worker), 1)  # the sender's memory is closed by now
 
     def wait(self) -> None:
         """Nothing to do: `receive` has waited."""
@@ -80,7 +78,7 @@ class WorkerEnd:
     def _copy(self, payload: Tensor, message: dict[str, Any]) -> None:
         where = [i for i in range(torch.cuda.device_count()) if _uuid(i) == message["gpu"]]
         if not where:
-            raise RuntimeError(f"the trainer's GPU {message['gpu']} is not visible to this server")
+            raise RuntimeError(f"the sender's GPU {message['gpu']} is not visible to this server")
         handle = [bytes.fromhex(h) if isinstance(h, str) else h for h in message["handles"][self._worker]]
         storage = torch.UntypedStorage._new_shared_cuda(where[0], *handle)
         sent = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
@@ -88,6 +86,11 @@ class WorkerEnd:
         torch.cuda.synchronize()
 
     def close(self) -> None: ...
+
+
+def _copies(name: str, worker: int) -> str:
+    """Key of a worker's count of payloads that it has copied."""
+    return f"{name}/copies/{worker}"
 
 
 def _shared(payload: Tensor) -> Handle:

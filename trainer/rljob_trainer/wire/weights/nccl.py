@@ -1,4 +1,5 @@
-"""Transport over NCCL, for buckets on GPUs: a communicator of the trainer and the workers of one replica. A replica that dies breaks only its own."""
+"""Transport over NCCL, for buckets on GPUs: a communicator of one sender and the workers of one server. A server that dies
+breaks only its own."""
 
 import time
 from collections.abc import Callable
@@ -7,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.nccl_library import Communicator, unique_id
-from rljob_trainer.wire.weights.protocol import TRANSFER_SECONDS
-from rljob_trainer.wire.weights.rendezvous import TrainerStore, join
+from rljob_trainer.wire.weights.rendezvous import NOT_JOINED, RemoteStore, SenderStore
 
-ID_KEY = "nccl"
-TRAINER = 0
+SENDER = 0
 
 
 class _Transfer:
@@ -29,7 +29,7 @@ class _Transfer:
         """Start a broadcast. The payload must be complete, and must live until `finish` has returned."""
         with torch.cuda.device(self._device):
             self._deadline = _deadline()
-            self._communicator.broadcast(payload.data_ptr(), payload.numel(), TRAINER, self._stream.cuda_stream)
+            self._communicator.broadcast(payload.data_ptr(), payload.numel(), SENDER, self._stream.cuda_stream)
 
     def finish(self, given_up: Callable[[], bool] = lambda: False) -> bool:
         """Wait until the broadcast is done, or `given_up`. Returns whether it is done. Raises NcclError, a RuntimeError."""
@@ -42,48 +42,45 @@ class _Transfer:
         self._communicator.abort()
 
 
-class TrainerEnd:
+class SenderEnd:
     """Rank 0 of the group."""
 
-    def __init__(self, address: str) -> None:
-        """`address`: an IP of this machine that the workers can reach."""
-        self.address = address
-        self.rendezvous = TrainerStore(address)
-        self._transfer: _Transfer | None = None
+    def __init__(self, home: SenderStore, name: str, given_up: Callable[[], bool]) -> None:
+        """Wait for the workers to join the group `name`. Raises NcclError, and RuntimeError when `given_up` before that."""
+        self.workers = home.workers(name, given_up)
+        if not self.workers:
+            raise RuntimeError(NOT_JOINED)
+        unique = unique_id()
+        home.store.set(_id(name), unique.hex())
+        self._transfer = _Transfer(unique, SENDER, self.workers + 1)
         self._sent: Tensor | None = None
 
-    def accept(self, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join; returns without a group when `given_up`. Raises NcclError."""
-        if size := self.rendezvous.size(given_up):
-            unique = unique_id()
-            self.rendezvous.store.set(ID_KEY, unique.hex())
-            self._transfer = _Transfer(unique, TRAINER, size)
-
-    def send(self, payload: Tensor) -> dict[str, Any]:
-        """Start to send a bucket; `wait` waits for it. Returns what the message to the workers must contain: nothing."""
-        assert self._transfer
-        self._sent = payload
-        self._transfer.begin(payload)
+    def describe(self, payload: Tensor) -> dict[str, Any]:
+        """What the message to the workers must contain: nothing."""
         return {}
 
+    def send(self, payload: Tensor) -> None:
+        """Start to send a bucket, which the workers have begun to receive; `wait` waits for it."""
+        self._sent = payload
+        self._transfer.begin(payload)
+
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the bucket is sent, or `given_up`. Raises NcclError when the other end is gone, or after TRANSFER_SECONDS."""
-        if self._transfer and self._sent is not None and self._transfer.finish(given_up):
+        """Wait until the bucket is sent, or `given_up`. Raises NcclError when the other end is gone, or after SILENT_SECONDS."""
+        if self._sent is not None and self._transfer.finish(given_up):
             self._sent = None
 
     def close(self) -> None:
-        if self._transfer:
-            self._transfer.abort()
-        self._transfer = self._sent = None
+        self._transfer.abort()
+        self._sent = None
 
 
 class WorkerEnd:
     """Rank 1 and up of the group."""
 
-    def __init__(self, address: str, port: int, worker: int, workers: int) -> None:
-        """`worker` of `workers`: this process's place in its replica. Raises OSError or RuntimeError when the trainer does not answer."""
-        self.store, _ = join(address, port, worker, workers)
-        self._transfer = _Transfer(bytes.fromhex(self.store.get(ID_KEY).decode()), worker + 1, workers + 1)
+    def __init__(self, home: RemoteStore, name: str, worker: int, workers: int) -> None:
+        """Join the group `name` as `worker` of `workers`: this process's place in its server. Raises RuntimeError when the sender does not answer."""
+        home.join(name, worker, workers)
+        self._transfer = _Transfer(bytes.fromhex(home.store.get(_id(name)).decode()), worker + 1, workers + 1)
         self._received: Tensor | None = None
         """Kept as long as NCCL may write to it."""
 
@@ -94,7 +91,7 @@ class WorkerEnd:
         self._transfer.begin(payload)
 
     def wait(self) -> None:
-        """Wait until the payload is received. Raises NcclError when the trainer is gone, or after TRANSFER_SECONDS."""
+        """Wait until the payload is received. Raises NcclError when the sender is gone, or after SILENT_SECONDS."""
         self._transfer.finish()
         self._received = None
 
@@ -104,4 +101,8 @@ class WorkerEnd:
 
 
 def _deadline() -> float:
-    return time.monotonic() + TRANSFER_SECONDS
+    return time.monotonic() + protocol.SILENT_SECONDS
+
+
+def _id(name: str) -> str:
+    return f"{name}/nccl"

@@ -16,7 +16,6 @@ HEALTH = "/rljob/health"
 """Health of the engine: {"silence": seconds since it answered, "updating": whether it takes part in a weight update}; 500 when it failed."""
 GENERATE = "/rljob/generate"
 OPEN = "/rljob/weights/open"
-RECEIVE = "/rljob/weights/receive"
 COMMIT = "/rljob/weights/commit"
 ABORT = "/rljob/weights/abort"
 SLEEP = "/rljob/sleep"
@@ -31,18 +30,16 @@ ADAPTERS = 1
 
 CONNECT_SECONDS = 10.0
 """Time limit for connecting to a server and sending a request."""
-TRANSFER_SECONDS = 45.0
-"""Time limit for sending one bucket and verifying the previous one, or for verifying the last. A replica that takes longer is dropped."""
-RECEIVE_SECONDS = 10.0
-"""Duration of one receive request; longer updates use several."""
+OPEN_SECONDS = 15.0
+"""Time limit for opening an update: the engine answers between two of its steps, and joins the senders later. A server that takes longer gets the
+policy with a later publication."""
+SILENT_SECONDS = 15.0
+"""A worker that has neither received, loaded nor shown that it waits for another sender for this long is given up, with its server. So a server that
+dies or hangs in the middle of an update costs the others no more."""
+ALIVE_SECONDS = 1.0
+"""Interval at which a worker that waits for one sender shows all senders that it waits."""
 NEXT_SECONDS = 70.0
-"""Longest wait of a server for the next bucket, while the trainer exports it, or waits for another replica that will be dropped."""
-SILENT_SECONDS = RECEIVE_SECONDS + TRANSFER_SECONDS + NEXT_SECONDS + TRANSFER_SECONDS
-"""Longest duration of a receive request, during which the engine answers nothing else: after RECEIVE_SECONDS one more bucket may be in transfer, then
-it waits for the next message, and verifies that bucket. health.py's BUSY_SECONDS is longer."""
-OPEN_SECONDS = 190.0
-"""Time limit for opening an update. A server whose previous trainer's machine vanished may still wait for a bucket, even beyond NEXT_SECONDS, because
-torch's store then waits without a limit. Such a server is killed by health.py after BUSY_SECONDS."""
+"""Longest wait of a server for the next bucket of a sender, while that one exports it, or waits for another server that will be given up."""
 PROBE_SECONDS = 60.0
 """Time limit for the log-probabilities of a probe."""
 ABORT_SECONDS = 10.0
@@ -69,6 +66,26 @@ class PolicyVersion:
     step: int
     digest: str
     """Digest of all tensors (bucket.digest). Equal weights have equal digests, in any layout and order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """How the workers of a server reach one sender."""
+
+    address: str
+    port: int
+    group: str
+    """The connection that the sender still has from an earlier update; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An update that a server has opened."""
+
+    session: str
+    """The update at this server: name of its messages, and of groups that are made for it."""
+    joined: list[bool]
+    """[sender] -> whether all workers still have the connection that it offered."""
 
 
 def backend(spec: RLJobSpec) -> str:

@@ -1,0 +1,72 @@
+"""What weights take on their way: two buckets at each end, and a second copy of a worker's own shard where a server is to serve meanwhile."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from rljob_api.sizing.arrival import GPU_BUCKET, GPU_ROOM, HOST_ROOM, Room, arrival, in_transfer, where
+from rljob_api.sizing.memory import GIB, phases
+from rljob_api.sizing.shape import Shape
+from rljob_api.spec import RLJobSpec
+
+LLAMA_70B = Shape(80, 8192, 64, 8, 128, 28672, 128256)
+QWEN_235B = Shape(94, 4096, 64, 4, 128, 0, 151936, experts=128, experts_per_token=8, expert_feed_forward=1536)
+H100 = 79 * GIB
+OFFLOAD = {"parameters": True, "gradients": True, "optimizer": True}
+
+
+def spec(nodes: int, parallelism: dict[str, int], rollout: dict[str, Any], **trainer: Any) -> RLJobSpec:
+    return make_spec(
+        model={"path": "/data/model", "dtype": "bfloat16"},
+        trainer={"device": "gpu", "nodes": nodes, "processesPerNode": 8, "parallelism": parallelism} | trainer,
+        rollout=rollout,
+    )
+
+
+@pytest.mark.parametrize(
+    ("room", "found"),
+    [
+        (Room(gpu=10 + GPU_ROOM, host=0), "gpu"),
+        (Room(gpu=9 + GPU_ROOM, host=10 + HOST_ROOM), "host"),
+        (Room(gpu=0, host=9 + HOST_ROOM), "in place"),
+    ],
+)
+def test_a_copy_is_where_there_is_room_for_it(room: Room, found: str) -> None:
+    assert where(10, room) == found
+
+
+def test_what_is_in_transfer_does_not_grow_with_the_model() -> None:
+    apart = spec(8, {"tensor": 8}, {"tensorParallel": 8})
+    assert in_transfer(apart, QWEN_235B) == 2 * max(GPU_BUCKET, 2 * 151936 * 4096)
+    assert in_transfer(apart, LLAMA_70B) == 2 * 2 * 128256 * 8192, "the embedding is larger than a bucket"
+
+
+@pytest.mark.parametrize(
+    ("shape", "nodes", "parallelism"),
+    [
+        (LLAMA_70B, 8, {"tensor": 8}),
+        (QWEN_235B, 64, {"tensor": 8, "pipeline": 2, "expert": 32, "expertTensor": 1}),
+    ],
+    ids=["70 B", "235 B"],
+)
+def test_a_large_model_is_updated_on_the_gpus_that_train_it(
+    shape: Shape, nodes: int, parallelism: dict[str, int]
+) -> None:
+    """When every worker kept the whole update, these took 170 and 506 GiB."""
+    job = spec(nodes, parallelism, {"placement": "colocated", "tensorParallel": 8}, offload=OFFLOAD)
+    sync = next(phase for phase in phases(job, shape, H100) if phase.name == "sync")
+    assert sync.total < H100
+
+
+def test_a_rollout_pod_keeps_one_more_copy_of_its_model_in_host_memory() -> None:
+    found = arrival(spec(8, {"tensor": 8}, {"tensorParallel": 8}), LLAMA_70B, H100)
+    assert found.where == "host" and found.copies == 2 * LLAMA_70B.parameters
+
+
+def test_a_small_model_waits_on_the_gpu_and_one_without_room_is_overwritten() -> None:
+    small = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
+    leaves_room = {"vllmArgs": {"gpu-memory-utilization": 0.8}}
+    assert arrival(spec(1, {}, leaves_room), small, H100).where == "gpu"
+    limited = {"tensorParallel": 8, "template": {"resources": {"limits": {"memory": "64Gi"}}}}
+    assert arrival(spec(8, {"tensor": 8}, limited), LLAMA_70B, H100).where == "in place"

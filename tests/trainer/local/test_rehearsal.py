@@ -1,0 +1,218 @@
+"""`try`: what it shows of data, rewards and agents, and that every mistake is named with its file, line and fix."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from api.specs import raw_spec
+from rljob_trainer.local.rehearsal.command import rehearse
+from trainer.data.templates import QWEN, tokenizer
+
+SUM = {"data_source": "sum", "answer": "5", "prompt": "2+3="}
+ROWS = [SUM, SUM | {"prompt": "4+3=", "answer": "7"}]
+AGENT = """
+from rljob_trainer.agents import Policy, Prompt, Trajectory
+
+async def rollout(prompt: Prompt, policy: Policy, row: dict):
+    turn = await policy.generate(prompt.tokens)
+    seen = turn.whole + await policy.encode(" and then? ")
+    turn = await policy.generate(seen)
+    {last}
+"""
+TOOLS = '''
+def add(a: int, b: int) -> int:
+    """The sum."""
+    return a + b
+'''
+
+
+class Shown(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Trial:
+    """A job in a directory that is its volume."""
+
+    def __init__(self, directory: Path, rows: Sequence[dict[str, Any]] = ROWS, **changes: Any):
+        self.directory = directory
+        tokenizer(QWEN, "<|im_end|>").save_pretrained(directory / "model")
+        (directory / "model" / "config.json").write_text(json.dumps({"model_type": "qwen2", "vocab_size": 2000}))
+        (directory / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 64} | changes.pop("data", {})
+        if changes.get("task"):
+            del data["maxPromptTokens"]
+        volumes = [{"name": "data", "mountPath": "/data", "source": {"emptyDir": {}}}]
+        head = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "trial"}}
+        spec = raw_spec(data=data, volumes=volumes, **changes)
+        (directory / "job.yaml").write_text(yaml.safe_dump(head | {"spec": spec}))
+
+    def write(self, name: str, code: str) -> str:
+        """A file of the user's, as the spec names it."""
+        (self.directory / name).write_text(code)
+        return f"/data/{name}"
+
+    def run(self, *said: str, colour: bool = False) -> Shown:
+        """`said`: turns of a policy that is right."""
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            mounts = [f"/data={self.directory}"]
+            code = rehearse(self.directory / "job.yaml", mounts, (), 2, said, everything=False, colour=colour)
+        return Shown(code, out.getvalue(), err.getvalue())
+
+
+def reward_job(directory: Path, code: str, **changes: Any) -> Trial:
+    trial = Trial(directory, rewards=[{"python": {"path": "/data/reward.py"}}], **changes)
+    trial.write("reward.py", code)
+    return trial
+
+
+def test_a_job_in_order_shows_prompts_with_their_tokens_and_what_right_and_wrong_texts_are_worth(
+    tmp_path: Path,
+) -> None:
+    found = Trial(tmp_path).run()
+    assert (found.code, found.err) == (0, "")
+    assert "spec.data.train[0] = " in found.out and ": 2 rows; prompts of 4 tokens" in found.out
+    assert "row 1: 4 tokens, answer '5', data source 'sum'\n    2+3=\n" in found.out
+    assert "its answer             reward 1, read as '5'\n    another row's answer   reward 0, read as '7'" in found.out
+    assert "trial: no mistake was seen" in found.out and not (tmp_path / "run").exists()
+
+
+def test_the_command_needs_no_torch(tmp_path: Path) -> None:
+    code = "import sys\ndef reward(response): return float(sys.modules.get('torch') is None)\n"
+    trial = reward_job(tmp_path, code)
+    program = "import sys; from rljob_trainer.__main__ import main; code = main(sys.argv[1:]); print(sys.modules.get('torch')); sys.exit(code)"
+    command = (sys.executable, "-c", program, "try", trial.directory / "job.yaml", "--mount", f"/data={tmp_path}")
+    paths = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "None")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def reward(row): return row['gold']\n", "reward() in reward.py: KeyError: 'gold' (line 1: def reward(row): return row['gold']); correct"),
+        ("def reward(response): return 'good'\n", "reward() in reward.py returned 'good'"),
+        ("def reward(response): return float('nan')\n", "return a finite number, or a dict with one as its score"),
+        ("def reward(response, gold): return 1\n", "cannot be loaded: reward() in reward.py"),
+        ("import nowhere\n", "cannot be loaded: reward() in reward.py: ModuleNotFoundError: No module named 'nowhere' (line 1: import nowhere)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_reward_is_one_message_with_file_line_and_fix(tmp_path: Path, code: str, message: str) -> None:
+    found = reward_job(tmp_path, code).run()
+    assert found.code == 1
+    (mistake, verdict) = found.err.splitlines()
+    assert mistake.startswith(f"spec.rewards[0].python.path = {tmp_path}/reward.py: ") and message in mistake
+    assert verdict.startswith("trial: 1 mistake, after ")
+
+
+def test_a_failure_of_one_row_only_names_the_row_and_the_text(tmp_path: Path) -> None:
+    found = reward_job(
+        tmp_path, "def reward(response, answer): return 1 / (response != '') + (answer == response)\n"
+    ).run()
+    assert f"({tmp_path}/train.jsonl row 1, with nothing as the response, and 1 more)" in found.err
+    assert "its answer             reward 2" in found.out and "nothing                no reward: " in found.out
+
+
+def test_mistakes_of_several_rewards_the_agent_and_the_data_come_at_once(tmp_path: Path) -> None:
+    paths = [{"dataSource": name, "python": {"path": f"/data/{name}.py"}} for name in ("sum", "other")]
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 30}
+    rows = [SUM, SUM | {"data_source": "third"}]
+    trial = Trial(tmp_path, rows, rewards=paths, rollout={"agent": agent, "sampling": {"maxTokens": 8}})
+    for name in ("sum", "other", "agent"):
+        trial.write(f"{name}.py", f"import {name}_nowhere\n")
+    said = trial.run().err
+    for name in ("sum", "other", "agent"):
+        assert f"No module named '{name}_nowhere' (line 1" in said
+    assert "row 2: no entry of spec.rewards is for its data source 'third'" in said and "4 mistakes" in said
+
+
+def test_a_reward_that_wants_a_form_is_noted_and_can_be_given_it(tmp_path: Path) -> None:
+    trial = reward_job(tmp_path, "def reward(response, answer): return response == f'<a>{answer}</a>'\n")
+    found = trial.run()
+    assert "note: spec.data.train[0]" in found.out and "no row's answer is worth more than a wrong text" in found.out
+    formed = trial.run("<a>{answer}</a>")
+    assert "its answer             reward 1" in formed.out and "note: " not in formed.out
+
+
+def agent_job(directory: Path, last: str, **changes: Any) -> Trial:
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 60}
+    trial = Trial(directory, rollout={"agent": agent, "sampling": {"maxTokens": 20}}, **changes)
+    trial.write("agent.py", AGENT.format(last=last))
+    return trial
+
+
+def test_an_agent_talks_to_a_scripted_policy_and_what_it_learns_from_is_marked(tmp_path: Path) -> None:
+    found = agent_job(tmp_path, "return Trajectory(turn.whole, metrics={'asked': 1})").run("hm", "{answer}")
+    assert (found.code, found.err) == (0, "")
+    assert (
+        "its answer             reward 1, asked 1, read as '5'\n      2+3=«hm<|im_end|>» and then? «5<|im_end|>»"
+        in found.out
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        ("return turn.text", "returned str, not a Trajectory of rljob_trainer.agents or None; return a Trajectory whose tokens"),
+        ("return Trajectory(prompt.tokens)", "without one answer of policy.generate behind its context"),
+        ("return row['nothing']", "rollout() in agent.py: KeyError: 'nothing' (line 8: return row['nothing']); correct the function"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_an_agent_is_one_message_with_file_line_and_fix(tmp_path: Path, last: str, message: str) -> None:
+    found = agent_job(tmp_path, last).run()
+    mistakes = [line for line in found.err.splitlines() if line.startswith("spec.rollout.agent.python.path")]
+    assert found.code == 1 and len(mistakes) == 1 and message in mistakes[0]
+
+
+def test_tools_are_called_once_each_and_their_results_are_shown(tmp_path: Path) -> None:
+    agent = {"tools": {"path": "/data/tools.py", "functions": ["add"]}, "maxTurns": 3, "maxTokens": 400}
+    data = {"chatTemplate": {"texts": True}, "maxPromptTokens": 500}
+    trial = Trial(tmp_path, data=data, rollout={"agent": agent, "sampling": {"maxTokens": 200}})
+    trial.write("tools.py", TOOLS)
+    found = trial.run()
+    assert found.code == 0, found.err
+    assert "its answer             reward 1, tool_calls 1, tool_errors 0" in found.out
+    assert '"add", "arguments": {"a": 1, "b": 1}' in found.out and "<tool_response>\n      2\n" in found.out
+
+
+def test_a_reward_of_the_jobs_own_servers_is_said_not_to_be_tried(tmp_path: Path) -> None:
+    pool = {"name": "judge", "model": "/data/judge"}
+    found = Trial(tmp_path, pools=[pool], rewards=[{"vllm": {"pool": "judge"}}]).run()
+    assert "note: spec.rewards[0] is scored by a model of the job and was not tried" in found.out, found.err
+    assert found.code == 0
+
+
+def test_sft_shows_in_colour_what_is_learnt(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "xyz"}]
+    trial = Trial(tmp_path, [{"messages": messages}], task="sft", data={"maxTokens": 64})
+    plain = trial.run()
+    assert plain.code == 0, plain.err
+    assert "«xyz<|im_end|>»" in plain.out and "of them learnt" in plain.out
+    assert "\x1b[32mxyz<|im_end|>\x1b[0m" in trial.run(colour=True).out
+
+
+def test_pairs_show_both_answers_and_broken_rows_are_named(tmp_path: Path) -> None:
+    row = {"prompt": "hi", "chosen": "xyz", "rejected": "zyx"}
+    rejected = Trial(tmp_path, [row], task="dpo", data={"maxTokens": 64}).run()
+    assert "chosen: " in rejected.out and "rejected: " in rejected.out and "«zyx<|im_end|>»" in rejected.out
+    broken = Trial(tmp_path, [row, {"prompt": "hi", "chosen": 7}], task="dpo", data={"maxTokens": 64}).run()
+    assert broken.code == 1 and "train.jsonl row 2" in broken.err
+
+
+def test_what_a_rehearsal_does_not_read_need_not_be_here_and_what_it_reads_is_said(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, model={"megatronCheckpoint": "/data/elsewhere"})
+    assert trial.run().code == 0
+    (tmp_path / "train.jsonl").unlink()
+    missing = trial.run()
+    assert missing.code == 1 and "spec.data.train[0] = /data/train.jsonl" in missing.err

@@ -1,0 +1,84 @@
+"""Every tensor of a policy has one owner, which gathers it inside its own pipeline stage."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from trainer.megatron.gang import changed
+from trainer.megatron.models import job, make_model
+from trainer.ranks import run_ranks
+
+LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "one rank": ("qwen2", 1, {}),
+    "tensor": ("qwen2", 2, {"tensor": 2}),
+    "pipeline": ("qwen2", 2, {"pipeline": 2}),
+    "virtual pipeline": ("qwen3", 2, {"pipeline": 2, "virtualPipeline": 2}),
+    "data": ("qwen2", 2, {}),
+    "context": ("qwen2", 2, {"context": 2}),
+    "experts": ("qwen3_moe", 2, {"expert": 2}),
+    "experts in one tensor": ("gpt_oss", 2, {"expert": 2, "expertTensor": 1}),
+    "tensor, pipeline, data": ("qwen2", 8, {"tensor": 2, "pipeline": 2}),
+    "tensor, pipeline, experts": (
+        "qwen3_moe",
+        4,
+        {"tensor": 2, "pipeline": 2, "expert": 2, "expertTensor": 1},
+    ),
+    "tensor, experts, data": ("qwen3_moe", 4, {"tensor": 2, "expert": 2}),
+    "shared experts, pipeline, experts": ("deepseek_v3", 4, {"pipeline": 2, "expert": 2}),
+}
+
+GIVEN = {"replay": "/batches"}
+"""Of a job that generates nothing, which some families cannot on CPU."""
+
+
+class Exported(NamedTuple):
+    """By one rank."""
+
+    whole: dict[str, torch.Tensor]
+    owned: list[dict[str, torch.Tensor]]
+    """By phase."""
+    planned: list[int]
+    """Bytes by phase."""
+
+
+def export(spec: Any) -> Exported:
+    from rljob_trainer.megatron.engine import Engine
+
+    engine = Engine(spec, lambda: None)
+    owned, planned = [], []
+    for phase in engine.export_owned():
+        tensors = {name: tensor.clone() for name, tensor in phase.tensors}
+        owned.append(tensors if phase.sends else {})
+        planned.append(phase.bytes)
+    return Exported({name: tensor.clone() for name, tensor in engine.export()}, owned, planned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_parts_of_all_ranks_are_the_policy_and_have_the_planned_size(
+    megatron: None, tmp_path: Path, layout: str, tied: bool
+) -> None:
+    kind, world, sizes = LAYOUTS[layout]
+    if tied and kind not in ("qwen2", "qwen3"):
+        pytest.skip("not a family with tied embeddings")
+    spec = job(make_model(tmp_path, kind, tied), trainer={"nodes": world, "parallelism": sizes}, batches=GIVEN)
+    ranks = run_ranks(world, lambda: export(spec))
+    parts = [part for rank in ranks for part in rank.owned]
+    together = {name: tensor for part in parts for name, tensor in part.items()}
+    assert sum(map(len, parts)) == len(together), "a tensor has two owners"
+    assert together.keys() == ranks[0].whole.keys()
+    assert all(torch.equal(tensor, ranks[0].whole[name]) for name, tensor in together.items())
+    assert [p for rank in ranks for p in rank.planned] == [sum(t.nbytes for t in part.values()) for part in parts]
+    senders = [i for i, rank in enumerate(ranks) if any(rank.owned)]
+    assert len(senders) == sizes.get("pipeline", 1) * (1 if kind == "gpt_oss" else sizes.get("expert", 1))
+
+
+def test_adapters_are_merged_by_their_owners(megatron: None, model: Path) -> None:
+    spec = job(model, trainer={"nodes": 2, "parallelism": {"tensor": 2}})
+    ranks = run_ranks(2, lambda: export(changed(spec, model={"lora": {"rank": 4, "alpha": 8}})))
+    together = {name: tensor for rank in ranks for part in rank.owned for name, tensor in part.items()}
+    assert together.keys() == ranks[0].whole.keys()
+    assert all(torch.equal(tensor, ranks[0].whole[name]) for name, tensor in together.items())

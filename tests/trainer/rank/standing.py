@@ -1,0 +1,209 @@
+"""A server without vLLM: its workers are threads that receive as vLLM's workers do, and keep what they are sent."""
+
+import json
+import os
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import torch
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.server.weights.reception import Connection, Reception, WorkerPlace
+from rljob_trainer.wire.weights import gloo
+from rljob_trainer.wire.weights.bucket import Entry, digest, pack
+from rljob_trainer.wire.weights.protocol import Offer
+from trainer.traffic import Traffic
+
+Tensors = dict[str, torch.Tensor]
+
+
+def digest_of(tensors: Tensors) -> str:
+    """Of a whole policy."""
+    (bucket,) = pack(iter(tensors.items()), 2**30, torch.device("cpu"))
+    return digest(bucket.entries)
+
+
+class Worker:
+    """One worker of a server."""
+
+    def __init__(
+        self, place: WorkerPlace, before: Callable[[int], None], check: Callable[[Iterable[Entry]], None]
+    ) -> None:
+        """`before` is called with the number of buckets that are loaded, before the next is."""
+        self._place, self._before, self._check = place, before, check
+        self.sources: list[Connection] = []
+        self.tensors: Tensors = {}
+        self.order: list[list[str]] = []
+        """Names in each bucket, as they came."""
+        self._buckets: list[weakref.ref[torch.Tensor]] = []
+        self.most_held = 0
+        """Buckets at the same time."""
+        self.reception: Reception | None = None
+
+    def known(self, offer: Offer) -> Connection | None:
+        same = (s for s in self.sources if (s.home.port, s.group) == (offer.port, offer.group))
+        return next(same, None)
+
+    def start(self, session: str, offers: list[Offer], known: list[bool]) -> None:
+        self.tensors, self.order = {}, []
+        sources = [self.known(offer) if one else None for offer, one in zip(offers, known, strict=True)]
+        self.reception = Reception(self._place, session, gloo.WorkerEnd, self._check, self._load)
+        self.reception.start(offers, sources)
+
+    def finish(self) -> str:
+        """The digest of the update."""
+        assert self.reception
+        _, digest = self.reception.result(20)
+        self.sources = self.reception.sources
+        return digest
+
+    def abandon(self) -> None:
+        if self.reception:
+            self.reception.abandon()
+        self.sources = []
+
+    def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self._before(len(self.order))
+        views = dict(tensors)
+        self._buckets += [weakref.ref(view._base) for view in list(views.values())[:1] if view._base is not None]
+        self.most_held = max(self.most_held, sum(bucket() is not None for bucket in self._buckets))
+        found = {name: view.clone() for name, view in views.items()}
+        self.tensors |= found
+        self.order.append(list(found))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Requests of a coordinator."""
+
+    server: "Standing"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(self.path)
+        self.server.answering.wait(60)
+        try:
+            status, answer = 200, getattr(self.server, self.path.rpartition("/")[2])(body)
+        except Exception as error:
+            status, answer = 500, {"error": str(error)}
+        self.send_response(409 if self.server.highest else status)
+        self.end_headers()
+        self.wfile.write(json.dumps({"attempt": self.server.highest} | (answer or {})).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+class Standing(ThreadingHTTPServer):
+    """One server. Use it as a context, which ends it."""
+
+    daemon_threads = True
+
+    def __init__(
+        self,
+        pod: str,
+        workers: int = 1,
+        before: Callable[[int], None] = lambda count: None,
+        check: Callable[[Iterable[Entry]], None] = lambda entries: None,
+    ) -> None:
+        """`before`: see Worker. `check` refuses what it raises for."""
+        super().__init__(("127.0.0.1", 0), Handler)
+        places = (WorkerPlace(i, workers, torch.device("cpu")) for i in range(workers))
+        self.workers = [Worker(place, before, check) for place in places]
+        self.asked: list[str] = []
+        self.joined: list[list[bool]] = []
+        self.served: list[str] = []
+        """Digests of the policies that it has served."""
+        self.highest = 0
+        """Answer that a higher attempt owns this server."""
+        self.answering = threading.Event()
+        self.answering.set()
+        self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://127.0.0.1:{self.server_port}")
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def open(self, body: dict[str, Any]) -> dict[str, Any]:
+        offers = [Offer(**sender) for sender in body["senders"]]
+        joined = [all(worker.known(offer) for worker in self.workers) for offer in offers]
+        self.joined.append(joined)
+        for worker in self.workers:
+            worker.start(body["session"], offers, joined)
+        return {"joined": joined}
+
+    def commit(self, body: dict[str, Any]) -> None:
+        digests = {worker.finish() for worker in self.workers}
+        if digests != {body["digest"]}:
+            raise ValueError(f"the update's digest is {digests}")
+        self.served.append(body["digest"])
+
+    def abort(self, body: dict[str, Any]) -> None:
+        for worker in self.workers:
+            worker.abandon()
+
+    def sleep(self, body: dict[str, Any]) -> None:
+        """Nothing to release."""
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+        for worker in self.workers:
+            worker.abandon()
+        self.server_close()
+
+
+class Held(NamedTuple):
+    """What the workers of servers in another process have after an update."""
+
+    digests: list[list[str]]
+    """[server] -> of every policy that it has served."""
+    tensors: list[Tensors]
+    """[server] -> of its first worker, which all of its workers have."""
+    received: int
+    """Bytes over all sockets of that process."""
+    most_held: int
+    """Buckets at the same time, of one worker."""
+
+
+@contextmanager
+def servers_apart(count: int, workers: int) -> Iterator[tuple[list[RolloutEndpoint], Callable[[], Held]]]:
+    """Servers in a process of their own, and what asks them, once, what they have."""
+    (asks, ask), (answers, answer) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ask)
+        os.close(answers)
+        try:
+            _serve(count, workers, asks, answer)
+        finally:
+            os._exit(0)
+    os.close(asks)
+    os.close(answer)
+    with os.fdopen(answers, "rb") as reader, os.fdopen(ask, "wb") as writer:
+        endpoints = [RolloutEndpoint.model_validate(e) for e in pickle.load(reader)]
+
+        def held() -> Held:
+            writer.write(b".")
+            writer.flush()
+            found: Held = pickle.load(reader)
+            return found
+
+        yield endpoints, held
+    os.waitpid(child, 0)
+
+
+def _serve(count: int, workers: int, asks: int, answer: int) -> None:
+    torch.set_num_threads(1)
+    servers = [Standing(f"rollout-{i}", workers) for i in range(count)]
+    with os.fdopen(answer, "wb") as writer:
+        pickle.dump([server.endpoint.model_dump(by_alias=True) for server in servers], writer)
+        writer.flush()
+        if os.read(asks, 1):
+            for server in servers:
+                assert len({tuple(sorted(worker.tensors)) for worker in server.workers}) == 1
+            most = max(worker.most_held for server in servers for worker in server.workers)
+            tensors = [server.workers[0].tensors for server in servers]
+            pickle.dump(Held([s.served for s in servers], tensors, Traffic.now().received, most), writer)
+            writer.flush()
+        os.read(asks, 1)  # until the other side is closed

@@ -1,0 +1,58 @@
+"""A policy from several senders to servers: what arrives, and in which order. From real ranks: tests/trainer/megatron/test_sending.py."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rljob_trainer.rank.weights.publisher import Publisher
+from rljob_trainer.wire.weights.bucket import total
+from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.protocol import PolicyVersion
+from rljob_trainer.wire.weights.transport import over_gloo
+from trainer.rank.standing import Standing, digest_of
+
+HERE = "127.0.0.1"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed: int) -> None:
+    draw = random.Random(seed)
+    transport = replace(over_gloo(HERE), bucket_bytes=draw.choice([1, 2 * 2**14, 2**30]))
+    count = draw.randint(2, 3)
+    parts = [
+        [{f"{phase}.{i}.{n}": torch.rand(draw.randint(1, 5000)) for n in range(draw.randint(0, 6))} for phase in "ab"]
+        for i in range(count)
+    ]
+    whole = {name: tensor for phases in parts for tensors in phases for name, tensor in tensors.items()}
+    publishers = [Publisher(1, "t", transport) for _ in parts]
+    with Standing("one", workers=draw.randint(1, 2)) as one, Standing("two") as two, ThreadPoolExecutor(count) as pool:
+        servers = [one.endpoint, two.endpoint]
+        for step in range(2):
+            offers = [publisher.sender.offers(step, servers) for publisher in publishers]
+            with publishers[0].update(servers) as update:
+                opened = update.open({s.pod_uid: [offer[s.pod_uid] for offer in offers] for s in servers})
+                sending = [
+                    pool.submit(
+                        publisher.sender.send,
+                        [Phase(iter(tensors.items()), sends=bool(tensors)) for tensors in phases],
+                        servers,
+                        opened,
+                        i,
+                        lambda: None,
+                    )
+                    for i, (publisher, phases) in enumerate(zip(publishers, parts, strict=True))
+                ]
+                sent = [future.result(120) for future in sending]
+                version = PolicyVersion(1, step, total(part.digest for part in sent))
+                published = update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None)
+            assert published.failed == {} and version.digest == digest_of(whole)
+            assert sum(part.bytes for part in sent) == sum(tensor.nbytes for tensor in whole.values())
+        for worker in (*one.workers, *two.workers):
+            assert worker.tensors.keys() == whole.keys()
+            assert all(torch.equal(tensor, whole[name]) for name, tensor in worker.tensors.items())
+            order = [name for names in worker.order for name in names]
+            assert order == sorted(order, key=lambda name: name[0])
+            assert worker.most_held <= 2

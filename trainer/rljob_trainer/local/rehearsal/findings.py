@@ -1,0 +1,88 @@
+"""What a rehearsal has to say in the end: mistakes, each once, and what looks wrong."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.agents import recording
+from rljob_trainer.agents.recording import AgentFailed
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.local.rehearsal.rows import TriedFile, TriedRow, out_of_reach
+from rljob_trainer.rewards import request
+from rljob_trainer.rewards.request import SampleFailed
+from rljob_trainer.wire.trajectory import Trajectory
+
+ELSEWHERE = ("service", "none")
+"""Kinds of failures that need be no mistake: a service that this machine does not reach, a sample that the agent leaves out."""
+
+
+class Findings:
+    """Of all files."""
+
+    def __init__(self, spec: RLJobSpec) -> None:
+        self._spec = spec
+        self._errors: list[str] = []
+        self._failures: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    @property
+    def mistakes(self) -> list[str]:
+        """Each with how often it happened, and where first."""
+        failures = [f"{text} ({self._first[text]}{_more(count)})" for text, count in self._failures.items()]
+        return self._errors + failures
+
+    def refuse(self, error: ConfigurationError) -> None:
+        """It cannot be loaded."""
+        self._errors.append(str(error))
+
+    def add(self, file: TriedFile) -> None:
+        """What the responses to a file's prompts show."""
+        for row in file.rows:
+            for script, outcome in row.samples:
+                if isinstance(outcome.result, SampleFailed):
+                    where = f"{file.place.path} row {row.prompt.index + 1}, with {script.name} as the response"
+                    self._failed(outcome.result, where)
+        for note in _unscored(file, self._spec) or _undecided(file):
+            self._note(note)
+
+    def _failed(self, failure: SampleFailed, where: str) -> None:
+        fixes = recording.FIXES if isinstance(failure, AgentFailed) else request.FIXES
+        text = f"{failure.field} = {failure.target}: {failure.reason}; {fixes[failure.kind]}"  # type: ignore[index]
+        if failure.kind in ELSEWHERE:
+            self._note(text)
+            return
+        self._failures[text] += 1
+        self._first.setdefault(text, where)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _more(count: int) -> str:
+    return f", and {count - 1} more" if count > 1 else ""
+
+
+def _unscored(file: TriedFile, spec: RLJobSpec) -> list[str]:
+    """What only the job's own servers and ranks score."""
+    fields = {field for row in file.rows for field in out_of_reach(spec, row.prompt)}
+    return [f"{field} is scored by a model of the job and was not tried" for field in sorted(fields)]
+
+
+def _undecided(file: TriedFile) -> Iterable[str]:
+    """Rewards that tell no right response from a wrong one."""
+    told = [distinguishes(row) for row in file.rows]
+    decided = [found for found in told if found is not None]
+    if decided and not any(decided):
+        yield (
+            f"{file.place.field} = {file.place.path}: no row's answer is worth more than a wrong text: if the reward wants answers in a form of "
+            "its own (a box, tags), write one with --response, for example --response '<answer>{answer}</answer>'; else correct the reward"
+        )
+
+
+def distinguishes(row: TriedRow) -> bool | None:
+    """Whether the row's own answer is worth more than every other text. None: nobody can say."""
+    rewards = [(script.is_right, o.result.reward) for script, o in row.samples if isinstance(o.result, Trajectory)]
+    right, wrong = [r for is_right, r in rewards if is_right], [r for is_right, r in rewards if not is_right]
+    return min(right) > max(wrong) if right and wrong else None

@@ -1,0 +1,108 @@
+"""What stands in for the policy: texts that are written down beforehand, turn after turn."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Sampling
+from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer, turn_end
+from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
+
+UNRELATED = "I do not know."
+ANSWER = "{answer}"
+"""In a text that the user gives: stands for the row's answer."""
+EXAMPLES: Mapping[str, Any] = {
+    "string": "text",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+"""Arguments of a call, by their JSON type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a policy says to one prompt."""
+
+    name: str
+    turns: tuple[str, ...]
+    """The last one is repeated."""
+    is_right: bool = False
+    """It is the row's own answer."""
+
+
+def scripts(
+    prompt: Prompt, others: Sequence[Prompt], said: Sequence[str], tools: Sequence[Mapping[str, Any]]
+) -> list[Script]:
+    """What is tried on a prompt.
+
+    Args:
+        others: prompts whose answers may be wrong ones
+        said: the user's own turns in place of the row's answer; empty: the answer as it is
+        tools: JSON schemas of functions that the policy may call: it calls each once before it answers
+    """
+    before = (" ".join(_call(tool) for tool in tools),) if tools else ()
+
+    def script(name: str, answer: str, is_right: bool = False) -> Script:
+        turns = tuple(text.replace(ANSWER, answer) for text in said) or (*before, answer)
+        return Script(name, turns, is_right)
+
+    other = next((o.answer for o in others if o.answer and o.answer != prompt.answer), None)
+    return [
+        *([script("its answer", prompt.answer, is_right=True)] if prompt.answer else []),
+        *([script("another row's answer", other)] if other else []),
+        Script("an unrelated text", (UNRELATED,)),
+        Script("nothing", ("",)),
+    ]
+
+
+def _call(tool: Mapping[str, Any]) -> str:
+    function = tool["function"]
+    properties = function["parameters"]["properties"]
+    arguments = {name: _example(properties[name]) for name in function["parameters"]["required"]}
+    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': arguments})}\n</tool_call>"
+
+
+def _example(schema: Mapping[str, Any]) -> Any:
+    return schema["enum"][0] if "enum" in schema else EXAMPLES[schema["type"]]
+
+
+def end_of(spec: RLJobSpec, tokenizer: Tokenizer) -> list[int]:
+    """The token with which a policy ends a turn; empty where there is none."""
+    found = turn_end(spec, tokenizer)
+    end = found[1] if found else cast(OffsetTokenizer, tokenizer).eos_token_id
+    return [] if end is None else [end]
+
+
+class ScriptedPolicy:
+    """In place of the pool of rollout servers, for one sample."""
+
+    def __init__(self, script: Script, tokenizer: Tokenizer, end: Sequence[int]):
+        """`end`: of a turn."""
+        self._turns, self._asked, self._tokenizer, self._end = script.turns, 0, tokenizer, list(end)
+
+    async def generate(self, request: GenerationRequest) -> list[Generation]:
+        """As a server that follows the limits of the request."""
+        text = self._turns[min(self._asked, len(self._turns) - 1)]
+        self._asked += 1
+        tokens, complete = self._tokens(text, request.sampling)
+        log_probs = np.zeros(len(tokens), np.float32)
+        written = Generation(np.array(tokens, np.int32), log_probs, "stop" if complete else "length", policy_step=0)
+        return [written] * request.n
+
+    async def interrupt(self) -> None: ...
+
+    def _tokens(self, text: str, sampling: Sampling) -> tuple[list[int], bool]:
+        """The text up to its first stop, or with the end of a turn, as far as maxTokens reaches, and whether that is all."""
+        ends = [at + len(stop) for stop in sampling.stop if (at := text.find(stop)) >= 0]
+        tokens = self._tokenizer.encode(text[: min(ends, default=None)], add_special_tokens=False)
+        tokens += [] if ends else self._end
+        tokens = tokens or self._tokenizer.encode(" ", add_special_tokens=False)  # a server writes one at least
+        return tokens[: sampling.max_tokens], len(tokens) <= sampling.max_tokens

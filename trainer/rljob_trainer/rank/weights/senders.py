@@ -1,0 +1,144 @@
+"""Publication over ranks: who leads an update, who sends which part of the policy, and what became of it."""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rank.weights.publisher import OpenUpdate, Published, Publisher
+from rljob_trainer.rank.weights.sender import Sent
+from rljob_trainer.wire.collective import Ranks
+from rljob_trainer.wire.parity import Probe
+from rljob_trainer.wire.weights.bucket import total
+from rljob_trainer.wire.weights.messages import GIVEN_UP
+from rljob_trainer.wire.weights.plan import Phase, TransferPlan
+from rljob_trainer.wire.weights.protocol import Offer, Opened, PolicyVersion
+
+log = logging.getLogger(__name__)
+
+FIRST = 0
+
+
+class Senders:
+    """All ranks. Rank 0 leads updates of servers in pods of their own, to which every rank that owns a part of the policy sends it. The first rank of
+    a pod leads those of its colocated servers, and sends them everything, since only it can reach their GPUs. Every method is collective."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        publisher: Callable[[], Publisher],
+        heartbeat: Callable[[], None],
+        own: Iterable[RolloutEndpoint] | None = None,
+    ) -> None:
+        """`publisher` makes that of this rank, if it needs one. `own`: the colocated servers of this rank's pod, on its first rank, and none on its
+        other ranks; None on all ranks when servers are in pods of their own."""
+        self._ranks, self._make, self._heartbeat = ranks, publisher, heartbeat
+        self.colocated = own is not None
+        self._own = {server.pod_uid: server for server in own or ()}
+        self._awake = dict(self._own)
+        self.leads = bool(self._own) if self.colocated else ranks.is_first
+        """Whether this rank leads updates."""
+        self._planned: TransferPlan | None = None
+
+    def publish(
+        self,
+        step: int,
+        phases: Sequence[Phase],
+        servers: Sequence[RolloutEndpoint],
+        probe: Probe | None,
+        sent: Callable[[], None],
+    ) -> Published | None:
+        """Publish the policy of `step`; without servers only its digest is computed.
+
+        Args:
+            phases: the same number on all ranks
+            sent: called on all ranks when servers have received everything, and will apply it next
+
+        Returns the result on rank 0 at least. Raises as Publisher.publish.
+        """
+        targets = [s for s in servers if not self.colocated or s.pod_uid in self._own]
+        offered = self._ranks.gather(self._offer(step, phases, targets))
+        senders = [rank for rank, offer in enumerate(offered) if offer and offer["leader"] == self._leader]
+        self._plan([offer and offer["bytes"] for offer in offered], len(servers))
+        with self._publisher.update(targets) if self.leads else nullcontext() as update:
+            offers = {s.pod_uid: [Offer(**offered[rank]["offers"][s.pod_uid]) for rank in senders] for s in targets}
+            opened = self._everywhere(update.open(offers) if update else {})
+            part = self._send(phases, targets, opened, senders)
+            parts = [sent_by and Sent(**sent_by) for sent_by in self._ranks.gather(part and asdict(part))]
+            sent()
+            found = [part for rank, part in enumerate(parts) if part and rank in senders]
+            published = self._commit(update, step, found, probe) if update else None
+        return self._merged(published) if self.colocated else published
+
+    def sleep(self) -> None:
+        """Have colocated servers release their memory. The trainer can use the GPUs when this returns."""
+        if self.leads and self.colocated:
+            self._publisher.sleep(list(self._awake.values()))
+        self._awake = {}
+        self._ranks.barrier()
+
+    @cached_property
+    def _publisher(self) -> Publisher:
+        return self._make()
+
+    @property
+    def _leader(self) -> int:
+        """The rank that leads updates to which this one sends."""
+        return self._ranks.rank if self.colocated else FIRST
+
+    def _offer(self, step: int, phases: Sequence[Phase], targets: Sequence[RolloutEndpoint]) -> dict[str, Any] | None:
+        """How servers reach this rank; None: it sends nothing."""
+        if not any(phase.sends for phase in phases):
+            return None
+        offers = {uid: asdict(offer) for uid, offer in self._publisher.sender.offers(step, targets).items()}
+        return {"leader": self._leader, "offers": offers, "bytes": sum(phase.bytes for phase in phases)}
+
+    def _everywhere(self, opened: Mapping[str, Opened]) -> dict[str, Opened]:
+        """By pod uid: what all leaders have opened."""
+        found = self._ranks.gather({uid: asdict(one) for uid, one in opened.items()})
+        return {uid: Opened(**one) for part in found for uid, one in part.items()}
+
+    def _send(
+        self,
+        phases: Sequence[Phase],
+        targets: Sequence[RolloutEndpoint],
+        opened: Mapping[str, Opened],
+        senders: Sequence[int],
+    ) -> Sent | None:
+        """None: this rank sends nothing, and has taken part in what others send."""
+        if self._ranks.rank in senders:
+            place = senders.index(self._ranks.rank)
+            return self._publisher.sender.send(phases, targets, opened, place, self._heartbeat)
+        for phase in phases:
+            for _ in phase.tensors:
+                pass
+        return None
+
+    def _commit(self, update: OpenUpdate, step: int, parts: Sequence[Sent], probe: Probe | None) -> Published:
+        reasons = sorted((item for part in parts for item in part.failed.items()), key=lambda item: item[1] != GIVEN_UP)
+        lost = dict(reasons)  # a cause overrides what follows from it
+        version = PolicyVersion(self._publisher.attempt, step, total(part.digest for part in parts))
+        return update.commit(version, lost, probe)
+
+    def _plan(self, sizes: Sequence[int | None], servers: int) -> None:
+        """Log who sends what, when that is known and new."""
+        plan = TransferPlan.of(sizes)
+        if self._ranks.is_first and servers and plan.total and plan != self._planned:
+            self._planned = plan
+            log.info("%s", plan.sentence(servers))
+
+    def _merged(self, mine: Published | None) -> Published:
+        """The result over all pods, on all ranks. Each pod exported the policy for itself, so their digests must agree."""
+        if mine:
+            self._awake |= {uid: server for uid, server in self._own.items() if server.pod in mine.ok}
+        found = [p for p in self._ranks.gather(asdict(mine) if mine else None) if p]
+        assert len({p["version"]["digest"] for p in found}) == 1, f"the pods exported different policies: {found}"
+        return Published(
+            PolicyVersion(**found[0]["version"]),
+            ok=[pod for p in found for pod in p["ok"]],
+            failed={pod: why for p in found for pod, why in p["failed"].items()},
+            difference=max((tuple(p["difference"]) for p in found if p["difference"]), default=None),
+        )
