@@ -103,10 +103,10 @@ class ControlPlane:
         served = f"/apis/{spec['group']}/{next(v['name'] for v in spec['versions'] if v['served'])}"
         self.until(name, lambda: _established(self.call("GET", where)) and _lists(self.call("GET", served), spec))
 
-    def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
+    def call(self, method: str, path: str, body: Any = None) -> Any:
         """One request as the administrator. Raises urllib.error.HTTPError."""
         data = json.dumps(body).encode() if body is not None else None
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": content}
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, method=method, headers=headers)
         with urllib.request.urlopen(request, context=unverified(), timeout=60) as response:
             text = response.read()

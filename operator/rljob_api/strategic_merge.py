@@ -44,11 +44,14 @@ def _value(key: str, live: Any, patch: Any) -> Any:
 
 
 def _entries(live: list[Any], patch: list[Any], name: str) -> list[Any]:
-    """Entries of the live list in their order, and after them those that only the patch has."""
-    found = {entry[name]: entry for entry in live}
-    for entry in patch:
-        if entry.get(DIRECTIVE) == "delete":
-            found.pop(entry[name], None)
-        else:
-            found[entry[name]] = merged(found.get(entry[name], {}), entry)
-    return list(found.values())
+    """The entries of both, `name` telling them apart: those of the patch in its order, and each of the others before the first entry of the patch
+    that follows it in the live list."""
+    place = {entry[name]: i for i, entry in enumerate(live)}
+    named = {entry[name] for entry in patch}
+    rest = [entry for entry in live if entry[name] not in named]
+    found = []
+    for entry in (entry for entry in patch if entry.get(DIRECTIVE) != "delete"):
+        while rest and place[rest[0][name]] < place.get(entry[name], 0):
+            found.append(rest.pop(0))
+        found.append(merged(live[place[entry[name]]] if entry[name] in place else {}, entry))
+    return found + rest

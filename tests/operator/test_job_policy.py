@@ -115,7 +115,7 @@ def test_the_administrator_shapes_pods_by_kind_and_annotates_their_account() -> 
     home = {role: [e["value"] for e in _env(t) if e["name"] == "HOME"] for role, t in templates.items()}
     assert home == {"trainer": ["/home"], "rollout": ["/tmp"]}
     volumes = {role: [v["name"] for v in t["spec"]["volumes"]] for role, t in templates.items()}
-    assert volumes["rollout"] == [*volumes["trainer"], "gib"]
+    assert volumes["rollout"] == ["gib", *volumes["trainer"]], "as kubectl orders them"
 
 
 def test_pods_from_before_a_new_patch_are_replaced_between_attempts_like_those_of_another_template() -> None:
