@@ -109,10 +109,9 @@ def _type(value: Any) -> dict[str, Any]:
 
 
 def whole(text: str) -> dict[str, Any]:
-    """The schema of all values. `global` is Helm's: a parent chart sets it."""
+    """The schema of all values."""
     known = notes(text)
     found = _closed(yaml.safe_load(text), (), known)
-    found["properties"] = {"global": {"type": "object"}, **found["properties"]}
     return {"$schema": "https://json-schema.org/draft-07/schema#", "type": "object", **found}
 
 

@@ -20,6 +20,14 @@ MAX_POOL_NAME = 9
 """With the job's name, a pool's name makes the name of a StatefulSet. No role has a `-`: what precedes the last one is the job, so that no two jobs
 have children of the same name."""
 
+UNPUBLISHED = "registry.invalid/"
+"""Registry of the images in manifests, as long as none is published: nobody can own this name (RFC 2606)."""
+PUBLISH = (
+    "no image of RLJob is published yet: build the image and push it (docs/quickstart.md), "
+    f"then put your registry in place of {UNPUBLISHED[:-1]}"
+)
+"""What to do about it."""
+
 # Labels and annotations
 LABEL_JOB = f"{GROUP}/job"
 LABEL_ROLE = f"{GROUP}/role"

@@ -11,7 +11,7 @@ SYSTEMS = ("verl", "roll", "trinity", "llamafactory", "rlinf")
 class Options:
     """What no configuration of another system says."""
 
-    image: str = "rljob/trainer-gpu:0.1.0"
+    image: str = "registry.invalid/rljob/trainer-gpu:0.1.0"
     claim: str = "data"
     root: str = "/data"
     """Directory of the claim: relative paths, `~` and names of a hub are looked for below it."""

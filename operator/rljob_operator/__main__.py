@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import gc
+import json
 import logging
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,6 +28,23 @@ class PlainFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes each message as a JSON object on one line, with the keys that log collectors look for."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        found = {"time": time, "level": record.levelname, "logger": record.name, "message": plain(record.getMessage())}
+        if record.exc_info:
+            found["exception"] = plain(self.formatException(record.exc_info))
+        return json.dumps(found, ensure_ascii=False)
+
+
+FORMATTERS: dict[str, logging.Formatter] = {
+    "text": PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"),
+    "json": JsonFormatter(),
+}
 
 
 def read_job_policy(file: str) -> JobPolicy:
@@ -69,9 +88,10 @@ def parse_options() -> Options:
     parser.add_argument("--burst", type=int, default=600, help="requests to the API server that may be made at once")
     parser.add_argument("--health-port", type=int, default=8080, help="port of /healthz")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
+    parser.add_argument("--log-format", default="text", choices=list(FORMATTERS), help="lines of text, or JSON objects")
     found = vars(parser.parse_args())
     handler = logging.StreamHandler()
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(FORMATTERS[found.pop("log_format")])
     logging.basicConfig(level=found.pop("log_level"), handlers=[handler])
     return Options(**found)
 

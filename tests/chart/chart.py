@@ -19,6 +19,8 @@ HELM = shutil.which("helm", path=f"{BIN}{os.pathsep}{os.environ['PATH']}")
 KUBERNETES_VERSION = f"{KUBERNETES}.0"
 NO_HELM = "helm is neither on PATH nor built: `make cluster-up` builds it"
 
+IMAGE = ("--set", "image.repository=rljob-operator")
+"""The chart refuses its default, which names an image that is published nowhere."""
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -28,7 +30,7 @@ def helm(*sets: str, verb: tuple[str, ...] = ("template", "rljob")) -> subproces
     # a Helm that was built from source believes in a very old cluster
     command = [HELM, *verb, str(CHART), "--namespace", "rljob-system", "--kube-version", KUBERNETES_VERSION]
     return subprocess.run(
-        [*command, *(a for s in sets for a in ("--set", s))], capture_output=True, text=True, timeout=60
+        [*command, *IMAGE, *(a for s in sets for a in ("--set", s))], capture_output=True, text=True, timeout=60
     )
 
 

@@ -9,6 +9,7 @@ import yaml
 from chart.chart import (
     CHART,
     HELM,
+    IMAGE,
     KUBERNETES_VERSION,
     NO_HELM,
     ROOT,
@@ -115,6 +116,7 @@ def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
         "--lease-namespace=$(POD_NAMESPACE)",
         "--progress-interval=30",
         "--log-level=INFO",
+        "--log-format=text",
         "--qps=300",
         "--burst=600",
         "--network-policies",
@@ -194,6 +196,25 @@ def test_the_administrator_says_which_nodes_jobs_leave() -> None:
     assert (found.cordoned, found.taints) == (False, ["example.com/sick"])
     refused = helm("jobs.leaveNodes.conditions={Ready=Perhaps}")
     assert refused.returncode != 0 and "conditions" in refused.stderr
+
+
+def test_the_operator_may_list_the_requests_for_nodes_that_the_administrator_names_and_no_others() -> None:
+    def listed(*values: str) -> set[tuple[str, str]]:
+        role = render(*values)[("ClusterRole", "rljob-system-rljob-nodes")]
+        return {(group, resource) for group, resource, _ in rules(role) if group}
+
+    drains, maintenances = (
+        ("nvsentinel.nvidia.com", "drainrequests"),
+        ("nodemaintenance.medik8s.io", "nodemaintenances"),
+    )
+    assert listed() == {drains, maintenances}
+    assert listed("jobs.leaveNodes.requests={repairs.v1.fleet.example.com}") == {("fleet.example.com", "repairs")}
+    assert listed("jobs.leaveNodes.requests=null") == listed("jobs=null") == set()
+    assert job_policy("jobs.leaveNodes.requests={repairs.v1.fleet.example.com}").leave_nodes.requests == [
+        "repairs.v1.fleet.example.com"
+    ]
+    refused = helm("jobs.leaveNodes.requests={drainrequests}")
+    assert refused.returncode != 0 and "requests" in refused.stderr
 
 
 def test_a_field_that_is_null_is_left_to_the_platform() -> None:
@@ -290,6 +311,8 @@ def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_n
         ("", "nodes", "watch"),
         ("", "pods", "list"),
         ("", "pods", "watch"),
+        ("nvsentinel.nvidia.com", "drainrequests", "list"),
+        ("nodemaintenance.medik8s.io", "nodemaintenances", "list"),
     }
     arguments = container(render("watchNamespaces={research,exams}"))["args"]
     assert arguments[-2:] == ["--namespace=research", "--namespace=exams"]
@@ -323,6 +346,71 @@ def test_prometheus_finds_the_metrics_port() -> None:
     assert port["targetPort"] in [p["name"] for p in container(objects)["ports"]]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_a_service_monitor_of_another_namespace_finds_the_operator_and_relabels_what_it_reads() -> None:
+    rule = "metrics.serviceMonitor.relabelings[0]"
+    dropped = "metrics.serviceMonitor.metricRelabelings[0].action=drop"
+    sets = (
+        "metrics.serviceMonitor.namespace=monitoring",
+        f"{rule}.targetLabel=cluster",
+        f"{rule}.replacement=a",
+        dropped,
+    )
+    monitor = render("metrics.serviceMonitor.enabled=true", *sets)[("ServiceMonitor", "rljob")]
+    assert monitor["metadata"]["namespace"] == "monitoring"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["rljob-system"]}
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["relabelings"] == [{"targetLabel": "cluster", "replacement": "a"}]
+    assert endpoint["metricRelabelings"] == [{"action": "drop"}]
+
+
+@pytest.mark.parametrize(
+    ("repository", "image"),
+    [
+        ("registry.invalid/rljob/operator", "mirror.test/team/rljob/operator"),
+        ("localhost/operator", "mirror.test/team/operator"),
+        ("rljob/operator", "mirror.test/team/rljob/operator"),
+        ("operator", "mirror.test/team/operator"),
+    ],
+)
+def test_a_global_registry_takes_the_place_of_the_images_own(repository: str, image: str) -> None:
+    found = container(
+        render("global.imageRegistry=mirror.test/team/", f"image.repository={repository}", "image.tag=v1")
+    )
+    assert found["image"] == f"{image}:v1"
+
+
+def test_an_image_that_nobody_has_published_is_refused_with_what_to_do() -> None:
+    result = helm("image.repository=registry.invalid/rljob/operator")
+    assert result.returncode != 0
+    assert "build the image and push it (docs/quickstart.md), then set image.repository" in result.stderr
+
+
+def test_pull_secrets_of_a_parent_chart_and_of_this_one_are_used_each_once() -> None:
+    sets = ("global.imagePullSecrets[0].name=a", "imagePullSecrets[0].name=b", "imagePullSecrets[1].name=a")
+    pod = render(*sets)[("Deployment", "rljob")]["spec"]["template"]["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    assert "imagePullSecrets" not in render()[("Deployment", "rljob")]["spec"]["template"]["spec"]
+
+
+def test_a_platform_sets_users_certificates_and_the_format_of_logs() -> None:
+    volume, mount = "extraVolumes[0]", "extraVolumeMounts[0]"
+    sets = (f"{volume}.name=ca", f"{volume}.configMap.name=ca", f"{mount}.name=ca", f"{mount}.mountPath=/etc/ssl/own")
+    users = (
+        "podSecurityContext.runAsUser=null",
+        "podSecurityContext.runAsGroup=null",
+        "securityContext.privileged=false",
+    )
+    objects = render(*sets, *users, "logFormat=json")
+    pod, found = objects[("Deployment", "rljob")]["spec"]["template"]["spec"], container(objects)
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert (
+        found["securityContext"]["privileged"] is False and found["securityContext"]["readOnlyRootFilesystem"] is True
+    )
+    assert {"name": "ca", "configMap": {"name": "ca"}} in pod["volumes"]
+    assert {"name": "ca", "mountPath": "/etc/ssl/own"} in found["volumeMounts"]
+    assert "--log-format=json" in found["args"]
 
 
 def test_a_drain_may_move_the_operator_or_not() -> None:
@@ -438,6 +526,7 @@ def helm_strings(*sets: str, flags: tuple[str, ...]) -> subprocess.CompletedProc
         "--kube-version",
         KUBERNETES_VERSION,
         *flags[1:],
+        *IMAGE,
         *texts,
         *switches,
     ]

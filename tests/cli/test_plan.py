@@ -311,3 +311,15 @@ def test_a_value_that_no_reader_of_yaml_can_read(
     file.write_text(f"kind: RLJob\nmetadata: {{name: demo}}\nspec: {{image: {value}}}\n")
     assert main(["plan", "--offline", "-f", str(file)]) == 1
     assert capsys.readouterr().err.startswith(f"error: {file}: is not YAML: it ")
+
+
+def test_an_image_that_nobody_has_published_is_named_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    for image, is_said in (("registry.invalid/rljob/trainer:0.1.0", True), ("mine/trainer:1", False)):
+        head = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": "demo"}}
+        file.write_text(yaml.safe_dump(head | {"spec": make_spec(image=image)}))
+        assert main(["plan", "--offline", "-f", str(file)]) == 0
+        said = f"Image {image}: no image of RLJob is published yet: build the image and push it (docs/quickstart.md)"
+        assert (said in capsys.readouterr().out) is is_said

@@ -123,3 +123,15 @@ def test_stripping_keeps_what_runs_there(
     found = {(e.kind, e.architecture): bytes(image[e.start : e.start + e.size]) for e in entries}
     assert found == {code: b"codecode" if code in kept else bytes(8) for code in container}
     assert len(image) == size
+
+
+@pytest.mark.parametrize("file", ["Dockerfile.megatron", "images/trainer/Dockerfile", "images/operator/Dockerfile"])
+def test_every_stage_that_installs_packages_knows_the_mirrors(file: str) -> None:
+    """An argument of a build counts in the stages that declare it, and pip reads it there as a variable."""
+    for stage in re.split(r"^FROM ", (ROOT / file).read_text(), flags=re.MULTILINE)[1:]:
+        if re.search(r"pip install", stage):
+            assert "\nARG PIP_INDEX_URL\n" in stage
+        if "apt-get update \\\n" in stage and "APEX" not in stage:
+            assert "\nARG APT_MIRROR\n" in stage and "${APT_MIRROR}" in stage
+        for call in re.findall(r"uv pip install.*", stage):
+            assert '${PIP_INDEX_URL:+--default-index "${PIP_INDEX_URL}"}' in call

@@ -38,9 +38,25 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- default (ternary (include "rljob.fullname" .) "default" .Values.serviceAccount.create) .Values.serviceAccount.name -}}
 {{- end -}}
 
+{{- /* A first part with a dot, a colon or the name localhost is a registry, as container runtimes read it. */}}
+{{- define "rljob.repository" -}}
+{{- $name := .Values.image.repository -}}
+{{- with dig "imageRegistry" "" (.Values.global | default dict) -}}
+{{- $parts := splitList "/" $name -}}
+{{- if and (gt (len $parts) 1) (regexMatch "[.:]|^localhost$" (first $parts)) -}}
+{{- $parts = rest $parts -}}
+{{- end -}}
+{{- $name = printf "%s/%s" (trimSuffix "/" .) (join "/" $parts) -}}
+{{- end -}}
+{{- if hasPrefix "registry.invalid/" $name -}}
+{{- fail (printf "image.repository = %s: no image of RLJob is published yet, and nobody can own this name; build the image and push it (docs/quickstart.md), then set image.repository, or global.imageRegistry for the registry alone" $name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
 {{- define "rljob.image" -}}
 {{- with .Values.image -}}
-{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{ include "rljob.repository" $ }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
 {{- end -}}
 {{- end -}}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
-from kubectl_rljob.printers import memory, placement
+from kubectl_rljob.printers import memory, network, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
 from rljob_api.families import targets_of
@@ -72,6 +72,10 @@ def page(plan: Plan, found: Preview) -> str:
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():
             blocks += [memory.volume(space)]
+        if traffic := plan.traffic():
+            blocks += [network.table_of(traffic, plan.cards)]
+        if unpublished := images(plan.spec):
+            blocks += [unpublished]
         if not plan.violations:
             blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
             blocks += [placement.preview(found)]
@@ -122,6 +126,13 @@ def pods(spec: RLJobSpec) -> str:
     rows = [(r.name, r.pods, r.processes_per_pod, r.gpus) for r in roles(spec)]
     total = ("total", sum(r[1] for r in rows), "-", sum(r[3] for r in rows))
     return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
+
+
+def images(spec: RLJobSpec) -> str:
+    """What to do about images that no node can pull; empty: there are none."""
+    named = {spec.template(role).image or spec.image or "" for role in spec.pods}
+    unpublished = sorted(image for image in named if image.startswith(names.UNPUBLISHED))
+    return f"Image {', '.join(unpublished)}: {names.PUBLISH}" if unpublished else ""
 
 
 def elsewhere(outside: Mapping[str, str]) -> str:
