@@ -24,7 +24,7 @@ pytestmark = [
 SECONDS = 300
 TRAINERS = 3
 ROOM = {"cpu": "2", "memory": "8Gi", "pods": "20"}
-"""Of a node: one trainer with 1500 millicores, and a rollout or two beside it."""
+"""Of a node: one trainer with 1500 millicores, and a rollout or two next to it."""
 
 
 @pytest.fixture(scope="module")
