@@ -178,11 +178,43 @@ def test_the_administrator_sets_user_groups_runtime_and_limits_of_job_pods() -> 
     assert (found.limits.group_ids.maximum, found.limits.runtime_class_names) == (6000, ["nvidia"])
 
 
+def test_the_administrator_annotates_the_account_of_pods_and_patches_them() -> None:
+    found = job_policy(
+        "jobs.serviceAccount.annotations.example\\.com/role=rl",
+        "jobs.podPatch.all.spec.hostNetwork=true",
+        "jobs.podPatch.models.spec.containers[0].name=trainer",
+        "jobs.podPatch.models.spec.containers[0].resources.claims[0].name=nic",
+    )
+    assert found.service_account.annotations == {"example.com/role": "rl"}
+    assert found.pod_patch.all == {"spec": {"hostNetwork": True}}
+    (container,) = found.pod_patch.models["spec"]["containers"]
+    assert container == {"name": "trainer", "resources": {"claims": [{"name": "nic"}]}}
+
+
 def test_the_administrator_says_which_nodes_jobs_leave() -> None:
     found = job_policy("jobs.leaveNodes.cordoned=false", "jobs.leaveNodes.taints={example.com/sick}").leave_nodes
     assert (found.cordoned, found.taints) == (False, ["example.com/sick"])
     refused = helm("jobs.leaveNodes.conditions={Ready=Perhaps}")
     assert refused.returncode != 0 and "conditions" in refused.stderr
+
+
+def test_the_operator_may_list_the_requests_for_nodes_that_the_administrator_names_and_no_others() -> None:
+    def listed(*values: str) -> set[tuple[str, str]]:
+        role = render(*values)[("ClusterRole", "rljob-system-rljob-nodes")]
+        return {(group, resource) for group, resource, _ in rules(role) if group}
+
+    drains, maintenances = (
+        ("nvsentinel.nvidia.com", "drainrequests"),
+        ("nodemaintenance.medik8s.io", "nodemaintenances"),
+    )
+    assert listed() == {drains, maintenances}
+    assert listed("jobs.leaveNodes.requests={repairs.v1.fleet.example.com}") == {("fleet.example.com", "repairs")}
+    assert listed("jobs.leaveNodes.requests=null") == listed("jobs=null") == set()
+    assert job_policy("jobs.leaveNodes.requests={repairs.v1.fleet.example.com}").leave_nodes.requests == [
+        "repairs.v1.fleet.example.com"
+    ]
+    refused = helm("jobs.leaveNodes.requests={drainrequests}")
+    assert refused.returncode != 0 and "requests" in refused.stderr
 
 
 def test_a_field_that_is_null_is_left_to_the_platform() -> None:
@@ -231,7 +263,7 @@ def test_secrets_are_created_and_never_read() -> None:
 
 def test_the_operator_holds_what_it_grants_to_jobs() -> None:
     held = rules(render()[("ClusterRole", "rljob")])
-    granted = next(o for o in access(META, ["report"]) if o["kind"] == "Role")
+    granted = next(o for o in access(META, ["report"], {}) if o["kind"] == "Role")
     assert rules(granted) <= held
 
 
@@ -279,6 +311,8 @@ def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_n
         ("", "nodes", "watch"),
         ("", "pods", "list"),
         ("", "pods", "watch"),
+        ("nvsentinel.nvidia.com", "drainrequests", "list"),
+        ("nodemaintenance.medik8s.io", "nodemaintenances", "list"),
     }
     arguments = container(render("watchNamespaces={research,exams}"))["args"]
     assert arguments[-2:] == ["--namespace=research", "--namespace=exams"]
