@@ -14,13 +14,13 @@ Not counted: what the allocator cannot use.
 Host memory: what is offloaded from the GPUs, and copies that checkpoints are written from. A checkpoint of any layout, the last one or a drained
 job's, is gathered: every rank holds the moments and float32 copies of all that its stage learns (megatron/compat/optimizer_gathering.py in the
 trainer). One that is written while training continues is a copy of the rank's own shards only, whose memory is given back before the last one. Not
-counted: what processes hold in any case (imports, buffers of libraries, pages of files), and weights that wait for a colocated server.
+counted: what processes hold in any case (imports, buffers of libraries, pages of files), and pages of weights that servers read.
 """
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rljob_api import names, quantity
+from rljob_api import names
 from rljob_api.sizing.arrival import in_transfer
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
@@ -263,12 +263,6 @@ def _written(spec: RLJobSpec, stage: Stage) -> float:
     weights = sum(n.gradients for n in trained) * BYTES[spec.model.dtype] / FLOAT
     gathered = sum(3 * n.gradients for n in trained)
     return weights / Layout.of(spec, names.ROLE_TRAINER).data + gathered
-
-
-def memory_limit(spec: RLJobSpec) -> float:
-    """Bytes of memory that a trainer pod may use; 0: it has no limit. Raises ValueError for what is no quantity."""
-    limits = spec.trainer.template.resources.limits
-    return quantity.parse(limits["memory"]) / 1000 if "memory" in limits else 0.0
 
 
 def _reference(spec: RLJobSpec, shape: Shape) -> float:
