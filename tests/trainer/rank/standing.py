@@ -133,11 +133,12 @@ class Standing(ThreadingHTTPServer):
             worker.start(body["session"], offers, joined)
         return {"joined": joined}
 
-    def commit(self, body: dict[str, Any]) -> None:
+    def commit(self, body: dict[str, Any]) -> dict[str, Any]:
         digests = {worker.finish() for worker in self.workers}
         if digests != {body["digest"]}:
             raise ValueError(f"the update's digest is {digests}")
         self.served.append(body["digest"])
+        return {"paused": 0.5}
 
     def abort(self, body: dict[str, Any]) -> None:
         for worker in self.workers:

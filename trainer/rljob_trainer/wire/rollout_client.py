@@ -14,7 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.wire.generate import decode, encode_images
 from rljob_trainer.wire.images import Placed
-from rljob_trainer.wire.trajectory import Experts, Floats, Ints
+from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
     ATTEMPT_HEADER,
     GENERATE,
@@ -79,9 +79,21 @@ class Generation:
     """Of each token, under the distribution from which it was sampled (temperature applied)."""
     finish_reason: FinishReason
     policy_step: int
-    """Step of the policy that generated it."""
+    """Step of the policy that was served when the request came."""
     routed_experts: Experts | None = None
     """For prompt and response; see Trajectory.routed_experts."""
+    later: Sequence[tuple[int, int]] = ()
+    """See Completion.later."""
+
+    @property
+    def segments(self) -> list[Segment]:
+        """A segment for each policy that generated some of it; one without tokens if there are none."""
+        starts = [(0, self.policy_step), *self.later]
+        ends = [begin for begin, _ in self.later] + [len(self.tokens)]
+        parts = [(slice(begin, end), step) for (begin, step), end in zip(starts, ends, strict=True) if begin < end]
+        return [
+            sampled(self.tokens[at], self.log_probs[at], step) for at, step in parts or [(slice(0), self.policy_step)]
+        ]
 
 
 class RolloutClient:
@@ -170,4 +182,4 @@ def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     found = decode(body)
     if len(found) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in found):
         raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[r.finish_reason for r in found]}")
-    return [Generation(*r[:3], policy_step, r.routed_experts) for r in found]  # type: ignore[arg-type]
+    return [Generation(*r[:3], policy_step, r.routed_experts, r.later) for r in found]  # type: ignore[arg-type]

@@ -16,18 +16,21 @@ class UpdateSession:
     """One update: open, then commit when all senders have sent, or abort. Every call has a time limit (protocol.py), and raises ReplicaError or
     AttemptSuperseded."""
 
-    def __init__(self, server: RolloutEndpoint, token: str, attempt: int) -> None:
-        self.server, self._token, self._attempt = server, token, attempt
+    def __init__(self, server: RolloutEndpoint, token: str, attempt: int, keeps: bool = False) -> None:
+        """`keeps`: see Publisher."""
+        self.server, self._token, self._attempt, self._keeps = server, token, attempt, keeps
         self._id = secrets.token_hex(8)
 
     def open(self, offers: Sequence[Offer]) -> Opened:
         """Have the workers join these senders, and receive what they send."""
-        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, senders=[asdict(offer) for offer in offers])
+        senders = [asdict(offer) for offer in offers]
+        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, senders=senders, keep=self._keeps)
         return Opened(self._id, answer["joined"])
 
-    def commit(self, version: PolicyVersion) -> None:
-        """Returns when the replica serves the new policy."""
-        self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+    def commit(self, version: PolicyVersion) -> float:
+        """Returns when the replica serves the new policy: the seconds in which it generated nothing for that."""
+        answer = self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+        return float(answer["paused"])
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities of all tokens but the first of each sequence, at temperature 1, under the policy that the replica serves."""
