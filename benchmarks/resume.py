@@ -1,5 +1,5 @@
-"""Does training on a GPU resume bit for bit? Three steps, a save in either format and a fourth step; then, in new processes, each checkpoint and the
-fourth step again.
+"""Does training on a GPU resume bit for bit? Three steps, a save alongside training and one that is waited for, and a fourth step; then, in new
+processes, each checkpoint and the fourth step again.
 
     python -m benchmarks.resume [--layout tp1|tp2|pp2|dp2|cp2] [--deterministic] [--scratch DIR]
 
@@ -25,7 +25,7 @@ from benchmarks.shapes import QWEN2_1_5B, shapes, write_model
 MODEL = Path(tempfile.gettempdir()) / "rljob-bench-two-layers"
 STEPS = 3
 LIMIT_SECONDS = 600
-FORMATS = {"periodic": False, "reshardable": True}
+SAVES = {"alongside": True, "waited": False}
 DETERMINISTIC_ENVIRONMENT = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NCCL_ALGO": "Ring",
@@ -49,7 +49,7 @@ def main() -> int:
         return 0
     write_model(MODEL, QWEN2_1_5B | {"num_hidden_layers": 2})
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        rows = [run(scratch, options, which) for which in ("uninterrupted", "again", *FORMATS)]
+        rows = [run(scratch, options, which) for which in ("uninterrupted", "again", *SAVES)]
     return int(any(row[name] != rows[0][name] for row in rows for name in SAME))
 
 
@@ -65,7 +65,7 @@ def run(scratch: str, options: argparse.Namespace, which: str) -> dict[str, Any]
 
 
 def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
-    """One rank: up to the fourth step, from the beginning or from the checkpoint of a format."""
+    """One rank: up to the fourth step, from the beginning or from a checkpoint."""
     import torch.distributed as dist
 
     spec = training.spec(MODEL, layout, DETERMINISTIC_TOKENS) if deterministic else training.spec(MODEL, layout)
@@ -74,13 +74,13 @@ def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
     engine = training.start_engine(spec)
     engine.prepare_save()
     began = time.monotonic()
-    if which in FORMATS:
+    if which in SAVES:
         engine.load(scratch / which)
     else:
         for step in range(1, STEPS + 1):
             train(engine, step)
-        for name, reshardable in FORMATS.items() if which == "uninterrupted" else ():
-            save(engine, scratch / name, reshardable)
+        for name, alongside in SAVES.items() if which == "uninterrupted" else ():
+            save(engine, scratch / name, alongside)
     row = {"layout": layout, "which": which, "seconds": round(time.monotonic() - began, 1)} | train(engine, STEPS + 1)
     row["digest"] = digest(engine)
     if dist.get_rank() == 0:
@@ -88,12 +88,12 @@ def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
     dist.destroy_process_group()
 
 
-def save(engine: Any, directory: Path, reshardable: bool) -> None:
+def save(engine: Any, directory: Path, alongside: bool) -> None:
     from rljob_trainer.checkpoint.saving import Part
     from rljob_trainer.wire.collective import Ranks
 
     part = Part(engine, Ranks(LIMIT_SECONDS))
-    part.begin(STEPS, directory, reshardable)
+    part.begin(STEPS, directory, alongside)
     part.complete(wait=True)
 
 

@@ -71,8 +71,8 @@ class Lab:
         return self.kube.execute(WORKBENCH, "python", "-c", program, timeout=timeout)
 
     def report(self, pod: str) -> Object:
-        """What a launcher last said."""
-        return self.kube.get("configmap", names.report(pod))["data"]
+        """What a launcher last said; empty: nothing yet."""
+        return self.kube.get("configmap", names.report(pod)).get("data", {})
 
 
 @pytest.fixture(scope="session")

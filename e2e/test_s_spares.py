@@ -65,11 +65,18 @@ def lose(lab: Lab, job: Job, node: str) -> float:
     return done - datetime.fromisoformat(ready["lastTransitionTime"]).timestamp() - LOSS_SECONDS
 
 
+def _log(lab: Lab, job: Job, ordinal: int) -> str:
+    return lab.kube.kubectl("logs", names.pod(job.name, names.ROLE_TRAINER, ordinal))
+
+
 def _stepped(lab: Lab, job: Job, before: JobStatus) -> float | None:
     """When a pod first says that the attempt after `before` has done a step. The status follows later."""
     assert before.attempt
     for pod in job.pods(names.ROLE_TRAINER):
-        report = Report.model_validate(json.loads(lab.report(pod["metadata"]["name"])[names.REPORT_KEY]))
+        text = lab.report(pod["metadata"]["name"]).get(names.REPORT_KEY)
+        if text is None:
+            continue
+        report = Report.model_validate(json.loads(text))
         progress = report.progress
         current = report.attempt == before.attempt.number + 1 and progress and progress.started_from
         if current and progress and progress.step > (progress.started_from or 0):
@@ -81,6 +88,9 @@ def test_the_step_after_the_loss_of_a_node_comes_sooner_with_a_spare(lab: Lab, n
     home, away = nodes
     spared = start(lab, nodes, "spared", spares=1)
     spared.wait("a warm spare", lambda s: s.spares.warm == 1, 120)
+    wait_for(
+        "model files read ahead", lambda: "model files ahead" in _log(lab, spared, 1), 60, describe=spared.describe
+    )
     with_spare = lose(lab, spared, away)
     status = spared.status()
     assert status.attempt and [m.node for m in status.attempt.members] == [home]

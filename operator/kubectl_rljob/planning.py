@@ -13,6 +13,7 @@ from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
+from rljob_api.sizing import network
 from rljob_api.sizing.arrival import Arrival, arrival
 from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
@@ -30,6 +31,7 @@ from rljob_api.sizing.memory import (
     rollout_memory,
     trainer_memory,
 )
+from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.stage import operations, shares
 from rljob_api.sizing.volume import VolumeSpace, volume_space
@@ -93,6 +95,8 @@ class Plan:
     """Why the cluster's could not be read."""
     device: Device | None
     """The GPU that it is held against, if one is known."""
+    cards: Cards | None = None
+    """The network cards of a node, if they were named."""
 
     @staticmethod
     def of(
@@ -103,12 +107,14 @@ class Plan:
         device: Device | None = None,
         others: Mapping[str, Shape] = NO_OTHERS,
         adapters: dict[str, Any] | None = None,
+        cards: Cards | None = None,
     ) -> "Plan":
         """`adapters`: the adapter_config.json of those to begin from, if it was given."""
         admitted = policy.admit(manifest.spec, manifest.name, model)
         unfit = beginning_violations(admitted.result.spec, model, adapters)
         violations = (*manifest.problems, *admitted.result.violations, *unfit)
-        return Plan(manifest.name, admitted.result.spec, model, others, violations, admitted.taken, unread, device)
+        spec, taken = admitted.result.spec, admitted.taken
+        return Plan(manifest.name, spec, model, others, violations, taken, unread, device, cards)
 
     def on_gpu_of(self, nodes: Iterable[Mapping[str, Any]]) -> "Plan":
         """Held against the smallest GPU of the nodes that its trainer pods may go to, where their labels say what they have."""
@@ -177,6 +183,14 @@ class Plan:
         shape = self._shape()
         return volume_space(self.spec, shape) if shape and self.spec else None
 
+    def traffic(self) -> dict[str, Flow]:
+        """What an update of the servers and the hand-over of a batch send between nodes, where the model is known."""
+        shape = self._shape()
+        if shape is None or self.spec is None:
+            return {}
+        found = {"update": network.update(self.spec, shape), "batch": network.hand_over(self.spec, shape)}
+        return {name: flow for name, flow in found.items() if flow.sent}
+
     def outside(self) -> dict[str, str]:
         """Fields whose paths are on none of the job's volumes."""
         return outside_volumes(self.spec) if self.spec else {}
@@ -209,6 +223,10 @@ class Plan:
     def _shape(self) -> Shape | None:
         """Of the model, if it is known and every rule holds."""
         return Shape.of(self.model) if self.model and not self.violations else None
+
+    def _flow(self, flow: Flow) -> dict[str, float]:
+        seconds = {"seconds": round(flow.seconds(self.cards), 3)} if self.cards else {}
+        return _rounded(asdict(flow)) | seconds
 
     def dump(self) -> dict[str, Any]:
         """For -o json. The amounts are there only when every rule holds."""
@@ -243,6 +261,8 @@ class Plan:
                 out["poolKvCache"] = _rounded(caches)
             if volume := self.volume():
                 out["volume"] = _rounded(asdict(volume) | {"total": volume.total})
+            if traffic := self.traffic():
+                out["traffic"] = {name: self._flow(flow) for name, flow in traffic.items()}
             if outside := self.outside():
                 out["outsideVolumes"] = outside
             out["roles"] = [{"name": r.name, "pods": r.pods, "gpus": r.gpus} for r in roles(self.spec)]

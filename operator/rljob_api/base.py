@@ -1,6 +1,6 @@
 """The base of every model of the contract, and what stands in it for a value that cannot be read."""
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 from pydantic import (
     BaseModel,
@@ -51,6 +51,10 @@ class _Contract(BaseModel):
     def model_post_init(self, context: Any, /) -> None:
         """Drops the names of the fields that were set. Nothing reads them, and they were a quarter of what the operator caches of a job."""
         object.__setattr__(self, "__pydantic_fields_set__", NO_NAMES)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        """Itself, since it is immutable: pydantic copies the defaults of fields, which were a third of the time that it takes to read a spec."""
+        return self
 
     def dump(self) -> dict[str, object]:
         """The JSON form: camelCase keys, unset optional fields left out."""

@@ -1,6 +1,7 @@
-"""Signs by which the owner of a node says that jobs should leave it: a cordon, taints, conditions."""
+"""Signs by which the owner of a node says that jobs should leave it: a cordon, taints, conditions, and objects that ask for it."""
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -41,13 +42,24 @@ CONDITIONS = [
     "SysLogsSXIDError",
     "SysLogsXIDError",
 ]
+REQUESTS = [
+    "drainrequests.v1alpha1.nvsentinel.nvidia.com",
+    "nodemaintenances.v1beta1.nodemaintenance.medik8s.io",
+]
 """Defaults; docs/failures.md names the tool behind each."""
+DONE = "DrainComplete"
+"""Condition of a request for a node, by which it is done."""
 EFFECTS = ("NoSchedule", "NoExecute")
 LONGEST = 200
 """Characters of a sign: whoever may write nodes may write any name."""
 
 TaintKey = Annotated[str, StringConstraints(min_length=1, max_length=317)]
 NodeCondition = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9./_-]+(=(True|False|Unknown))?$", max_length=317)]
+Resource = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z][a-z0-9-]*\.v[0-9][a-z0-9]*(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$", max_length=253),
+]
+"""`RESOURCE.VERSION.GROUP`, as kubectl takes it."""
 
 
 class LeaveNodes(Model):
@@ -59,6 +71,13 @@ class LeaveNodes(Model):
     """Keys of taints, with the effect NoSchedule or NoExecute, whose nodes jobs leave."""
     conditions: Annotated[list[NodeCondition], Field(max_length=256)] = CONDITIONS
     """Conditions whose nodes jobs leave: a type that is True, or `TYPE=STATUS`."""
+    requests: Annotated[list[Resource], Field(max_length=16)] = REQUESTS
+    """Kinds of objects that ask for a node, which they name in `spec.nodeName`, to be left."""
+
+    @cached_property
+    def _listed(self) -> frozenset[str]:
+        """The conditions. Every node reports its own every few minutes."""
+        return frozenset(self.conditions)
 
     def quarantine(self, node: Mapping[str, Any]) -> str:
         """Why jobs should leave a node, by its object; empty: they need not. Without times, which change while nothing else does."""
@@ -73,5 +92,15 @@ class LeaveNodes(Model):
                 yield f"taint {taint['key']}"
         for condition in status.get("conditions") or []:
             kind, value = condition.get("type", ""), condition.get("status", "")
-            if f"{kind}={value}" in self.conditions or (value == "True" and kind in self.conditions):
+            if f"{kind}={value}" in self._listed or (value == "True" and kind in self._listed):
                 yield f"condition {kind}" + ("" if value == "True" else f"={value}")
+
+
+def requested_node(request: Mapping[str, Any]) -> str:
+    """The node that an object asks to be left, by its JSON; empty: it names none, or is done or being deleted."""
+    conditions = (request.get("status") or {}).get("conditions") or []
+    done = any(c.get("type") == DONE and c.get("status") == "True" for c in conditions)
+    if done or "deletionTimestamp" in request["metadata"]:
+        return ""
+    node = (request.get("spec") or {}).get("nodeName")
+    return node if isinstance(node, str) else ""

@@ -144,8 +144,6 @@ class Checkpoint(Wire):
     """Digest of the policy's weights."""
     layout: Line = ""
     """Parallel layout that it was saved in, for example `tp2-pp1-dp1`."""
-    reshardable: bool = True
-    """Whether it can be loaded, with its optimizer states, into another parallel layout."""
     time: Time = 0.0
     """When it was saved, in seconds since the epoch."""
 

@@ -18,6 +18,7 @@ from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.watch.drain_requests import DrainRequests
 from rljob_operator.watch.events import EventHandlers
 from rljob_operator.watch.kopf_side import KopfSide
 from rljob_operator.watch.reflector import Watches, reflect
@@ -60,6 +61,7 @@ class Operator:
         self._handlers = EventHandlers(self._cache, self._queue.add_after, options.progress_interval)
         self._metrics = Metrics(self._cache, self._api.calls, self._queue.lag, self._handlers.events)
         self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed)
+        self._requests = DrainRequests(self._api, self._cache, options.job_policy.leave_nodes.requests)
         self._watches = Watches(credentials)
         self._kopf = KopfSide(credentials, self._api, self._relist, self._handlers, options.namespaces)
 
@@ -93,6 +95,7 @@ class Operator:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._relist.run())
                 group.create_task(reflect(self._relist, self._watches, self._handlers.handle))
+                group.create_task(self._requests.run())
                 group.create_task(self._reconcile_all(reconciler))
 
     async def _reconcile_all(self, reconciler: Reconciler) -> None:

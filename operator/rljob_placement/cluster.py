@@ -59,7 +59,7 @@ class Cluster:
         return self.closing(quarantined, "quarantined") if quarantined else self
 
 
-def parse_node(obj: Object, taken: Resources) -> Node:
+def parse_node(obj: Object, taken: Resources, quarantine: str = "") -> Node:
     spec, status = obj.get("spec", {}), obj.get("status", {})
     ready = next((c["status"] for c in status.get("conditions", []) if c["type"] == "Ready"), "Unknown")
     allocatable = {k: parse(v) for k, v in status.get("allocatable", {}).items()}
@@ -67,9 +67,10 @@ def parse_node(obj: Object, taken: Resources) -> Node:
         name=obj["metadata"]["name"],
         labels=obj["metadata"].get("labels", {}),
         taints=tuple(t for t in spec.get("taints", []) if t.get("effect") in ("NoSchedule", "NoExecute")),
-        free={k: v - taken.get(k, 0) for k, v in allocatable.items()},
+        free={k: v - taken.get(k, 0) for k, v in allocatable.items()} if taken else allocatable,
         size=allocatable,
         closed="cordoned" if spec.get("unschedulable") else "" if ready == "True" else "not ready",
+        quarantine=quarantine,
     )
 
 

@@ -185,6 +185,25 @@ def test_the_administrator_says_which_nodes_jobs_leave() -> None:
     assert refused.returncode != 0 and "conditions" in refused.stderr
 
 
+def test_the_operator_may_list_the_requests_for_nodes_that_the_administrator_names_and_no_others() -> None:
+    def listed(*values: str) -> set[tuple[str, str]]:
+        role = render(*values)[("ClusterRole", "rljob-system-rljob-nodes")]
+        return {(group, resource) for group, resource, _ in rules(role) if group}
+
+    drains, maintenances = (
+        ("nvsentinel.nvidia.com", "drainrequests"),
+        ("nodemaintenance.medik8s.io", "nodemaintenances"),
+    )
+    assert listed() == {drains, maintenances}
+    assert listed("jobs.leaveNodes.requests={repairs.v1.fleet.example.com}") == {("fleet.example.com", "repairs")}
+    assert listed("jobs.leaveNodes.requests=null") == listed("jobs=null") == set()
+    assert job_policy("jobs.leaveNodes.requests={repairs.v1.fleet.example.com}").leave_nodes.requests == [
+        "repairs.v1.fleet.example.com"
+    ]
+    refused = helm("jobs.leaveNodes.requests={drainrequests}")
+    assert refused.returncode != 0 and "requests" in refused.stderr
+
+
 def test_a_field_that_is_null_is_left_to_the_platform() -> None:
     found = job_policy(*(f"jobs.podSecurity.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")))
     given = found.pod_security
@@ -279,6 +298,8 @@ def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_n
         ("", "nodes", "watch"),
         ("", "pods", "list"),
         ("", "pods", "watch"),
+        ("nvsentinel.nvidia.com", "drainrequests", "list"),
+        ("nodemaintenance.medik8s.io", "nodemaintenances", "list"),
     }
     arguments = container(render("watchNamespaces={research,exams}"))["args"]
     assert arguments[-2:] == ["--namespace=research", "--namespace=exams"]

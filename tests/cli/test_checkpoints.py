@@ -7,14 +7,14 @@ from cli.fake_api import FakeApi
 from cli.makers import make_checkpoint, make_job
 
 TABLE = """\
-STEP   ATTEMPT   AGE   LAYOUT        RESHARDABLE   PATH
-60     1         40m   tp4-pp2-dp2   yes           /data/run/global_step_60
-80     2         25m   tp4-pp2-dp2   no            /data/run/global_step_80
+STEP   ATTEMPT   AGE   LAYOUT        PATH
+60     1         40m   tp4-pp2-dp2   /data/run/global_step_60
+80     2         25m   tp4-pp2-dp2   /data/run/global_step_80
 """
 
 
 def test_kept_checkpoints_are_listed_oldest_first(api: FakeApi, rljob: Rljob) -> None:
-    kept = [make_checkpoint(60, 40), make_checkpoint(80, 25, attempt=2) | {"reshardable": False}]
+    kept = [make_checkpoint(60, 40), make_checkpoint(80, 25, attempt=2)]
     api.add(make_job(checkpoint={"latest": kept[-1], "kept": kept}))
     assert rljob("checkpoints", "demo").out == TABLE
     assert [c["step"] for c in json.loads(rljob("checkpoints", "demo", "-o", "json").out)] == [60, 80]

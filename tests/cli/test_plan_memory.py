@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kubectl_rljob.__main__ import main
-from rljob_api.sizing.devices import DEVICES, GIB, device_bytes
+from rljob_api.sizing.devices import DEVICES, GIB, device
 from web_server import answering
 
 RECIPE = Path(__file__).parents[2] / "examples/qwen2.5-7b-gsm8k"
@@ -24,11 +24,11 @@ generate            -        6.0        31.6     37.6
 score               7.1      10.1       -        17.2
 train               31.9     15.8       -        47.7
 sync                7.1      10.1       14.2     31.3
-save                31.9     6.0        31.6     69.6
+save                17.7     6.0        31.6     55.4
 
 Fits, by the estimate
 
-Host memory of a trainer pod: 553.2 GiB (141.8 for offload, 56.7 for the reference, 354.6 for a checkpoint), \
+Host memory of a trainer pod: 297.9 GiB (141.8 for offload, 56.7 for the reference, 99.3 for a checkpoint), \
 and what its processes need in any case; limits.memory: 768.0 GiB
 
 KV cache of a server: at most 17.5 GiB per GPU; 21.0 GiB per GPU would hold all samples in flight at their longest
@@ -46,12 +46,12 @@ def test_each_phase_of_a_step_is_held_against_the_gpu(capsys: pytest.CaptureFixt
 
 
 def test_a_phase_that_cannot_fit_or_may_not_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("--gpu", "40Gi") == 1
+    assert plan("--gpu", "40Gi", "--set", "rollout.vllmArgs={gpu-memory-utilization: 0.6}") == 1
     out = capsys.readouterr().out
     assert "\nDoes not fit in save, and by the estimate not in train\n" in out
     assert out.endswith(
         "Every rule holds, and the job does not fit:\n\nspec.trainer = GPUs of 40.0 GiB\n"
-        "    the job does not fit in save (53.9 GiB), and by the estimate not in train (47.7 GiB): ranks would refuse to start\n"
+        "    the job does not fit in save (47.7 GiB), and by the estimate not in train (47.7 GiB): ranks would refuse to start\n"
         "    fix: docs/sizing.md has what to change, by its cost\n"
     )
     assert plan("--gpu", "64Gi") == 0
@@ -65,13 +65,11 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     assert plan("--set", f"{resources}.limits.memory=256Gi", "--set", f"{resources}.requests.memory=200Gi") == 1
     out = capsys.readouterr().out
     assert "limits.memory: 256.0 GiB: more than it has, so the pod would end with OOMKilled\n" in out
-    assert f"spec.{resources}.limits.memory = 256.0 GiB\n    the job keeps 553.2 GiB in the host memory" in out
+    assert f"spec.{resources}.limits.memory = 256.0 GiB\n    the job keeps 297.9 GiB in the host memory" in out
     assert "Valid." not in out
     stays = ("checkpoint.everySteps=0", "trainer.offload={}", "reference.offload=false")
     assert plan(*(word for value in stays for word in ("--set", value))) == 0
-    assert "Host memory of a trainer pod: 354.6 GiB (354.6 for a checkpoint), " in capsys.readouterr().out, (
-        "the last one"
-    )
+    assert "Host memory of a trainer pod: 99.3 GiB (99.3 for a checkpoint), " in capsys.readouterr().out, "the last one"
 
 
 def test_a_server_whose_share_is_smaller_than_its_weights_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,12 +244,12 @@ def test_a_gpu_that_nobody_knows_is_refused_with_the_names(
     ],
 )
 def test_a_gpu_is_found_as_its_maker_or_a_nodes_label_names_it(name: str, card: str) -> None:
-    assert device_bytes(name) == DEVICES[card] * GIB
+    assert device(name).bytes == DEVICES[card] * GIB
 
 
 def test_a_gpu_that_is_neither_a_name_nor_a_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"neither a size, such as 80Gi, nor one of a100-40g"):
-        device_bytes("1.2.3")
+        device("1.2.3")
 
 
 def test_a_gpu_without_a_model_to_hold_against_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +260,7 @@ def test_a_gpu_without_a_model_to_hold_against_it_is_refused(capsys: pytest.Capt
 def test_a_device_has_a_little_less_than_its_name_says() -> None:
     for name in DEVICES:
         gigabytes = float(name.rpartition("-")[2].removesuffix("g"))
-        assert 0.9 * gigabytes * 1e9 < device_bytes(name) < 1.08 * gigabytes * 1e9
+        assert 0.9 * gigabytes * 1e9 < device(name).bytes < 1.08 * gigabytes * 1e9
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kubectl_rljob.__main__ import main
 from rljob_api.rules import validate
+from rljob_api.sizing.devices import device
 from rljob_api.sizing.memory import GIB, phases
+from rljob_api.sizing.network import cards, hand_over, update
 from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Machine, speed
 from rljob_api.sizing.traffic import links
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import PythonReward, RewardSpec
@@ -20,8 +24,14 @@ PUBLISHED = {
     "qwen2.5-1.5b-gsm8k": 1_543_714_304,
     "qwen2.5-7b-gsm8k": 7_615_616_512,
     "qwen3-30b-a3b-dapo": 30_532_122_624,
+    "llama-3.3-70b": 70_553_706_496,
+    "glm-4.5-air": 106_852_251_264,
+    "qwen3-235b-a22b": 235_093_634_560,
 }
-"""Parameters, as the model cards' safetensors count them."""
+"""Parameters, as the model cards' safetensors count them; of GLM-4.5-Air without its layer for multi-token prediction, which has another embedding
+and another output layer: with them 110,468,824,832."""
+LARGE = ("llama-3.3-70b", "glm-4.5-air", "qwen3-235b-a22b")
+"""Whose pages say what plan's model of time makes of them."""
 GPUS = (79.1, 139.8)
 """GiB of an H100 with 80 GB and of an H200 with 141 GB, as their drivers report it."""
 MANIFESTS = sorted(
@@ -52,6 +62,41 @@ def test_a_recipe_fits_into_the_gpus_of_its_page_with_the_memory_that_the_page_s
     assert all(phase.total < gpu * GIB for phase, gpu in zip(fullest, GPUS, strict=True))
     row = " | ".join([*(f"{phase.total / GIB:.1f}" for phase in fullest), fullest[0].name])
     assert row in (path.parent / "README.md").read_text(), row
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MANIFESTS if path.parent.name in LARGE], ids=lambda p: f"{p.parent.name}/{p.name}"
+)
+def test_a_large_recipe_takes_as_long_as_its_page_says(path: Path) -> None:
+    spec, shape, h100, network = (
+        RLJobSpec.model_validate(job(path)["spec"]),
+        Shape.of(config(path)),
+        device("h100"),
+        cards("8x400g"),
+    )
+    assert shape and h100.rates
+    sent, taken = update(spec, shape), speed(spec, shape, Machine(h100.rates, h100.bytes, network))
+    numbers = [
+        f"{sent.sent / 1e9:,.1f}",
+        f"{sent.received / 1e9:,.1f}",
+        f"{sent.seconds(network):.1f}",
+        f"{hand_over(spec, shape).seconds(network):.2f}",
+    ]
+    seconds = [f"{taken.generate:,.0f}", f"{taken.train:,.0f}", f"{taken.tokens_per_second:,.0f}"]
+    page = (path.parent / "README.md").read_text()
+    assert f"| `{path.name}` | {' | '.join([*numbers, *seconds])} |" in page
+    assert "**Unmeasured**" in page
+
+
+@every_manifest
+def test_plan_says_that_a_recipe_fits_on_its_gpus_and_where_it_does_not(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["plan", "-f", str(path), "--model", str(path.parent), "--offline", "--network", "8x400g"]
+    assert main([*given, "--gpu", "h100"]) == 0
+    assert "\nFits, by the estimate\n" in capsys.readouterr().out
+    assert main([*given, "--gpu", "12Gi"]) == 1
+    assert "Every rule holds, and the job does not fit:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", PUBLISHED)

@@ -120,7 +120,7 @@ def test_a_switch_is_true_or_false(table) -> None:  # type: ignore[no-untyped-de
     [
         ("verl", "actor_rollout_ref.actor.use_kl_loss"),
         ("verl", "reward_model.reward_kwargs.overlong_buffer_cfg.enable"),
-        ("verl", "actor_rollout_ref.actor.megatron.dist_ckpt_optim_fully_reshardable"),
+        ("verl", "algorithm.use_kl_in_reward"),
         ("trinity", "buffer.explorer_input.taskset.reward_fn_args.enable_overlong_penalty"),
         ("llamafactory", "bf16"),
         ("llamafactory", "overlap_param_gather"),

@@ -12,12 +12,15 @@ from rljob_api import names
 from rljob_api.placement_status import PlacementStatus, PodAssignment
 from rljob_api.quantity import Resources, add
 from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.pods import parse_pod
 from rljob_operator.kube.api import Object
 from rljob_operator.schedulers.builtin import cycle
+from rljob_operator.schedulers.builtin.gate import operations
 from rljob_operator.watch.events import CAPACITY_DELAY
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang, Plan, Stay
 from rljob_placement.plan import plan
+from simulator.cluster import FakeCluster
 from simulator.crowd import Crowd
 from simulator.feed import HOSTILE, PROMPT, Faults
 from simulator.objects import job_object, node_object
@@ -142,7 +145,7 @@ def test_nothing_is_kept_of_jobs_pods_and_nodes_that_are_gone() -> None:
 
 @pytest.mark.parametrize("faults", [PROMPT, HOSTILE])
 @pytest.mark.parametrize("seed", range(6))
-async def test_no_job_waits_that_would_fit(seed: int, faults: Faults) -> None:
+async def test_no_job_waits_that_would_fit_and_no_node_is_given_twice(seed: int, faults: Faults) -> None:
     """Jobs come, end and change in any order on nodes that are drained. When it is quiet, nobody has been left out."""
     crowd = Crowd({f"n{i}": 3 for i in range(6)}, faults=faults, random=Random(seed))
     for i in range(24):
@@ -153,8 +156,10 @@ async def test_no_job_waits_that_would_fit(seed: int, faults: Faults) -> None:
         crowd.drain(node) if crowd.random.random() < 0.2 else crowd.uncordon(node)
         for _ in range(crowd.random.randint(0, 4)):
             await crowd.turn()
+            crowd.check_capacity()
     for _ in range(30):
         await crowd.turn()
+        crowd.check_capacity()
     free, placed = crowd.feed.cache.capacity.cluster(), 0
     assert {node.name: dict(node.free) for node in free.nodes} == recomputed(crowd.feed.cache)
     for request in crowd.operator._scheduler._cache.pending(crowd.now, ()):
@@ -208,3 +213,18 @@ async def test_a_job_that_fits_at_last_is_woken_and_no_other(planned: list[int])
         await waiting.second(rate=1, whole=1.0)
     assert 1 <= len(waiting.placed()) <= 4
     assert {name for name in waiting.passes if name} == waiting.placed()
+
+
+async def test_a_pod_that_was_released_to_a_node_counts_there_before_anybody_says_that_it_is_bound() -> None:
+    """Whatever its job says meanwhile: the event that it is bound may come late."""
+    cluster, cache = FakeCluster(), ClusterCache(lambda: 0.0)
+    cache.put(cluster.put(node_object(True, name="n1", pods=3)))
+    spec = {"containers": [{"resources": {"requests": {"cpu": "1"}}}], "schedulingGates": [{"name": names.GATE}]}
+    meta = {"name": "a-rollout-0", "namespace": "research", "annotations": {names.ANNOTATION_TEMPLATE_HASH: "1"}}
+    gated = cluster.put({"kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+    cache.put(gated)
+    before = cache.capacity.free("n1")
+    released = await cluster.patch("Pod", "research", "a-rollout-0", operations(parse_pod(gated), "n1", 10.0))
+    cache.put(released)
+    after = cache.capacity.free("n1")
+    assert before and after and (before.free["pods"], after.free["pods"]) == (3000, 2000)

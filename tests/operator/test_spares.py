@@ -320,6 +320,59 @@ async def test_the_next_attempt_opens_on_the_running_pods_when_the_nodes_of_two_
     assert set(members(world).values()) == {"demo-trainer-0", "demo-trainer-3"}
 
 
+def bring_back(world: World, node: str) -> None:
+    """The node is switched on again, and the pods that it had run once more."""
+    world.cluster.full.discard(node)
+    world.cluster.edit("Node", None, node)["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    for pod in world.cluster.pods(NAMESPACE):
+        if pod["spec"].get("nodeName") == node:
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            world.cluster.edit("Pod", NAMESPACE, name)["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+            if launcher := world.launchers.get(uid):
+                world.launchers[uid] = type(launcher)(launcher.pod, uid, launcher.boot_id + "+")
+
+
+def trainers_on_nodes(world: World) -> set[str]:
+    pods = {str(p["metadata"]["name"]) for p in world.cluster.pods(NAMESPACE) if p["spec"].get("nodeName")}
+    return {name for name in pods if name.startswith("demo-trainer-")}
+
+
+@pytest.mark.parametrize("spares", [1, 2])
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_pods_that_nobody_needs_any_more_hold_no_nodes_when_lost_ones_are_back(backend: str, spares: int) -> None:
+    world = await warmed(apply(World(steps=400), nodes=8, spares=spares, backend=backend), spares)
+    lost = list[str]()
+    for attempt, ordinal in ((2, 0), (3, 1)):
+        lost.append(node_of(world, f"demo-trainer-{ordinal}"))
+        lose(world, f"demo-trainer-{ordinal}")
+        await world.until(state="Running", attempt=attempt, turns=40)
+        await warmed(world, spares)
+    assert set(members(world).values()) == {"demo-trainer-2", "demo-trainer-3"}
+    for node in lost:
+        bring_back(world, node)
+    for _ in range(10):
+        await world.turn()
+    assert world.status.attempt and world.status.attempt.number == 3, "the attempt goes on"
+    assert len(trainers_on_nodes(world)) == 2 + spares, trainers_on_nodes(world)
+    await warmed(world, spares)
+    lose(world, "demo-trainer-3")
+    await world.until(state="Running", attempt=4, turns=40)
+
+
+@pytest.mark.parametrize("backend", ["builtin"])
+async def test_without_spares_too_the_pod_of_a_node_that_is_back_gives_it_away(backend: str) -> None:
+    world = apply(World(steps=400), nodes=6, spares=0, backend=backend)
+    await world.until(state="Running", step=3)
+    back = node_of(world, "demo-trainer-0")
+    lose(world, "demo-trainer-0")
+    await world.until(state="Running", attempt=2, turns=40)
+    bring_back(world, back)
+    for _ in range(10):
+        await world.turn()
+    assert world.status.attempt and world.status.attempt.number == 2
+    assert trainers_on_nodes(world) == set(members(world).values())
+
+
 def test_an_open_attempt_keeps_its_members_and_running_spares_stay() -> None:
     opened = spared().with_attempt()
     assert wanted(opened, pod(0), pod(1, deleting=True), pod(2)) == [0, 1, 2]

@@ -160,6 +160,8 @@ def test_reasons_states_and_exceptions_are_those_of_the_code(page: Path) -> None
         *get_args(ConditionType),
         *leave_nodes.TAINTS,
         *leave_nodes.CONDITIONS,
+        *leave_nodes.REQUESTS,
+        leave_nodes.DONE,
     }
     for word in ticked(page):
         if re.fullmatch(r"(?:[A-Z][a-z]+)+", word) and word not in known | KUBERNETES:

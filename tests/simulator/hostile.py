@@ -24,9 +24,7 @@ def objects(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 
 COUNT = st.integers(0, 20) | st.integers(0, 20) | st.integers(0, 20) | INTEGERS
-CHECKPOINT = objects(
-    step=COUNT, attempt=COUNT, path=TEXTS, digest=TEXTS, layout=TEXTS, reshardable=st.booleans(), time=FLOATS
-)
+CHECKPOINT = objects(step=COUNT, attempt=COUNT, path=TEXTS, digest=TEXTS, layout=TEXTS, time=FLOATS)
 POINT = objects(step=st.integers(0, 20), reward=FLOATS, loss=FLOATS, seconds=FLOATS)
 METRIC = st.sampled_from([*list(METRICS)[:5], "unknown", "\x1b[2J", "reward_metrics/acc", "reward_metrics/\x1b[2J"])
 PROGRESS = objects(

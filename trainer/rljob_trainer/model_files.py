@@ -69,11 +69,25 @@ def _require_files(path: Path) -> None:
             raise Damaged(file, "is a Git LFS pointer, not the file itself", "fetch it with git lfs pull")
 
 
+def weight_files(path: Path) -> list[Path]:
+    """Files of a model's directory that hold its weights: those that its index names, or else all in safetensors. Raises Damaged, OSError."""
+    return [path / name for name in _file_names(path, _tensors(path))]
+
+
+def _file_names(path: Path, where: Mapping[str, str]) -> list[str]:
+    return sorted({*where.values()}) or sorted(file.name for file in path.glob("*.safetensors"))
+
+
+def _tensors(path: Path) -> dict[str, str]:
+    """The file of each tensor, by the index; empty: there is none. Raises Damaged."""
+    index = path / INDEX
+    return _index(index) if index.is_file() else {}
+
+
 def _shapes(path: Path) -> Shapes:
     """Of all tensors. Empty without safetensors. Raises Damaged."""
-    index = path / INDEX
-    where = _index(index) if index.is_file() else {}
-    files = sorted({*where.values()}) or sorted(file.name for file in path.glob("*.safetensors"))
+    where = _tensors(path)
+    files = _file_names(path, where)
     if missing := [name for name in files if not (path / name).is_file()]:
         raise Damaged(path / missing[0], f"is missing, and {INDEX} names it")
     found = {tensor: (name, shape) for name in files for tensor, shape in header(path / name).items()}

@@ -6,7 +6,7 @@ from typing import Any
 
 from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
-from kubectl_rljob.printers import memory, placement
+from kubectl_rljob.printers import memory, network, placement
 from kubectl_rljob.printers.text import plural, table
 from rljob_api import names
 from rljob_api.families import targets_of
@@ -72,6 +72,8 @@ def page(plan: Plan, found: Preview) -> str:
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():
             blocks += [memory.volume(space)]
+        if traffic := plan.traffic():
+            blocks += [network.table_of(traffic, plan.cards)]
         if unpublished := images(plan.spec):
             blocks += [unpublished]
         if not plan.violations:

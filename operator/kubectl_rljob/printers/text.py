@@ -104,7 +104,7 @@ def plural(count: int, noun: str) -> str:
 
 
 JOBS = ("NAME", "STATE", "STEP", "METRIC", "READY", "RESTARTS", "AGE")
-CHECKPOINTS = ("STEP", "ATTEMPT", "AGE", "LAYOUT", "RESHARDABLE", "PATH")
+CHECKPOINTS = ("STEP", "ATTEMPT", "AGE", "LAYOUT", "PATH")
 
 
 def jobs(found: Sequence[Job], now: datetime, with_namespace: bool, width: int) -> str:
@@ -125,5 +125,5 @@ def _job(job: Job, now: datetime) -> tuple[object, ...]:
 
 def checkpoints(kept: Sequence[Checkpoint], now: datetime, width: int) -> str:
     """One line per complete checkpoint, oldest first."""
-    rows = [(c.step, c.attempt, age(c.time, now), c.layout, "yes" if c.reshardable else "no", c.path) for c in kept]
+    rows = [(c.step, c.attempt, age(c.time, now), c.layout, c.path) for c in kept]
     return table(CHECKPOINTS, rows, width)

@@ -1,7 +1,8 @@
 """Check a manifest before it is applied."""
 
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import click
@@ -14,12 +15,22 @@ from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Read, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
+from kubectl_rljob.printers import suggest as suggested
 from kubectl_rljob.session import Session
+from kubectl_rljob.suggesting import elsewhere
+from kubectl_rljob.suggesting import suggest as suggestions
 from rljob_api import names
+from rljob_api.manifest.jobs import Manifest
 from rljob_api.policy import DEFAULT_POLICY
-from rljob_api.sizing.devices import DEVICES, Device, device_bytes
+from rljob_api.sizing import devices
+from rljob_api.sizing.devices import DEVICES, RATES, Device
+from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Machine
 from rljob_placement.cluster import OCCUPYING, essential
+
+NETWORK = "8x400g"
+"""Cards of a node that suggestions are counted with, unless others are named."""
 
 
 @verb()
@@ -57,6 +68,17 @@ from rljob_placement.cluster import OCCUPYING, essential
     "default: what the labels of the cluster's nodes say)",
 )
 @click.option(
+    "--network",
+    metavar="RATE",
+    help="network cards of a node, for example 400g, or 8x400g for eight of 400 Gbit/s: shows the least seconds of an update and of a batch",
+)
+@click.option(
+    "--suggest",
+    is_flag=True,
+    help="in place of the plan, show layouts in which the job fits, for its numbers of nodes and GPUs, the fastest first by a model of their speed "
+    f"(needs --model and --gpu; --network is {NETWORK} unless given)",
+)
+@click.option(
     "--set",
     "settings",
     multiple=True,
@@ -78,6 +100,8 @@ def plan(
     adapters: str | None,
     models_of: tuple[str, ...],
     gpu: str | None,
+    network: str | None,
+    suggest: bool,
     settings: tuple[str, ...],
     offline: bool,
     operator_namespace: str,
@@ -93,12 +117,26 @@ def plan(
     given = adapter_config(adapters) if adapters else None
     manifests = manifest.read(filename, settings)
     policy, unread = (DEFAULT_POLICY, "") if offline else session.job_policy(operator_namespace)
-    plans = [Plan.of(m, config, policy, unread, device, others, given) for m in manifests]
+    between = _cards(network or NETWORK) if network or suggest else None
+    planned = partial(
+        Plan.of,
+        model=config,
+        policy=policy,
+        unread=unread,
+        device=device,
+        others=others,
+        adapters=given,
+        cards=between,
+    )
+    plans = [planned(m) for m in manifests]
     _require_roles(others, plans)
     _require_adapters(adapters, plans)
     read = cache(lambda: _read(session))
     if not gpu and not offline:
         plans = [_on_cluster(p, read) for p in plans]
+    if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):
+        _suggest(session, list(zip(manifests, plans, strict=True)), planned, output)
+        return
     found = [(p, preview(p, read, offline)) for p in plans]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
@@ -106,6 +144,29 @@ def plan(
         session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
     if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
+
+
+def _suggest(
+    session: Session, jobs: Sequence[tuple[Manifest, Plan]], planned: Callable[[Manifest], Plan], output: str | None
+) -> None:
+    searched = []
+    for job, base in jobs:
+        if base.model is None or base.cards is None or base.device is None or base.device.rates is None:
+            raise UserError(
+                f"--suggest needs --model, and --gpu with one of {', '.join(RATES)}: a size says nothing of speed"
+            )
+        machine = Machine(base.device.rates, base.device.bytes, base.cards)
+        searched.append((base, suggestions(job, base, machine, partial(_on, base.device, planned))))
+    if output:
+        session.terminal.data(data.render([found.dump(base.name) for base, found in searched], output))
+    else:
+        session.terminal.show("\n\n".join(suggested.page(base, found) for base, found in searched))
+    if not all(found.found for _, found in searched):
+        raise click.exceptions.Exit(errors.REFUSED)
+
+
+def _on(device: Device, planned: Callable[[Manifest], Plan], job: Manifest) -> Plan:
+    return replace(planned(job), device=device)
 
 
 def _on_cluster(plan: Plan, read: Read) -> Plan:
@@ -120,9 +181,16 @@ def _device(gpu: str, model: str | None) -> Device:
     if not model:
         raise UserError("--gpu needs --model, without which no memory is estimated")
     try:
-        return Device(device_bytes(gpu))
+        return devices.device(gpu)
     except ValueError as error:
         raise UserError(f"--gpu {gpu}: {error}") from error
+
+
+def _cards(network: str) -> Cards:
+    try:
+        return cards(network)
+    except ValueError as error:
+        raise UserError(f"--network {network}: {error}") from error
 
 
 def _others(models_of: tuple[str, ...], model: str | None) -> dict[str, Shape]:

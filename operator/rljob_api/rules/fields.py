@@ -3,7 +3,8 @@ type, missing fields, and unknown ones, which are typing errors, fields of anoth
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import takewhile
 from typing import Any, NamedTuple, get_args
 
@@ -34,7 +35,8 @@ def section(location: Location) -> tuple[list[str], type[Model] | None]:
     return found, model
 
 
-def names_of(model: type[Model]) -> dict[str, type[Model] | None]:
+@cache
+def names_of(model: type[Model]) -> Mapping[str, type[Model] | None]:
     """A model's fields by their YAML names, with the models of their values, or of the items of their lists."""
     return {str(field.alias): _held(field.annotation) for field in model.model_fields.values()}
 

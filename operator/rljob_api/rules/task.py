@@ -92,8 +92,10 @@ READERS: dict[str, tuple[Task, ...]] = {
 
 def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
     """A field that the job's task does not read."""
+    if spec.task in READERS[path]:
+        return
     tasks, value = READERS[path], field(path).of(spec)
-    if spec.task not in tasks and value != _default(spec, path):
+    if value != _default(spec, path):
         yield Violation(
             f"spec.{path}",
             _shown(value),

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.rules.engine import Check, Violation
+from rljob_api.rules.fields import names_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import AbsolutePath, Volume
 from rljob_api.type_errors import SENTENCES, as_written
@@ -153,10 +154,16 @@ def _of_section(section: Model, at: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _fields(kind: type[Model]) -> tuple[tuple[str, str | None, bool], ...]:
-    """Name, alias, and whether it holds paths, of each field. Looked up once: every spec that is checked asks for all of them."""
-    return tuple(
+    """Name, alias, and whether it holds paths itself, of each field with paths in it. Looked up once: every spec that is checked asks for it."""
+    known = names_of(kind)
+    found = (
         (name, field.alias, _holds_paths((field.annotation, *field.metadata)))
         for name, field in kind.model_fields.items()
+    )
+    return tuple(
+        (name, alias, is_path)
+        for name, alias, is_path in found
+        if is_path or ((inner := known[str(alias)]) and _fields(inner))
     )
 
 

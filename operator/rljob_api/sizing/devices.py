@@ -20,6 +20,29 @@ DEVICES: Mapping[str, float] = {
 """Memory by GPU, in GiB, as torch.cuda.mem_get_info reports it, which is a little less than the name says: measured on the H200, for the others from
 torch's out-of-memory messages."""
 
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a GPU does in a second, by its maker's data sheet."""
+
+    operations: float
+    """Of dense matrices in bfloat16."""
+    memory: float
+    """Bytes read from its memory."""
+    neighbours: float
+    """Bytes to the other GPUs of its node: NVLink, one way, or PCIe."""
+
+
+RATES: Mapping[str, Rates] = {
+    "a100-40g": Rates(312e12, 1.56e12, 300e9),
+    "a100-80g": Rates(312e12, 2.04e12, 300e9),
+    "b200-180g": Rates(2250e12, 8.0e12, 900e9),
+    "h100-80g": Rates(989e12, 3.35e12, 450e9),
+    "h200-141g": Rates(989e12, 4.8e12, 450e9),
+    "l40s-48g": Rates(362e12, 0.86e12, 32e9),
+    "rtx4090-24g": Rates(165e12, 1.01e12, 32e9),
+}
+
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 """Labels of nodes from NVIDIA's GPU feature discovery: the product, such as `NVIDIA-H100-80GB-HBM3`, and its memory in MiB as nvidia-smi counts
 it."""
@@ -32,10 +55,12 @@ WITHOUT_MEANING = {"nvidia", "geforce", "sxm", "sxm4", "sxm5", "pcie", "hbm2e", 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that a job's memory is compared with. `bytes`: what a process sees. `found`: where the size is known from; empty: the user named it."""
+    """The GPU that a job is compared with. `bytes`: what a process sees. `found`: where the size is known from; empty: the user named it."""
 
     bytes: float
     found: str = ""
+    rates: Rates | None = None
+    """None: it is known by its size only."""
 
 
 def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
@@ -48,24 +73,26 @@ def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
     mebibytes, product = min(sizes)
     kinds = len({name for _, name in sizes})
     which = f"{product}, by the labels of {len(sizes)} node{'s' if len(sizes) > 1 else ''}"
-    return Device(mebibytes * 2**20 - DRIVER, which + (f", the smallest of {kinds} kinds" if kinds > 1 else ""))
+    found = which + (f", the smallest of {kinds} kinds" if kinds > 1 else "")
+    cards = [card for card in DEVICES if _is(card, product)]
+    return Device(mebibytes * 2**20 - DRIVER, found, RATES[cards[0]] if len(cards) == 1 else None)
 
 
-def device_bytes(name: str) -> float:
-    """Bytes of a GPU by its name, with or without its size, as in DEVICES, by its maker or in a node's label; or of a Kubernetes quantity. Raises
+def device(name: str) -> Device:
+    """A GPU by its name, with or without its size, as in DEVICES, by its maker or in a node's label; or by its size as a Kubernetes quantity. Raises
     ValueError for a name that is not known, or fits several GPUs."""
     cards = [card for card in DEVICES if _is(card, name)]
     if len(cards) > 1:
         raise ValueError(f"there are several: {', '.join(cards)}")
     if cards:
-        return DEVICES[cards[0]] * GIB
+        return Device(DEVICES[cards[0]] * GIB, rates=RATES[cards[0]])
     try:
         found = quantity.parse(name) / 1000
     except ValueError:
         raise ValueError(_unknown(name)) from None
     if found < GIB:
         raise ValueError("less than 1 GiB: write a size such as 80Gi")
-    return found
+    return Device(found)
 
 
 def _is(card: str, name: str) -> bool:

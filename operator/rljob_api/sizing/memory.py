@@ -11,9 +11,8 @@ each GPU. A colocated server takes the whole share that it was given.
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
 
-Host memory: what is offloaded from the GPUs, and copies that checkpoints are written from. A checkpoint of any layout, the last one or a drained
-job's, is gathered: every rank holds the moments and float32 copies of all that its stage learns (megatron/compat/optimizer_gathering.py in the
-trainer). One that is written while training continues is a copy of the rank's own shards only, whose memory is given back before the last one. Not
+Host memory: what is offloaded from the GPUs, and copies that checkpoints are written from: of moments and float32 weights those that a rank has
+(megatron/compat/optimizer_pieces.py in the trainer), and its share of the weights, which data-parallel ranks write together. Not
 counted: what processes hold in any case (imports, buffers of libraries, pages of files), and weights that wait for a colocated server.
 """
 
@@ -27,7 +26,6 @@ from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
     FLOAT,
-    Network,
     Stage,
     fullest,
     held_by,
@@ -159,8 +157,7 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     """The phases of a step, each for the stage that holds most. `device`: bytes of the GPU.
 
     generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
-    hold the weights. save: parameters and moments are brought back while the server is awake; for any layout, as at the end, also the gradient
-    buffers, of one network at a time: its optimizer is gathered in them.
+    hold the weights. save: parameters and moments are brought back while the server is awake.
     """
     weights, awake = _server(spec, shape, device)
     sent = in_transfer(spec, shape)
@@ -175,13 +172,12 @@ def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[Pha
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
     backward = max(held_by(networks, n, "parameters", "gradients") for n in trained) + stage.passing
     update = max(held_by(networks, n, "parameters", "gradients", "optimizer") for n in trained)
-    gathering = max(n.gradients if n.offload.gradients else 0.0 for n in trained)
     return [
         Phase("generate", held_by(networks), awake),
         Phase("score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
         Phase("train", update, 0.0, max(0.0, backward - update)),
         Phase("sync", held_by(networks, policy, "parameters"), weights, sent),
-        Phase("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained) + gathering, awake),
+        Phase("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
     ]
 
 
@@ -252,29 +248,25 @@ class HostMemory:
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
-        offloaded=ranks * max(sum(map(_offloaded, s.networks)) for s in found),
+        offloaded=ranks * max(sum(n.moved for n in s.networks) for s in found),
         reference=ranks * _reference(spec, shape),
         checkpoint=ranks * max(_written(spec, s) for s in found),
     )
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:
-    """Bytes that one rank writes a checkpoint from. One copy of the model writes the weights."""
-    trained = [n for n in stage.networks if n.gradients]
-    weights = sum(n.gradients for n in trained) * BYTES[spec.model.dtype] / FLOAT
-    gathered = sum(3 * n.gradients for n in trained)
-    return weights / Layout.of(spec, names.ROLE_TRAINER).data + gathered
+    """Bytes that one rank writes a checkpoint from. In float32, where a weight is its own float32 copy, the optimizer's part of it is written too."""
+    trained, lay = [n for n in stage.networks if n.gradients], Layout.of(spec, names.ROLE_TRAINER)
+    width = BYTES[spec.model.dtype]
+    weights = sum(n.gradients for n in trained) * width / FLOAT
+    states = sum(n.optimizer for n in trained) * (3 / 2 if width == FLOAT else 1)
+    return weights / (lay.data * lay.context) + states
 
 
 def memory_limit(spec: RLJobSpec) -> float:
     """Bytes of memory that a trainer pod may use; 0: it has no limit. Raises ValueError for what is no quantity."""
     limits = spec.trainer.template.resources.limits
     return quantity.parse(limits["memory"]) / 1000 if "memory" in limits else 0.0
-
-
-def _offloaded(network: Network) -> float:
-    moves = network.offload
-    return moves.parameters * network.parameters + moves.optimizer * network.optimizer
 
 
 def _reference(spec: RLJobSpec, shape: Shape) -> float:

@@ -49,6 +49,11 @@ class Network:
         parts: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
         return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
 
+    @property
+    def moved(self) -> float:
+        """Bytes that wait in host memory while the model rests. Gradients are not kept."""
+        return self.offload.parameters * self.parameters + self.offload.optimizer * self.optimizer
+
 
 def held_by(networks: Sequence[Network], busy: Network | None = None, *used: Part) -> float:
     """Bytes on the GPU of all models, while one of them (`busy`) needs the parts `used`."""

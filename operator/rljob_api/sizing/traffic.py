@@ -100,7 +100,7 @@ def _tokens(spec: RLJobSpec) -> float:
     return float(amounts.samples_per_step * amounts.longest * spec.train.epochs_per_step)
 
 
-def _forward_passes(spec: RLJobSpec) -> float:
+def forward_passes(spec: RLJobSpec) -> float:
     """Passes of the trainer over the step's tokens without a backward pass, per pass with one."""
     old = 0 if spec.supervised or Amounts.of(spec).updates == 1 else 1
     passes = old + (spec.has_reference and names.ROLE_REFERENCE not in spec.gangs)
@@ -109,7 +109,7 @@ def _forward_passes(spec: RLJobSpec) -> float:
 
 def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
-    volumes = Volumes.of(spec, shape, 1, _forward_passes(spec))
+    volumes = Volumes.of(spec, shape, 1, forward_passes(spec))
     chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
     return _pod_links(spec, volumes) + [Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)]
 

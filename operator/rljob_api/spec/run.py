@@ -42,8 +42,8 @@ class CheckpointSpec(Model):
     """A `global_step_N` directory, of this job or another of the same model, at which the job's first attempt starts, with optimizer and data order.
     From then on checkpoints in `path` count."""
     asynchronous: bool = True
-    """Write periodic checkpoints in the background, in a fast format that fits the same `trainer.parallelism` only (any number of data-parallel
-    ranks). Checkpoints of a drain and of the end are written synchronously, and fit every layout."""
+    """Write periodic checkpoints in the background: training waits for one copy to host memory only. false: it waits until they are on disk, as for
+    those of a drain and of the end. All can be resumed in any `trainer.parallelism`."""
     upload: UploadUrl | None = None
     """Directory of an object store, as `s3://BUCKET/RUN` or `gs://BUCKET/RUN`, that every complete checkpoint and every export is copied to, while
     training continues; nothing in it is deleted. Credentials are environment variables, as for `model.source`. Unset: nothing is copied."""

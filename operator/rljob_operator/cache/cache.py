@@ -13,7 +13,7 @@ Why reconciles may decide on the cache instead of reading live:
 
 import logging
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api import names
@@ -110,6 +110,17 @@ class Cache[T]:
         self._follow(key, value)
         silent = same and same.group == new.group and not self._predicate(same.value, value)
         return set() if silent else _groups(old, new)
+
+    def revise(self, key: Key, change: Callable[[T], T]) -> set[Key]:
+        """Changes the value of an entry by what is known besides its object. The next version of the object makes a new value."""
+        old = self._objects.get(key)
+        if old is None or (value := change(old.value)) == old.value:
+            return set()
+        new = self._objects[key] = replace(old, value=value)
+        if new.group:
+            self._groups[new.group][key] = new
+        self._follow(key, value)
+        return _groups(new) if self._predicate(old.value, value) else set()
 
     def remove(self, obj: Object) -> set[Key]:
         """The watch reports a deletion, whose version is newer than the object's. It is remembered, since a list that was begun before, or the

@@ -1,6 +1,6 @@
 """The caches of all kinds, and which jobs a change in one of them concerns."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,9 @@ class ClusterCache:
         self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
         self.failed = FailedPods(clock)
-        self.nodes: Cache[Node] = Cache(lambda obj, _: parse_node(obj, policy.leave_nodes), group=key_of)
+        self._leave, self._requested = policy.leave_nodes, dict[str, str]()
+        """By what nodes are left, and why objects ask for it, by node."""
+        self.nodes: Cache[Node] = Cache(self._node, group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
@@ -91,6 +93,18 @@ class ClusterCache:
     def put(self, obj: Object) -> None:
         """Takes an object that the API server has just answered with."""
         self._on_change(kind_of(obj), self.of_kind(kind_of(obj)).put(obj))
+
+    def request_nodes(self, requested: Mapping[str, str]) -> None:
+        """Why objects ask for nodes to be left, by node: all that there are."""
+        before, self._requested = self._requested, dict(requested)
+        for name in before.keys() | requested.keys():
+            groups = self.nodes.revise(("", name), lambda node: node.requested(self._requested.get(node.name, "")))
+            self._on_change("Node", groups)
+
+    def _node(self, obj: Object, before: Node | None) -> Node:
+        node = parse_node(obj, self._leave)
+        why = self._requested.get(node.name)
+        return node.requested(why) if why else node
 
     def delete(self, kind: str, key: Key) -> None:
         """The API server has just answered that there is nothing under this name."""

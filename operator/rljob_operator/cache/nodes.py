@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rljob_api import names
 from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.quantity import Resources, parse
 from rljob_operator.cache.pods import condition_of
@@ -13,6 +14,7 @@ from rljob_placement import cluster as placement
 from rljob_placement.cluster import Node as SchedulableNode
 from rljob_placement.cluster import occupied, requests
 
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
@@ -30,13 +32,22 @@ class Node:
     out_of_service: bool = False
     """It has the out-of-service taint, by which an administrator vouches that nothing runs there any more."""
 
+    signs: str = ""
+    """What the node itself says about why jobs should leave it."""
+
     @property
     def quarantine(self) -> str:
         """Why its owner wants jobs to leave it; empty: its owner does not."""
         return self.schedulable.quarantine
 
+    def requested(self, why: str) -> "Node":
+        """The node if somebody asks for it to be left; empty: nobody does."""
+        quarantine = ", ".join(filter(None, (self.signs, why)))
+        return replace(self, schedulable=replace(self.schedulable, quarantine=quarantine))
+
 
 def parse_node(node: Object, leave: LeaveNodes) -> Node:
+    signs = leave.quarantine(node)
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
     ready, since = _readiness(meta, status)
     return Node(
@@ -44,7 +55,8 @@ def parse_node(node: Object, leave: LeaveNodes) -> Node:
         lost_since=None if ready else since,
         answers_since=since if ready else 0.0,
         out_of_service=any(t["key"] == OUT_OF_SERVICE for t in spec.get("taints", [])),
-        schedulable=replace(placement.parse_node(node, {}), quarantine=leave.quarantine(node)),
+        schedulable=placement.parse_node(node, {}, signs),
+        signs=signs,
     )
 
 
@@ -59,7 +71,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Node and requests of a pod; empty for one that is on no node or has ended."""
+    """Node and requests of a pod; empty for one that is on no node or has ended. One that was released to a node counts there at once: the event that
+    it is bound may come late, and its job may give up the assignment meanwhile."""
 
     node: str = ""
     requests: Resources | None = None
@@ -75,10 +88,20 @@ def parse_usage(pod: Object) -> Usage:
 
 
 def _usage(pod: Object) -> Usage:
-    node = occupied(pod)
+    node = occupied(pod) or _released_to(pod)
     if not isinstance(node, str):
         raise TypeError(f"spec.nodeName is no text: {node!r}")
     return Usage(node, requests(pod["spec"])) if node else Usage()
+
+
+def _released_to(pod: Object) -> str:
+    """The node to which a pod was pinned when its gate was removed (schedulers/builtin/gate.py); empty: none, or it has ended."""
+    notes = (pod.get("metadata") or {}).get("annotations") or {}
+    if names.ANNOTATION_UNGATED not in notes or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+        return ""
+    required = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {})
+    conditions = (c for term in required.get("nodeSelectorTerms", []) for c in term.get("matchFields", []))
+    return next((str(c["values"][0]) for c in conditions if c["operator"] == "In"), "")
 
 
 def _readable(pod: Object) -> Object:

@@ -89,9 +89,15 @@ def kind_of(obj: Object) -> str:
 
 
 def path(kind: str, namespace: str | None, name: str = "") -> str:
-    prefix, plural = KINDS[kind]
+    prefix, plural = KINDS.get(kind) or _foreign(kind)
     scope = f"/namespaces/{namespace}" if namespace else ""
     return f"{prefix}{scope}/{plural}" + (f"/{name}" if name else "")
+
+
+def _foreign(kind: str) -> tuple[str, str]:
+    """Path prefix and plural of a kind that only the administrator knows, which is called RESOURCE.VERSION.GROUP as for kubectl."""
+    plural, version, group = kind.split(".", 2)
+    return f"/apis/{group}/{version}", plural
 
 
 def resource(kind: str) -> tuple[str, str, str]:

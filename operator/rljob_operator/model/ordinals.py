@@ -2,7 +2,8 @@
 
 Rank is not ordinal. A node that is switched off keeps its pod, and with it the pod's name, until the node is back, deleted or tainted out-of-service.
 So does a pod that was deleted and cannot die, because its process hangs in the kernel or a finalizer keeps it. Meanwhile the StatefulSet is scaled up
-by one, and it is scaled down again between attempts, unless there are spares: then the running pods stay, and those of lower ordinals stand by, too.
+by one, and it is scaled down again between attempts, unless there are spares: then the running pods stay, and those of lower ordinals that are not
+wanted as spares hold no nodes (policies/pods.py).
 
 The pod that is passed over may still run, and may even train on for a while. Nothing that it does reaches the attempt that goes on without it: the
 newer attempt's fence keeps it from committing or pruning checkpoints (checkpoint/fence.py), rollouts that have served the newer attempt refuse its

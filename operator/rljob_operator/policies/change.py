@@ -22,10 +22,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Ungate:
-    """A gated pod, and the node that it is pinned to when its gate is removed."""
+    """A gated pod, and the node that it is pinned to when its gate is removed; empty: its scheduler chooses one."""
 
     pod: Pod
-    node: str
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

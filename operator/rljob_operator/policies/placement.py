@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rljob_api import names, reasons
 from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
 from rljob_api.sizing.layout import pods_of, required_pods
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import wanted
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, Ungate, set_
@@ -90,7 +92,9 @@ RETRY = 300.0
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     spec = s.spec_of(status.attempt)
     if not is_scheduled_here(spec, status):
-        return Change(set_(status, placement=None) if status.placement else status)
+        ungate = tuple(_released_to_others(s, status, spec)) if spec else ()
+        status = set_(status, placement=None) if status.placement else status
+        return Change(status, due=tuple(_retries(s)), ungate=ungate)
     before = status.placement or PlacementStatus()
     if before.excluded:
         avoided = excluded_nodes(status, s.now)
@@ -106,8 +110,23 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     ungate = tuple(_ungated(s, placement))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
-    due += [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
+    due += _retries(s)
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
+
+
+def _retries(s: Snapshot) -> list[float]:
+    """When gated pods may be released that must not be yet."""
+    return [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
+
+
+def _released_to_others(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Iterator[Ungate]:
+    """Gated pods of other schedulers that the job needs, with all spares."""
+    if spec.scheduling.facts.assigns_nodes or not spec.scheduling.spare_nodes or status.outcome or status.suspended:
+        return
+    ordinals = wanted(s, status, spec)[names.ROLE_TRAINER]
+    for pod in s.of(names.ROLE_TRAINER):
+        if names.GATE in pod.gates and pod.ordinal in ordinals and not pod.deleting and not retry_at(s, pod.name):
+            yield Ungate(pod)
 
 
 def ranks(status: JobStatus, pods: Sequence[Pod]) -> Sequence[int] | None:

@@ -5,19 +5,21 @@ Credentials are a reason for the former: pods get the token of the rollout serve
 The operator may not read Secrets. A kubelet says when one is missing, and the trainer when its value has changed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rljob_api import names, reasons
+from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, StuckPod
 from rljob_operator.cache.nodes import OUT_OF_SERVICE
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import certainly_dead, is_stuck, lost_at
+from rljob_operator.model.ordinals import certainly_dead, is_held, is_stuck, lost_at, wanted
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
 from rljob_operator.policies.opening import outdated
 from rljob_operator.policies.progress import current_progress
+from rljob_operator.schedulers.builtin.gate import has_gate
 from rljob_operator.times import seconds, stamp
 
 
@@ -71,9 +73,25 @@ def delete_pods(s: Snapshot, status: JobStatus) -> Change:
     limit = s.lifecycle.node_loss_seconds
     dead = tuple(p for p in s.pods if certainly_dead(p) and not is_stuck(p, limit, s.now))  # finalizers outlast it
     change = _obstacles(s, status)
+    unneeded = tuple(_unneeded(s, change.status))
     events = tuple(_event(p, "its node is gone or out of service") for p in dead)
+    events += tuple(_event(p, "another pod has taken its place") for p in unneeded)
     due = change.due + lost_at(s.pods, limit, s.now)
-    return replace(change, events=change.events + events, force=dead, due=due)
+    return replace(change, events=change.events + events, delete=change.delete + unneeded, force=dead, due=due)
+
+
+def _unneeded(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
+    """Pods that hold nodes for nothing: their own were lost and are back, and others have taken their places in the open attempt. A StatefulSet makes
+    all pods below its highest ordinal, so it replaces them, and the replacements stay gated."""
+    spec = s.spec_of(status.attempt)
+    if spec is None or not is_open(status.attempt):
+        return
+    ordinals, limit = wanted(s, status, spec), s.lifecycle.node_loss_seconds
+    for role in gang_sizes(spec):
+        for pod in s.of(role) if has_gate(spec, role) else ():
+            keeps = pod.ordinal in ordinals[role] or pod.ordinal > max(ordinals[role])
+            if pod.node and not keeps and not pod.deleting and not is_held(pod, limit, s.now):
+                yield pod
 
 
 def _obstacles(s: Snapshot, status: JobStatus) -> Change:

@@ -13,6 +13,7 @@ from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.base import avoiding
+from rljob_operator.schedulers.builtin.gate import has_gate
 
 
 def pod_template(
@@ -69,6 +70,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         },
         "containers": [_container(job, spec, role, token)],
         "volumes": _volumes(spec, spec.pods[role].shm_size),
+        "schedulingGates": [{"name": names.GATE}] if has_gate(spec, role) else [],
     }
     scheduler = scheduler_of(spec).pod_settings(job, spec, role)
     labels = t.labels | scheduler.labels | names.labels(job.name, role)

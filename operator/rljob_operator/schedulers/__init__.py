@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from rljob_api.backends import BackendName
 from rljob_api.spec import RLJobSpec
 from rljob_operator.schedulers.base import Scheduler
-from rljob_operator.schedulers.builtin.gate import Builtin
 from rljob_operator.schedulers.kai import Kai
 from rljob_operator.schedulers.kueue import Kueue
 from rljob_operator.schedulers.native import Native
 from rljob_operator.schedulers.volcano import Volcano
 
 SCHEDULERS: Mapping[BackendName, Scheduler] = {
-    "builtin": Builtin(),
+    "builtin": Scheduler(),
     "none": Scheduler(),
     "kueue": Kueue(),
     "volcano": Volcano(),

@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
+from rljob_operator.cache.nodes import REQUIRED
 
 Object = dict[str, Any]
 
@@ -31,9 +32,6 @@ class Scheduler:
     def objects(self, job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
         """Objects to create alongside the StatefulSets: apiVersion, kind, metadata.name and body. Labels and owner are added by `render`."""
         return []
-
-
-REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pinned(affinity: Mapping[str, Any], node: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.session import MARK, reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
 from trainer.data.templates import MISTRAL, QWEN, tokenizer
@@ -44,6 +44,7 @@ class Caller(Server):
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        body["prompt"] = unpack_tokens(body["prompt"])
         self.requests.append(body)
         await asyncio.sleep(self.delay)
         turn = words().decode(body["prompt"]).count("<|im_start|>assistant") - 1

@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.saving import open_store, save
+from trainer.checkpoint.saving import open_store, save, write_buffer
 
 CHANGES = {"os.rename", "os.mkdir", "os.rmdir", "os.remove"}
 """Audit events; and `open` for writing."""
@@ -40,12 +40,14 @@ def killed_before(number: int, root: Path) -> int:
 
 
 def several_saves(root: Path) -> None:
-    """First ones, one in both formats, one for which an old one goes, and one in the place of another branch's."""
+    """First ones, one that is drained, one for which an old one goes, and one in the place of another branch's."""
     said = os.open(root / "said", os.O_APPEND | os.O_WRONLY)
     store = open_store(root, 1)
-    for step, reshardable in ((1, True), (2, False), (2, True), (3, True)):
-        save(store, step, reshardable)
+    for step in (1, 2, 3):
+        save(store, step)
         os.write(said, str(step).encode())
+        if step != 2:
+            store.renew_buffer(step, write_buffer)
     os.write(said, b"2")
     save(open_store(root, 2, step=2), 3)
     os.write(said, b"3")

@@ -1,5 +1,5 @@
 """Saves one checkpoint after another until it is killed: `python saving.py ROOT ATTEMPT`. Says `step N` after each step,
-which it saves in both formats, one after the other."""
+of which it then renews the rollout buffer."""
 
 import sys
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 
 from rljob_api.protocol import Resume
 from rljob_trainer.checkpoint.lineage import Run
-from rljob_trainer.checkpoint.manifest import Contents, Files, buffer_directory, engine_directory, fingerprints
+from rljob_trainer.checkpoint.manifest import BUFFERS, ENGINE, Contents, Files, fingerprints
 from rljob_trainer.checkpoint.store import Store
 
 FILES = 6
@@ -21,7 +21,6 @@ def open_store(
         job_uid="job",
         attempt=attempt,
         model="m",
-        layout="tp1-pp1-dp1",
         resume=Resume(policy=policy, step=step),
         resume_from=source,
         keep_last=2,
@@ -29,24 +28,25 @@ def open_store(
     return Store(root, replace(run, **changes))
 
 
-def save(store: Store, step: int, reshardable: bool = True, layout: str = "tp1-pp1-dp1") -> None:
-    """The rollout buffer holds nothing when an even step is saved in the first format, and something in every other save."""
+def save(store: Store, step: int, with_buffer: bool = True) -> None:
     scratch = store.begin(step)
-    directory = scratch / engine_directory(reshardable)
+    directory = scratch / ENGINE
     directory.mkdir()
     for i in range(FILES):
         (directory / f"{i}.bin").write_bytes(bytes([step % 256]) * 1000)
-    if reshardable or step % 2:
-        buffer = scratch / buffer_directory(reshardable)
-        buffer.mkdir()
-        (buffer / "buffer.json").write_text(f'{{"reshardable": {str(reshardable).lower()}}}')
-    store.commit(contents(step, fingerprints(scratch), reshardable, layout))
+    if with_buffer:
+        write_buffer(scratch / BUFFERS[0])
+    store.commit(contents(step, fingerprints(scratch)))
 
 
-def contents(step: int, files: Files, reshardable: bool = True, layout: str = "tp1-pp1-dp1") -> Contents:
+def write_buffer(directory: Path, content: str = "saved") -> None:
+    directory.mkdir()
+    (directory / "buffer.json").write_text(content)
+
+
+def contents(step: int, files: Files) -> Contents:
     data = {"consumed": step, "prompts": 10}
-    digest = f"digest{step}"
-    return Contents(step=step, layout=layout, reshardable=reshardable, digest=digest, data=data, files=files)
+    return Contents(step=step, layout="tp1-pp1-dp1", digest=f"digest{step}", data=data, files=files)
 
 
 if __name__ == "__main__":
@@ -56,6 +56,6 @@ if __name__ == "__main__":
     print(f"from {step}", flush=True)
     while True:
         step += 1
-        save(store, step, reshardable=False)
         save(store, step)
+        store.renew_buffer(step, write_buffer)
         print(f"step {step}", flush=True)

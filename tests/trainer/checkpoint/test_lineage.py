@@ -1,4 +1,4 @@
-"""spec.checkpoint.resumeFrom, and checkpoints that only fit the layout they were saved in."""
+"""spec.checkpoint.resumeFrom, and rollout buffers that are saved again."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from rljob_api import names
 from rljob_trainer.checkpoint.manifest import read_manifests
 from rljob_trainer.failure import ConfigurationError
-from trainer.checkpoint.saving import open_store, save
+from trainer.checkpoint.saving import open_store, save, write_buffer
 from trainer.checkpoint.test_store import saved, steps
 
 
@@ -106,52 +106,28 @@ def test_a_manifest_that_was_tampered_with_is_refused_in_the_path_too(tmp_path):
         open_store(tmp_path, 2)
 
 
-LAYOUT = "tp2-pp1-dp2"
-
-
-def test_a_fast_save_goes_on_with_another_number_of_data_parallel_ranks_only(tmp_path):
-    store = open_store(tmp_path, 1, layout=LAYOUT)
-    save(store, 2, layout=LAYOUT)
-    save(store, 4, reshardable=False, layout=LAYOUT)
-    assert open_store(tmp_path, 2, layout="tp2-pp1-dp4").start.manifest.step == 4
-    with pytest.raises(ConfigurationError) as caught:
-        open_store(tmp_path, 3, layout="tp1-pp1-dp4")
-    assert caught.value.field == "spec.trainer.parallelism"
-    assert "go back to tp2-pp1-dp2, suspend the job" in caught.value.fix
-    assert "resume --from-step 2, the newest checkpoint that fits" in caught.value.fix
-    assert open_store(tmp_path, 3, step=2, layout="tp1-pp1-dp4").start.manifest.step == 2
-
-
-def test_a_fast_save_does_not_go_on_with_other_layers_on_a_stage(tmp_path):
-    store = open_store(tmp_path, 1, layout="tp1-pp2-first3-dp1")
-    save(store, 4, reshardable=False, layout="tp1-pp2-first3-dp1")
-    assert open_store(tmp_path, 2, layout="tp1-pp2-first3-dp2").start.manifest.step == 4
-    for other in ("tp1-pp2-first2-dp1", "tp1-pp2-dp1"):
-        with pytest.raises(ConfigurationError, match="was saved in tp1-pp2-first3-dp1"):
-            open_store(tmp_path, 3, layout=other)
-
-
-@pytest.mark.parametrize("step", [2, 3], ids=["the buffer was empty", "the buffer was not empty"])
-def test_the_same_step_saved_for_any_layout_takes_the_place_of_the_fast_one_with_what_the_buffer_holds_now(
-    tmp_path, step
-):
-    store = open_store(tmp_path, 1)
-    save(store, step, reshardable=False)
-    save(store, step)
-    (held,) = store.checkpoints()
-    assert held.reshardable
-    directory = names.step_dir(tmp_path, step)
-    assert sorted(p.name for p in directory.iterdir()) == ["buffer", "manifest.json", "megatron"]
-    assert (directory / "buffer/buffer.json").read_text() == '{"reshardable": true}'
-    assert open_store(tmp_path, 2, layout=LAYOUT).start.manifest.damage(directory) == ""
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("with_buffer", [False, True])
+def test_a_checkpoint_gets_what_the_buffer_holds_when_the_job_is_drained(tmp_path, with_buffer, times):
+    """By a later attempt as well, which drained before it trained a step."""
+    save(open_store(tmp_path, 1), 2, with_buffer)
+    for attempt in range(2, 2 + times):
+        store = open_store(tmp_path, attempt)
+        store.renew_buffer(2, lambda directory, attempt=attempt: write_buffer(directory, f"of attempt {attempt}"))
+    directory = names.step_dir(tmp_path, 2)
+    start = open_store(tmp_path, 4).start
+    assert start.manifest.damage(directory) == ""
+    assert (directory / start.manifest.buffer / "buffer.json").read_text() == f"of attempt {1 + times}"
+    assert sorted(p.name for p in directory.iterdir()) == [start.manifest.buffer, "manifest.json", "megatron"]
     assert [p.name for p in tmp_path.glob("*.tmp-*")] == []
 
 
-def test_a_later_attempt_may_take_its_starting_points_place(tmp_path):
-    save(open_store(tmp_path, 1), 2, reshardable=False)
-    save(open_store(tmp_path, 2), 2)
-    start = open_store(tmp_path, 3).start.manifest
-    assert (start.reshardable, start.attempt) == (True, 2)
+def test_a_buffer_that_is_empty_when_the_job_is_drained_is_gone_from_the_checkpoint(tmp_path):
+    store = open_store(tmp_path, 1)
+    save(store, 3)
+    store.renew_buffer(3, lambda directory: None)
+    assert sorted(p.name for p in names.step_dir(tmp_path, 3).iterdir()) == ["manifest.json", "megatron"]
+    assert open_store(tmp_path, 2).start.manifest.damage(names.step_dir(tmp_path, 3)) == ""
 
 
 def test_of_every_job_the_newest_claim_is_kept(tmp_path):

@@ -1,7 +1,6 @@
 """A power cut before each fsync and after each rename of a save, with the files that ranks, another gang and the buffer write. Slow because of
 megatron's imports."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from rljob_trainer.checkpoint.files import Tally, write_json
-from rljob_trainer.checkpoint.manifest import STEP_DIRECTORY, buffer_directory, read_manifest
+from rljob_trainer.checkpoint.manifest import BUFFERS, STEP_DIRECTORY, read_manifest
 from trainer.checkpoint.disk import Cuts
 from trainer.checkpoint.saving import open_store
 from trainer.ranks import run_ranks
@@ -23,18 +22,20 @@ def test_a_power_cut_at_any_point_leaves_whole_checkpoints_only_and_the_last_com
 
 
 def several_saves(work: Path) -> tuple[int, int]:
-    """First ones, one in both formats, one for which an old one goes, and one in the place of another branch's."""
+    """First ones, one that is drained, one for which an old one goes, and one in the place of another branch's."""
     cuts = Cuts(work, look)
     cuts.committed = 0
     root = cuts.top / "new" / "run"
     with cuts.disk.watched(cuts.cut):
         saver = saver_of(root, 1)
-        for step, reshardable in ((1, True), (2, False), (2, True), (3, True)):
-            save(saver, step, reshardable)
+        for step in (1, 2, 3):
+            save(saver, step)
             cuts.committed = step
+            if step != 1:
+                saver._store.renew_buffer(step, write_buffer)
         cuts.committed = 2
         other = saver_of(root, 2, step=2)
-        save(other, 3, True)
+        save(other, 3)
         cuts.committed = 3
         cuts.cut()
     return cuts.number, cuts.committed
@@ -48,7 +49,7 @@ def test_a_save_whose_files_a_newer_attempt_deletes_says_that_the_attempt_is_ove
 def how_a_save_ends(root: Path) -> str:
     """That of an attempt which has been cut off from the cluster, and does not know that the next one has begun."""
     saver = saver_of(root, 1)
-    saver.begin(1, "digest1", {"consumed": 1, "prompts": 10}, True, buffer_of(True))
+    saver.begin(1, "digest1", {"consumed": 1, "prompts": 10}, True, further)
     open_store(root, 2)
     try:
         saver.complete(wait=True)
@@ -78,19 +79,19 @@ def saver_of(root: Path, attempt: int, step: int | None = None) -> Any:
     return Saver(Engine(), ranks, open_store(root, attempt, step), Gang(Part(Engine(), ranks)), has_gangs=True)
 
 
-def save(saver: Any, step: int, reshardable: bool) -> None:
-    saver.begin(step, f"digest{step}", {"consumed": step, "prompts": 10}, reshardable, buffer_of(reshardable))
+def save(saver: Any, step: int) -> None:
+    saver.begin(step, f"digest{step}", {"consumed": step, "prompts": 10}, True, further)
     assert saver.complete(wait=True).step == step
 
 
-def buffer_of(reshardable: bool) -> Callable[[Path], None]:
-    def write(directory: Path) -> None:
-        buffer = directory / buffer_directory(reshardable)
-        buffer.mkdir()
-        (buffer / "groups").write_bytes(b"groups")
-        write_json(buffer / "buffer.json", {})
+def further(directory: Path) -> None:
+    write_buffer(directory / BUFFERS[0])
 
-    return write
+
+def write_buffer(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "groups").write_bytes(b"groups")
+    write_json(directory / "buffer.json", {})
 
 
 class Engine:
@@ -101,7 +102,7 @@ class Engine:
     def heartbeat(self) -> None:
         pass
 
-    def save(self, directory: Path, reshardable: bool) -> Any:
+    def save(self, directory: Path, alongside: bool) -> Any:
         from megatron.core.dist_checkpointing import ShardedTensor
 
         from rljob_trainer.checkpoint.staging import Staging
@@ -119,8 +120,8 @@ class Gang:
     def __init__(self, part: Any):
         self._part = part
 
-    def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
-        self._part.begin(step, directory / "critic", reshardable)
+    def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
+        self._part.begin(step, directory / "critic", alongside)
 
     def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
         written = self._part.complete(wait)

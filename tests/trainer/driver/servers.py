@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
 
 EOS = ord(".")
@@ -56,6 +56,7 @@ class Server:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        body["prompt"] = unpack_tokens(body["prompt"])
         self.requests.append(body)
         await asyncio.sleep(self.delay)
         await self.answering.wait()
@@ -87,6 +88,7 @@ class Thinker(Server):
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        body["prompt"] = unpack_tokens(body["prompt"])
         self.requests.append(body)
         policy, stop = self.policy_step, self._writing
         question, written = "".join(map(chr, body["prompt"])).split("=")

@@ -160,7 +160,7 @@ async def test_a_critic_values_a_batch_before_it_is_handed_out_then_learns_and_w
 
         returns = {"returns": dict(enumerate(np.split(np.arange(6, dtype=np.float32), [1, 3])))}
         critic.learn(Batch(1, valued.batch.columns, {}, {}, returns))
-        critic.save(1, "/run/global_step_1.tmp-1/megatron", reshardable=True)
+        critic.save(1, "/run/global_step_1.tmp-1/megatron", alongside=True)
         found = await asked(client)
         assert (found["ask"], found["batch"]["step"], found["batch"]["trajectories"]) == ("learn", 1, False)
         await ask(client.read, found["batch"]["columns"])

@@ -14,7 +14,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.driver import pool as pool_module
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
 
@@ -73,6 +73,7 @@ class Server:
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
+        body["prompt"] = unpack_tokens(body["prompt"])
         self.seen.append(body["prompt"][0])
         self.now += body["n"]
         self.most = max(self.most, self.now)

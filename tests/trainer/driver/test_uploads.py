@@ -27,7 +27,6 @@ def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
     files = fingerprints(directory)
     fixed: dict[str, Any] = {
         "layout": "tp1",
-        "reshardable": True,
         "digest": "d",
         "data": {},
         "seq": 1,

@@ -25,16 +25,16 @@ def batches(model: Path) -> list[Batch]:
     return [make_batch(model, step) for step in (1, 2, 3, 4)]
 
 
-def write(engine: Any, directory: Path, reshardable: bool = True) -> None:
+def write(engine: Any, directory: Path, alongside: bool = False) -> None:
     """A save that is waited for."""
-    writing = engine.save(directory, reshardable)
+    writing = engine.save(directory, alongside)
     writing.wait()
     assert writing.error is None
     writing.finish()
 
 
 def run(spec: RLJobSpec, batches: list[Batch], load: Path | None = None, save: Path | None = None) -> Any:
-    """Load, train on `batches`; after the second of four save to `save`/any and `save`/fixed. Metrics, exported weights, Adam's count."""
+    """Load, train on `batches`; after the second of four save to `save`. Metrics, exported weights, Adam's count."""
 
     def on_a_rank() -> Any:
         from rljob_trainer.megatron.engine import Engine
@@ -45,8 +45,7 @@ def run(spec: RLJobSpec, batches: list[Batch], load: Path | None = None, save: P
         for batch in batches:
             metrics.append(train_step(engine, batch))
             if save and batch.step == 2:
-                write(engine, save / "any")
-                write(engine, save / "fixed", reshardable=False)
+                write(engine, save)
         return metrics, {name: t.float().numpy() for name, t in engine.export()}, adam_steps(engine)
 
     return run_ranks(ranks_of(spec), on_a_rank)[0]
@@ -62,19 +61,18 @@ def adam_steps(engine: Any) -> set[float]:
     ("tensor", "pipeline", "data", "dtype"),
     [(1, 1, 1, "float32"), (1, 1, 2, "float32"), (2, 2, 1, "float32"), (2, 1, 2, "bfloat16")],
 )
-def test_resume_in_the_same_layout_is_bit_exact_from_both_formats(
+def test_resume_in_the_same_layout_is_bit_exact(
     model: Path, batches: list[Batch], tmp_path: Path, tensor: int, pipeline: int, data: int, dtype: str
 ) -> None:
     """Losses, KL to the starting model and weights: so the optimizer, the schedule and the reference are right too."""
     spec = off_policy(
         job(model, tensor, pipeline, data, dtype, miniBatches=2, optimizer={"learningRate": 1e-3, "warmupSteps": 7})
     )
-    metrics, weights, steps = run(spec, batches, save=tmp_path)
-    for form in ("any", "fixed"):
-        resumed, resumed_weights, resumed_steps = run(spec, batches[2:], load=tmp_path / form)
-        assert resumed == metrics[2:]
-        assert all((weights[n] == resumed_weights[n]).all() for n in weights)
-        assert steps == resumed_steps == {8.0}
+    metrics, weights, steps = run(spec, batches, save=tmp_path / "saved")
+    resumed, resumed_weights, resumed_steps = run(spec, batches[2:], load=tmp_path / "saved")
+    assert resumed == metrics[2:]
+    assert all((weights[n] == resumed_weights[n]).all() for n in weights)
+    assert steps == resumed_steps == {8.0}
 
 
 def test_unequal_stages_resume_bit_for_bit_and_go_on_in_equal_ones(
@@ -82,19 +80,18 @@ def test_unequal_stages_resume_bit_for_bit_and_go_on_in_equal_ones(
 ) -> None:
     stages = job(model, 1, 2, 1, miniBatches=2, optimizer={"learningRate": 1e-3})
     uneven = changed(off_policy(stages), trainer={"transformerConfig": {"num_layers_in_first_pipeline_stage": 3}})
-    metrics, weights, _ = run(uneven, batches, save=tmp_path)
-    for form in ("any", "fixed"):
-        resumed, resumed_weights, _ = run(uneven, batches[2:], load=tmp_path / form)
-        assert resumed == metrics[2:]
-        assert all((weights[n] == resumed_weights[n]).all() for n in weights)
-    even, even_weights, _ = run(off_policy(stages), batches[2:], load=tmp_path / "any")
+    metrics, weights, _ = run(uneven, batches, save=tmp_path / "saved")
+    resumed, resumed_weights, _ = run(uneven, batches[2:], load=tmp_path / "saved")
+    assert resumed == metrics[2:]
+    assert all((weights[n] == resumed_weights[n]).all() for n in weights)
+    even, even_weights, _ = run(off_policy(stages), batches[2:], load=tmp_path / "saved")
     assert [m["train/loss"] for m in even] == pytest.approx([m["train/loss"] for m in metrics[2:]], abs=1e-6)
     assert max(abs(weights[n] - even_weights[n]).max() for n in weights) < 1e-5
 
 
-@pytest.mark.parametrize("reshardable", [True, False])
+@pytest.mark.parametrize("alongside", [True, False])
 def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
-    model: Path, batches: list[Batch], tmp_path: Path, reshardable: bool
+    model: Path, batches: list[Batch], tmp_path: Path, alongside: bool
 ) -> None:
     spec = off_policy(job(model, 2, 1, 1))
 
@@ -113,7 +110,7 @@ def test_nothing_that_is_trained_while_a_save_is_written_gets_into_it(
         engine = Engine(spec, lambda: None)
         train_step(engine, batches[0])
         expected = {name: t.clone() for name, t in engine.export()}
-        writing = engine.save(tmp_path / "c", reshardable)
+        writing = engine.save(tmp_path / "c", alongside)
         metrics = [train_step(engine, batch) for batch in batches[1:]]
         assert not writing.done
         trained.set()
@@ -151,10 +148,10 @@ def test_what_a_save_needs_is_known_before_the_first_step(
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(spec, lambda: None)
-        expected = engine._state().copied_bytes(reshardable=False)
+        expected = engine._state().copied_bytes
         engine.prepare_save()
         train_step(engine, make_batch(model, 1))
-        writing = engine.save(tmp_path / "c", reshardable=False)
+        writing = engine.save(tmp_path / "c", alongside=True)
         return expected, sum(t.nbytes for _, _, (_, tensors) in writing._buckets for _, t in tensors)
 
     for expected, needed in run_ranks(ranks_of(spec), on_a_rank):
@@ -169,7 +166,7 @@ def test_what_a_rank_could_not_write_is_known_with_its_reason(model: Path, tmp_p
         unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        writing = engine.save(tmp_path / "c", reshardable=False)
+        writing = engine.save(tmp_path / "c", alongside=True)
         writing.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
         return str(writing.error)
@@ -182,19 +179,17 @@ def test_the_spec_has_the_last_word_on_the_optimizer(model: Path, batches: list[
         off_policy(job(model, optimizer={"learningRate": rate, "beta1": beta}))
         for rate, beta in ((1e-3, 0.9), (5e-4, 0.5))
     )
-    run(first, batches[:2], save=tmp_path)
+    run(first, batches[:2], save=tmp_path / "saved")
 
     def on_a_rank() -> Any:
         from rljob_trainer.megatron.engine import Engine
 
-        engine, found = Engine(second, lambda: None), []
-        for form in ("any", "fixed"):
-            engine.load(tmp_path / form)
-            rates = [train_step(engine, batch)["train/learning_rate"] for batch in batches[2:]]
-            found.append((engine._policy.optimizer.param_groups[0]["betas"][0], rates))
-        return found
+        engine = Engine(second, lambda: None)
+        engine.load(tmp_path / "saved")
+        rates = [train_step(engine, batch)["train/learning_rate"] for batch in batches[2:]]
+        return engine._policy.optimizer.param_groups[0]["betas"][0], rates
 
-    assert run_ranks(1, on_a_rank) == [[(0.5, [5e-4, 5e-4])] * 2]
+    assert run_ranks(1, on_a_rank) == [(0.5, [5e-4, 5e-4])]
 
 
 def test_training_twice_gives_the_same_bits(model: Path, batches: list[Batch]) -> None:
@@ -229,22 +224,14 @@ def test_a_policy_that_waits_for_its_critic_is_saved_with_the_moments_that_its_a
     subprocess.run([sys.executable, str(program), str(tmp_path)], check=True, timeout=300)
 
 
-def test_the_fast_format_is_refused_where_gradients_lie_in_other_buckets(model: Path, tmp_path: Path) -> None:
-    whole, cut = (job(model, trainer={"overlap": {"gradReduce": overlap}}) for overlap in (False, True))
-
-    def save(engine: Any) -> None:
-        write(engine, tmp_path / "any")
-        write(engine, tmp_path / "fixed", reshardable=False)
-
-    def load(engine: Any) -> None:
-        engine.load(tmp_path / "any")
-        engine.load(tmp_path / "fixed")
-
-    run_engines(1, {"whole": (whole, save), "again": (whole, load)})
-    with pytest.raises(
-        AssertionError, match="gradReduce = true: the checkpoint was saved in the fast format with no buckets"
-    ):
-        run_engines(1, {"cut": (cut, load)})
+def test_gradients_may_lie_in_other_buckets_when_a_checkpoint_is_loaded(
+    model: Path, batches: list[Batch], tmp_path: Path
+) -> None:
+    whole, cut = (off_policy(job(model, data=2, trainer={"overlap": {"gradReduce": on}})) for on in (False, True))
+    metrics, weights, _ = run(whole, batches, save=tmp_path / "saved")
+    resumed, resumed_weights, _ = run(cut, batches[2:], load=tmp_path / "saved")
+    assert resumed == [pytest.approx(m, abs=1e-6) for m in metrics[2:]]
+    assert all(abs(weights[n] - resumed_weights[n]).max() < 1e-5 for n in weights)
 
 
 def test_an_existing_directory_is_not_written_over(model: Path, tmp_path: Path) -> None:
@@ -252,7 +239,7 @@ def test_an_existing_directory_is_not_written_over(model: Path, tmp_path: Path) 
         from rljob_trainer.megatron.engine import Engine
 
         with pytest.raises(FileExistsError):
-            Engine(job(model), lambda: None).save(tmp_path, reshardable=True)
+            Engine(job(model), lambda: None).save(tmp_path, alongside=False)
 
     run_ranks(1, on_a_rank)
 
@@ -264,8 +251,8 @@ def test_saving_leaves_no_process_behind(model: Path, tmp_path: Path) -> None:
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(job(model), lambda: None)
-        write(engine, tmp_path / "any")
-        write(engine, tmp_path / "fixed", reshardable=False)
+        write(engine, tmp_path / "waited")
+        write(engine, tmp_path / "alongside", alongside=True)
         return [children.read_text() for children in Path("/proc/self/task").glob("*/children")]
 
     assert set(run_ranks(1, on_a_rank)[0]) == {""}

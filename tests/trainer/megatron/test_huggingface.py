@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rljob_trainer.checkpoint.manifest import Manifest, engine_directory
+from rljob_trainer.checkpoint.manifest import ENGINE, Manifest
 from rljob_trainer.commands.export import export_checkpoint
 from rljob_trainer.data.tokenizer import stops
 from trainer.data.templates import QWEN, tokenizer
@@ -98,7 +98,7 @@ def test_any_checkpoint_of_a_job_becomes_what_the_job_itself_exports(model: Path
         if torch.distributed.get_rank() == 0:
             checkpoint.mkdir()
         torch.distributed.barrier()
-        writing = engine.save(checkpoint / engine_directory(reshardable=True), reshardable=True)
+        writing = engine.save(checkpoint / ENGINE, alongside=False)
         writing.wait()
         writing.finish()
 
@@ -135,14 +135,14 @@ def test_an_export_of_a_checkpoint_ends_turns_as_that_of_its_job_does(model: Pat
         from rljob_trainer.megatron.engine import Engine
 
         checkpoint.mkdir()
-        writing = Engine(job(chatty), lambda: None).save(checkpoint / engine_directory(reshardable=True), True)
+        writing = Engine(job(chatty), lambda: None).save(checkpoint / ENGINE, alongside=False)
         writing.wait()
         writing.finish()
 
     def exported(task: str) -> list[int]:
         chat = {"task": task, "chatTemplate": {"path": str(template)}}
         manifest = {"step": 1, "seq": 1, "attempt": 1, "job_uid": "job", "parent": None, "model": "m", "time": 0.0}
-        contents = {"layout": "tp1-pp1-dp1", "reshardable": True, "digest": "", "data": {}, "files": {}}
+        contents = {"layout": "tp1-pp1-dp1", "digest": "", "data": {}, "files": {}}
         Manifest(**manifest, **contents, chat=chat).write(checkpoint)
         torch.distributed.destroy_process_group()  # the command makes its own
         assert export_checkpoint(checkpoint, chatty, tmp_path / task, "float32") == 0
@@ -162,7 +162,7 @@ def test_an_export_leaves_what_somebody_has_next_to_it_or_puts_in_its_place(mode
     def save() -> None:
         from rljob_trainer.megatron.engine import Engine
 
-        writing = Engine(job(model), lambda: None).save(checkpoint / engine_directory(reshardable=True), True)
+        writing = Engine(job(model), lambda: None).save(checkpoint / ENGINE, alongside=False)
         writing.wait()
         writing.finish()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.checkpoint.manifest import engine_directory
+from rljob_trainer.checkpoint.manifest import ENGINE
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
 from trainer.megatron.gang import changed, column, equal
@@ -67,29 +67,26 @@ def _start_from(checkpoint: Path, old: RLJobSpec, new: RLJobSpec, batches: list[
     assert train_step(start, batches[1])["train/loss"] == pytest.approx(next_loss, abs=1e-6)
 
 
-def test_weights_are_taken_from_a_periodic_checkpoint_as_well(megatron: None, tmp_path: Path) -> None:
-    """It is in the fast format, of which another layout could not take the optimizer."""
+def test_weights_are_taken_from_a_checkpoint_of_another_layout(megatron: None, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model")
     batches = [make_batch(model, step) for step in (1, 2)]
 
     def on_a_rank() -> list[str]:
-        weights, _ = _save(job_of(model, {"tensor": 2}, world=2), batches, tmp_path / "global_step_1", False)
+        weights, _ = _save(job_of(model, {"tensor": 2}, world=2), batches, tmp_path / "global_step_1")
         taken = dict(_engine(job_of(model, {"pipeline": 2}, tmp_path / "global_step_1", world=2)).export())
         return [name for name in weights if not torch.equal(weights[name], taken[name])]
 
     assert run_ranks(2, on_a_rank) == [[], []]
 
 
-def _save(
-    spec: RLJobSpec, batches: list[Batch], checkpoint: Path, reshardable: bool = True
-) -> tuple[dict[str, torch.Tensor], float]:
+def _save(spec: RLJobSpec, batches: list[Batch], checkpoint: Path) -> tuple[dict[str, torch.Tensor], float]:
     """Train on the first batch and save; the weights then, and the loss of the second batch."""
     engine = _engine(spec)
     train_step(engine, batches[0])
     if torch.distributed.get_rank() == 0:
         checkpoint.mkdir()
     torch.distributed.barrier()
-    writing = engine.save(checkpoint / engine_directory(reshardable), reshardable)
+    writing = engine.save(checkpoint / ENGINE, alongside=False)
     writing.wait()
     writing.finish()
     torch.distributed.barrier()

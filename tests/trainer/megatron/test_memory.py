@@ -44,11 +44,11 @@ def test_a_server_that_leaves_the_trainer_no_room_is_refused_by_name(tmp_path: P
     )
 
 
-def test_a_save_that_brings_moments_and_gradients_back_beside_the_server_is_refused(tmp_path: Path) -> None:
+def test_a_save_that_brings_moments_back_beside_the_server_is_refused(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, COLOCATED, offload={"optimizer": True, "gradients": True})
-    with pytest.raises(ConfigurationError, match="in `save` a GPU has to hold 25.9 GiB"):
-        MemoryPlan.of(spec, 50 * GIB)
-    assert MemoryPlan.of(spec, 53 * GIB).phases
+    with pytest.raises(ConfigurationError, match="in `save` a GPU has to hold 20.1 GiB"):
+        MemoryPlan.of(spec, 40 * GIB)
+    assert MemoryPlan.of(spec, 42 * GIB).phases
 
 
 def test_what_is_only_estimated_is_not_refused_but_said(tmp_path: Path) -> None:

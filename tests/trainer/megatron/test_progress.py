@@ -67,7 +67,7 @@ def stuck(seconds: float, yes: bool) -> bool:
 def on_a_rank(model: Path, root: Path) -> dict[str, int]:
     """The beats of each operation."""
     from rljob_trainer.checkpoint.checks import corruption
-    from rljob_trainer.checkpoint.manifest import read_manifest
+    from rljob_trainer.checkpoint.manifest import ENGINE, read_manifest
     from rljob_trainer.checkpoint.saving import Saver
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.huggingface import write_hugging_face
@@ -79,13 +79,13 @@ def on_a_rank(model: Path, root: Path) -> dict[str, int]:
     if ranks.rank:
         slow_down()
     saver = Saver(engine, ranks, open_store(root, 1) if ranks.is_first else None)
-    saver.begin(1, "digest", {}, reshardable=True)
+    saver.begin(1, "digest", {}, alongside=False)
     seen = {"save": watch(beats, lambda: saver.complete(wait=True))}
     ranks.barrier()
     manifest = read_manifest(directory := root / "global_step_1")
     assert manifest
     seen["check"] = watch(beats, lambda: corruption(manifest, directory, ranks, engine.heartbeat))
-    seen["load"] = watch(beats, lambda: engine.load(directory / manifest.engine))
+    seen["load"] = watch(beats, lambda: engine.load(directory / ENGINE))
     seen["export"] = watch(beats, lambda: write_hugging_face(engine, model, root / "exported"))
     return seen
 

@@ -17,7 +17,7 @@ from trainer.ranks import run_ranks
 VOCABULARY = 161
 """Odd, so that tensor parallelism fills it up."""
 MEASURES = ("train/loss", "train/kl", "train/entropy", "train/grad_norm", "critic/loss", "critic/grad_norm")
-COLUMNS = ("job", "saved in", "loaded into", "format", "metrics", "weights", "optimizer")
+COLUMNS = ("job", "saved in", "loaded into", "metrics", "weights", "optimizer")
 NAMES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 PPO = {"advantage": "gae", "gaeLambda": 0.95, "kl": {"coefficient": 0.1, "where": "reward"}}
 PARTS = ["linear_q", "linear_k", "linear_v", "linear_fc1_gate", "linear_fc1_up"]
@@ -36,28 +36,27 @@ class Case(NamedTuple):
     job: str
     before: str
     after: str
-    form: str = "any"
 
 
 CASES = [
     Case("GRPO", "tp2-pp1-dp1", "tp1-pp2-dp1"),
-    Case("GRPO", "tp2-pp1-dp1", "tp2-pp1-dp2", "fixed"),
+    Case("GRPO", "tp2-pp1-dp1", "tp2-pp1-dp2"),
     Case("GRPO", "tp2-pp2-dp1", "tp1-pp1-dp1"),
     Case("GRPO", "tp1-pp1-dp2", "tp2-pp1-dp1"),
-    Case("GRPO", "tp1-pp1-dp2", "tp1-pp1-dp1", "fixed"),
+    Case("GRPO", "tp1-pp1-dp2", "tp1-pp1-dp1"),
     Case("GRPO", "tp1-pp2-dp1", "tp2-pp1-dp2"),
     Case("GRPO", "tp1-pp2-dp1", "tp1-pp1-dp1-cp2"),
-    Case("PPO", "tp1-pp1-dp2", "tp1-pp1-dp2", "fixed"),
+    Case("PPO", "tp1-pp1-dp2", "tp1-pp1-dp2"),
     Case("PPO", "tp1-pp1-dp2", "tp2-pp1-dp1"),
-    Case("MoE", "tp1-pp1-dp2-ep2", "tp1-pp1-dp2-ep2", "fixed"),
+    Case("MoE", "tp1-pp1-dp2-ep2", "tp1-pp1-dp2-ep2"),
     Case("MoE", "tp1-pp1-dp2-ep2", "tp1-pp1-dp1"),
     Case("MoE", "tp1-pp1-dp2-ep2", "tp2-pp1-dp1"),
-    Case("LoRA", "tp1-pp1-dp2", "tp1-pp1-dp2", "fixed"),
+    Case("LoRA", "tp1-pp1-dp2", "tp1-pp1-dp2"),
     Case("LoRA", "tp1-pp1-dp2", "tp2-pp1-dp1"),
     Case("LoRA", "tp2-pp1-dp1", "tp1-pp2-dp1"),
     Case("LoRA", "tp2-pp1-dp1", "tp2-pp1-dp1"),
     Case("LoRA of parts", "tp1-pp1-dp2", "tp2-pp1-dp1"),
-    Case("MoE, LoRA", "tp1-pp1-dp2-ep2", "tp1-pp1-dp2-ep2", "fixed"),
+    Case("MoE, LoRA", "tp1-pp1-dp2-ep2", "tp1-pp1-dp2-ep2"),
     Case("MoE, LoRA", "tp1-pp1-dp2-ep2", "tp2-pp1-dp1"),
 ]
 
@@ -65,7 +64,7 @@ CASES = [
 def test_the_table_in_the_docs_has_every_case() -> None:
     docs = Path(__file__).parents[3] / "docs" / "checkpoints.md"
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in docs.read_text().splitlines()]
-    held = [Case(*row[:4]) for row in rows if len(row) == len(COLUMNS) and row[0] in JOBS]
+    held = [Case(*row[:3]) for row in rows if len(row) == len(COLUMNS) and row[0] in JOBS]
     assert held == CASES
 
 
@@ -80,7 +79,7 @@ def spec_of(name: str, model: Path, layout: str) -> RLJobSpec:
 
 
 def uninterrupted(spec: RLJobSpec, batches: list[Batch], directory: Path) -> Any:
-    """Four steps; both formats are saved after the second. Metrics of the last two, and the weights."""
+    """Four steps, with a save after the second. Metrics of the last two, and the weights."""
 
     def on_a_rank() -> Any:
         from rljob_trainer.megatron.engine import Engine
@@ -88,8 +87,7 @@ def uninterrupted(spec: RLJobSpec, batches: list[Batch], directory: Path) -> Any
         engine = Engine(spec, lambda: None)
         for batch in batches[:2]:
             train_step(engine, batch)
-        write(engine, directory / "any")
-        write(engine, directory / "fixed", reshardable=False)
+        write(engine, directory / "saved")
         metrics = train(engine, batches[2:])
         return metrics, {n: t.numpy() for n, t in engine.export()}
 
@@ -101,17 +99,16 @@ def train(engine: Any, batches: list[Batch]) -> list[float]:
     return [step[name] for step in steps for name in MEASURES if name in step]
 
 
-def resumed(spec: RLJobSpec, batches: list[Batch], directory: Path, form: str) -> Any:
+def resumed(spec: RLJobSpec, batches: list[Batch], directory: Path) -> Any:
     """The last two steps from a save, and whether the optimizer's state, saved again, is the saved one bit for bit."""
 
     def on_a_rank() -> Any:
         from rljob_trainer.megatron.engine import Engine
 
         engine = Engine(spec, lambda: None)
-        engine.load(directory / form)
-        again = directory / f"{engine.layout}-{form}"
-        write(engine, again)
-        kept = optimizer_kept(directory / "any", again)
+        engine.load(directory / "saved")
+        write(engine, again := directory / engine.layout)
+        kept = optimizer_kept(directory / "saved", again)
         metrics = train(engine, batches[2:])
         return metrics, {n: t.numpy() for n, t in engine.export()}, kept
 
@@ -149,7 +146,7 @@ def test_a_checkpoint_goes_on_in_another_layout(megatron: None, tmp_path: Path, 
     table = [COLUMNS, ("---",) * len(COLUMNS)]
     for case in cases:
         metrics, weights = runs[case.before]
-        found = resumed(spec_of(name, model, case.after), batches, tmp_path / case.before, case.form)
+        found = resumed(spec_of(name, model, case.after), batches, tmp_path / case.before)
         metric = max(abs(a - b) for a, b in zip(metrics, found[0], strict=True))
         weight = max(float(np.abs(weights[n] - found[1][n]).max()) for n in weights)
         exact = 0.0 if case.before == case.after else 1e-5

@@ -93,7 +93,7 @@ def test_training_is_bit_equal_with_everything_offloaded(model: Path, classifier
     def steps(engine: Any) -> Any:
         metrics = [train_step(engine, b) for b in batches[:2]]
         directory = tmp_path / f"{engine._spec.trainer.offload.parameters}{engine._spec.model.dtype}"
-        writing = engine.save(directory, reshardable=True)
+        writing = engine.save(directory, alongside=False)
         writing.wait()
         writing.finish()
         middle = weights(engine)

@@ -89,7 +89,7 @@ def lead(program: Program, writer: int) -> None:
 
 
 def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[[int], Any]) -> None:
-    """One rank: restore, compare with what was recorded; then train and save for ever, beside training and in both formats."""
+    """One rank: restore, compare with what was recorded; then train and save for ever, alongside training and while it waits."""
     from rljob_trainer.checkpoint.lineage import Run
     from rljob_trainer.checkpoint.saving import Saver
     from rljob_trainer.checkpoint.store import Store
@@ -98,9 +98,7 @@ def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[
 
     engine, ranks = Engine(spec, lambda: None), Ranks(60)
     resume = Resume(policy="auto")
-    run = Run(
-        job_uid="j", attempt=attempt, model="m", layout=engine.layout, resume=resume, resume_from=None, keep_last=2
-    )
+    run = Run(job_uid="j", attempt=attempt, model="m", resume=resume, resume_from=None, keep_last=2)
     store = Store(root, run) if ranks.is_first else None
     step = restore(root, ranks.broadcast(store.start.manifest.step if store and store.start else 0), engine)
     saver, tell = Saver(engine, ranks, store), say if store else lambda _: None
@@ -110,21 +108,21 @@ def live(root: Path, spec: RLJobSpec, batch: Batch, attempt: int, say: Callable[
         train_step(engine, replace(batch, step=step))
         if saved := saver.complete(wait=True):
             tell(saved.step)
-        saver.begin(step, digest(engine), {}, reshardable=step % 3 == 0)
-        if step % 3 == 1:  # as a drain does
+        saver.begin(step, digest(engine), {}, alongside=step % 3 != 0)
+        if step % 3 == 0:
             saver.complete(wait=True)
-            saver.begin(step, digest(engine), {}, reshardable=True)
+            tell(step)
 
 
 def restore(root: Path, step: int, engine: Any) -> int:
     from rljob_trainer.checkpoint.files import Tally
-    from rljob_trainer.checkpoint.manifest import read_manifest
+    from rljob_trainer.checkpoint.manifest import ENGINE, read_manifest
 
     if step:
         directory = names.step_dir(root, step)
         manifest = read_manifest(directory)
         assert manifest and not manifest.corruption(directory, 0, 1, Tally())
-        engine.load(directory / manifest.engine)
+        engine.load(directory / ENGINE)
         assert digest(engine) == manifest.digest, f"step {step} is not what was saved"
     return step
 

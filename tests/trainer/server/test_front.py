@@ -39,7 +39,11 @@ class Engine:
         self.meanwhile: Callable[[str], Awaitable[Any]] | None = None
         """Happens during each call."""
         self.engine_core = self.renderer = self
-        self.vllm_config = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True), lora_config=None)
+        self.vllm_config = SimpleNamespace(
+            model_config=SimpleNamespace(enable_sleep_mode=True),
+            lora_config=None,
+            cache_config=SimpleNamespace(kv_cache_size_tokens=4096),
+        )
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **named: Any) -> Any:
@@ -147,9 +151,15 @@ async def test_nothing_generates_before_weights_of_the_current_attempt_came(call
     assert await call.update(1, step=4) == [200, 200]
     assert await call("POST", "/v1/completions", of(1)) == (200, "from vLLM")
     assert call.headers[protocol.STEP_HEADER.lower()] == "4"
-    assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 1, "policy_step": 4, "digest": "d"})
+    assert await call("GET", protocol.STATE, TOKEN) == (
+        200,
+        {"attempt": 1, "policy_step": 4, "digest": "d", "cache_tokens": 4096},
+    )
     assert (await call("POST", "/v1/completions", of(2)))[0] == 503
-    assert await call("GET", protocol.STATE, TOKEN) == (200, {"attempt": 2, "policy_step": None, "digest": ""})
+    assert await call("GET", protocol.STATE, TOKEN) == (
+        200,
+        {"attempt": 2, "policy_step": None, "digest": "", "cache_tokens": 4096},
+    )
 
 
 async def test_our_own_generation_waits_for_weights_as_well_and_says_whose_it_is(call: Caller) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from rljob_trainer.server import generate as module
 from rljob_trainer.server.generate import generate, later, routed_experts
-from rljob_trainer.wire.generate import Completion, decode, encode
+from rljob_trainer.wire.generate import Completion, decode, encode, pack_tokens
 from rljob_trainer.wire.weights.protocol import PolicyVersion
 
-BODY = {"prompt": [2, 3, 4], "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
+BODY = {"prompt": pack_tokens([2, 3, 4]), "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
 DRAWN = [
     Completion((7, 151935), (-0.1, -1e-30), "stop"),
     Completion((9,), (-math.pi,), "length"),
@@ -131,7 +131,7 @@ def test_a_server_whose_kernels_do_not_say_which_experts_they_chose_is_no_server
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"prompt": [1] * 4}, "4 and 7 more tokens do not fit into max-model-len 10"),
+        ({"prompt": pack_tokens([1] * 4)}, "4 and 7 more tokens do not fit into max-model-len 10"),
         ({"prompt": None}, "TypeError"),
         ({"max_tokens": "7"}, "TypeError"),
     ],
@@ -143,7 +143,7 @@ async def test_a_wrong_request_is_refused_and_the_engine_not_asked(change: dict,
 
 
 async def test_a_prompt_that_is_too_long_is_refused_with_openai_s_name_for_it() -> None:
-    _, body = await ask(Engine(), BODY | {"prompt": [1] * 4})
+    _, body = await ask(Engine(), BODY | {"prompt": pack_tokens([1] * 4)})
     assert json.loads(body)["code"] == "context_length_exceeded"
 
 

@@ -36,9 +36,6 @@ class Run:
     attempt: int
     model: str
     """sha256 of the model's config.json. A checkpoint of another model is refused."""
-    layout: str
-    roles: Mapping[str, str] = field(default_factory=dict)
-    """[role] -> layout of each other model that is trained."""
     chat: Mapping[str, Any] = field(default_factory=dict)
     """The spec's task, and its data.chatTemplate: with them an export says where a turn ends."""
     resume: Resume
@@ -153,8 +150,7 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
 
 
 def _require_usable(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
-    """Raise ConfigurationError unless the checkpoint is undamaged, of this model, and loadable into this layout. `siblings`: alternatives that the
-    fix may name."""
+    """Raise ConfigurationError unless the checkpoint is undamaged and of this model. `siblings`: alternatives that the fix may name."""
     step, root = start.manifest.step, start.directory.parent
     if damage := start.manifest.damage(start.directory):
         older = [m.step for m in siblings if m.step < step and not m.damage(names.step_dir(root, m.step))]
@@ -165,34 +161,10 @@ def _require_usable(field: str, start: Start, siblings: list[Manifest], run: Run
         raise ConfigurationError(
             field, str(start.directory), rule, "correct spec.model.path, or use another checkpoint"
         )
-    if not _fits(start.manifest, run):
-        _refuse_layout(field, start, siblings, run)
 
 
 def _instead(field: str, root: Path, step: int) -> str:
     return f"resume --from-step {step}" if field == PATH else f"set {field} to {names.step_dir(root, step)}"
-
-
-def _fits(manifest: Manifest, run: Run) -> bool:
-    """Whether it can be loaded into the layouts of all models that are trained."""
-    return all(manifest.fits(layout, role) for role, layout in _layouts(run).items())
-
-
-def _layouts(run: Run) -> dict[str, str]:
-    return {names.ROLE_TRAINER: run.layout, **run.roles}
-
-
-def _refuse_layout(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
-    """Raise ConfigurationError for a fast periodic save, which keeps the optimizer as it was sharded over the ranks."""
-    held = start.manifest
-    role, layout = next((role, layout) for role, layout in _layouts(run).items() if not held.fits(layout, role))
-    before = held.layout_of(role)
-    rule = f"global_step_{held.step} was saved in {before}, in the fast format that only the data-parallel size may differ from"
-    other = [m.step for m in siblings if _fits(m, run)]
-    fix = f"go back to {before}, suspend the job, which saves in the format for any layout, and change it then"
-    if other:
-        fix += f"; or {_instead(field, start.directory.parent, other[-1])}, the newest checkpoint that fits"
-    raise ConfigurationError(f"spec.{role}.parallelism", layout, rule, fix)
 
 
 def _undamaged(root: Path, lineage: list[Manifest]) -> list[Manifest]:

@@ -17,6 +17,10 @@ from rljob_trainer.failure import ConfigurationError
 PATH = "spec.checkpoint.path"
 FIX = "restore it from where it was copied, or move the directory away"
 STEP_DIRECTORY = re.compile(r"global_step_(\d+)")
+ENGINE = "megatron"
+"""The engine's directory inside the checkpoint's."""
+BUFFERS = ("buffer", "buffer-drained")
+"""Names of the rollout buffer's directory inside it: the second where a drain has saved the buffer of a complete checkpoint again."""
 SCRATCH = ".tmp-"
 """In the name of a directory that is being written or deleted."""
 READERS = 4
@@ -32,33 +36,15 @@ class Contents:
 
     step: int
     layout: str
-    reshardable: bool
-    """It can be loaded into any layout; otherwise only into one that differs in its data-parallel size at most."""
     digest: str
     """Digest of the policy's weights, as rollouts verified it."""
     data: Mapping[str, Any]
     """State of the data cursor."""
     files: Files
+    buffer: str = BUFFERS[0]
+    """Name of the rollout buffer's directory, which is absent when the buffer was empty."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """[role] -> layout of each model that was trained on a gang of its own. Its files are in a directory of that name inside the engine's."""
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine's directory inside the checkpoint's."""
-        return engine_directory(self.reshardable)
-
-    @property
-    def buffer(self) -> str:
-        """Name of the rollout buffer's directory inside the checkpoint's, which is absent when the buffer was empty."""
-        return buffer_directory(self.reshardable)
-
-    def layout_of(self, role: str) -> str:
-        """Layout of the ranks that held the role's model."""
-        return self.roles.get(role, self.layout)
-
-    def fits(self, layout: str, role: str = names.ROLE_TRAINER) -> bool:
-        """Whether the role's model can be loaded into `layout`."""
-        return self.reshardable or _model_part(self.layout_of(role)) == _model_part(layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +79,6 @@ class Manifest(Contents):
             path=path,
             digest=self.digest,
             layout=self.layout,
-            reshardable=self.reshardable,
             time=self.time,
         )
 
@@ -114,16 +99,6 @@ class Manifest(Contents):
             if found != tuple(self.files[name]):
                 return f"the content of {name} is not what its manifest says"
         return ""
-
-
-def engine_directory(reshardable: bool) -> str:
-    """A name for each format, so that both fit into the checkpoint's directory while one replaces the other."""
-    return "megatron" if reshardable else "megatron-fixed"
-
-
-def buffer_directory(reshardable: bool) -> str:
-    """A name for each format, too: the buffer may have grown between two saves of the same step."""
-    return "buffer" if reshardable else "buffer-fixed"
 
 
 def fingerprints(directory: Path, known: Container[str] = ()) -> Files:
@@ -164,8 +139,3 @@ def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:
         rule = f"the directory is called {directory.name}, its manifest says step {manifest.step}: it was renamed or put together by hand"
         raise ConfigurationError(field, str(directory), rule, f"name it global_step_{manifest.step} again")
     return manifest
-
-
-def _model_part(layout: str) -> list[str]:
-    """The parts of a layout such as `tp2-pp1-dp4-cp2` that shard one copy of the model: all but dp."""
-    return [part for part in layout.split("-") if not part.startswith("dp")]

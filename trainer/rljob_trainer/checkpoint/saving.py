@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rljob_trainer.checkpoint.manifest import Contents, Files, engine_directory, fingerprints
+from rljob_trainer.checkpoint.manifest import ENGINE, Contents, Files, fingerprints
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import PeerLost
@@ -22,7 +22,7 @@ class Checkpointable(Protocol):
     @property
     def heartbeat(self) -> Callable[[], None]: ...
 
-    def save(self, directory: Path, reshardable: bool) -> Writing: ...
+    def save(self, directory: Path, alongside: bool) -> Writing: ...
 
 
 class SaveFailed(RuntimeError):
@@ -67,10 +67,10 @@ class Part:
         """Bytes that this rank has written in the save under way."""
         return self._writing.tally.bytes if self._writing else 0
 
-    def begin(self, step: int, directory: Path, reshardable: bool) -> None:
-        """Copy the state of `step`, and start to write it into a new directory. The previous save must be complete."""
+    def begin(self, step: int, directory: Path, alongside: bool) -> None:
+        """Copy the state of `step`, and start to write it into a new directory. The previous save must be complete. `alongside`: training goes on."""
         assert self._writing is None, "one save at a time"
-        self._step, self._writing = step, self._engine.save(directory, reshardable)
+        self._step, self._writing = step, self._engine.save(directory, alongside)
 
     def complete(self, wait: bool) -> Written | None:
         """The files, if all ranks have written their parts; `wait`: once they have. None: not yet, or there is no save.
@@ -103,7 +103,7 @@ class Part:
 class OtherGangs(Protocol):
     """Models that are trained on gangs of their own, which the trainer's rank 0 reaches through the driver."""
 
-    def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
+    def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
         """Have each begin to write its state into a directory of its role's name inside `directory`."""
         ...
 
@@ -115,7 +115,6 @@ class OtherGangs(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Pending:
     step: int
-    reshardable: bool
     digest: str
     data: Mapping[str, Any]
     directory: Path
@@ -144,13 +143,14 @@ class Saver:
         step: int,
         digest: str,
         data: Mapping[str, Any],
-        reshardable: bool,
+        alongside: bool,
         further: Callable[[Path], None] = lambda directory: None,
     ) -> None:
         """Copy the state as it is now, and start to write it. The previous save must be complete.
 
         Args:
             digest, data: see Contents; on rank 0
+            alongside: training goes on while it is written
             further: adds more files to the checkpoint's directory, on rank 0
         """
         assert self._pending is None, "one save at a time"
@@ -158,11 +158,11 @@ class Saver:
         directory = Path(self._ranks.broadcast(str(self._store.begin(step)) if self._store else None))
         if self._store:
             further(directory)
-        engine = directory / engine_directory(reshardable)
-        self._part.begin(step, engine, reshardable)
+        engine = directory / ENGINE
+        self._part.begin(step, engine, alongside)
         if self._gangs and self._has_gangs:
-            self._gangs.save_gangs(step, engine, reshardable)
-        self._pending = _Pending(step, reshardable, digest, data, directory, time.monotonic() - began)
+            self._gangs.save_gangs(step, engine, alongside)
+        self._pending = _Pending(step, digest, data, directory, time.monotonic() - began)
 
     def complete(self, wait: bool) -> Saved | None:
         """Commit the save under way, if all ranks of all gangs have written their parts; `wait`: once they have. None: nothing was committed.
@@ -205,14 +205,12 @@ class Saver:
 
     def _contents(self, pending: _Pending, written: Written, others: Mapping[str, Any]) -> Contents:
         """Fingerprints of the few files that no rank has hashed (metadata, buffer) are computed here."""
-        engine = engine_directory(pending.reshardable)
         files = dict(written.files)
         for found in others.values():
-            files |= {f"{engine}/{name}": (size, digest) for name, (size, digest) in found["files"].items()}
+            files |= {f"{ENGINE}/{name}": (size, digest) for name, (size, digest) in found["files"].items()}
         return Contents(
             step=pending.step,
             layout=self._engine.layout,
-            reshardable=pending.reshardable,
             digest=pending.digest,
             data=pending.data,
             files=files | fingerprints(pending.directory, known=files),

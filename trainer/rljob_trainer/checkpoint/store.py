@@ -4,7 +4,8 @@ import logging
 import math
 import shutil
 import time
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 from rljob_api import names
@@ -14,10 +15,12 @@ from rljob_trainer.checkpoint.fence import Fence, FencedOut, claim, extend, newe
 from rljob_trainer.checkpoint.files import make_directory, sync_directory, sync_names
 from rljob_trainer.checkpoint.lineage import Run, Start, choose, refuse_foreign_job
 from rljob_trainer.checkpoint.manifest import (
+    BUFFERS,
     SCRATCH,
     STEP_DIRECTORY,
     Contents,
     Manifest,
+    fingerprints,
     read_manifest,
     read_manifests,
 )
@@ -84,25 +87,40 @@ class Store:
         be durable. Raises FencedOut."""
         self.check()
         sync_names(self._scratch(contents.step))
-        last = self._lineage[-1] if self._lineage else None
-        again = last if last and last.step == contents.step else None
         manifest = Manifest(
             **{f.name: getattr(contents, f.name) for f in fields(contents)},
             seq=self._fence.seq,
             attempt=self._run.attempt,
             job_uid=self._run.job_uid,
-            parent=again.parent if again else last.step if last else None,
+            parent=self._lineage[-1].step if self._lineage else None,
             model=self._run.model,
             time=time.time(),
             chat=self._run.chat,
         )
-        if again:
-            self._exchange(again, manifest)
-        else:
-            self._put(manifest)
+        self._put(manifest)
         self._lineage.append(manifest)
         self._fence = extend(self._root, self._fence, [m.entry() for m in self._lineage])
         self._prune()
+
+    def renew_buffer(self, step: int, write: Callable[[Path], None]) -> None:
+        """Replace the rollout buffer in the checkpoint of `step`, the newest one. `write` makes the directory that it gets, or none when the buffer
+        is empty. A kill leaves the checkpoint with the one or the other. Raises FencedOut."""
+        held, target = self._lineage[-1], names.step_dir(self._root, step)
+        assert held.step == step, "what was saved last is renewed"
+        name = next(name for name in BUFFERS if name != held.buffer)
+        scratch = self.begin(step)
+        write(scratch / name)
+        files = {file: found for file, found in held.files.items() if not file.startswith(f"{held.buffer}/")}
+        manifest = replace(held, buffer=name, files=files | fingerprints(scratch))
+        sync_names(scratch)
+        shutil.rmtree(target / name, ignore_errors=True)  # left by a kill before the manifest was replaced
+        if (scratch / name).exists():
+            (scratch / name).rename(target / name)
+        sync_directory(target)
+        manifest.write(target)
+        self._lineage[-1] = manifest
+        shutil.rmtree(target / held.buffer, ignore_errors=True)
+        shutil.rmtree(scratch)
 
     def _claim(self) -> Fence:
         """Unfinished saves may have filled the volume, so that not even the fence can be written. Then they are deleted first."""
@@ -127,21 +145,6 @@ class Store:
         sync_directory(self._root)
         if replaced:
             shutil.rmtree(replaced)
-
-    def _exchange(self, held: Manifest, manifest: Manifest) -> None:
-        """Replace a checkpoint of the same step in the other format: add the new files to its directory, then replace the manifest atomically."""
-        assert held.engine != manifest.engine, f"step {held.step} is saved twice in one lineage"
-        target, scratch = names.step_dir(self._root, held.step), self._scratch(held.step)
-        for name in (manifest.engine, manifest.buffer):
-            shutil.rmtree(target / name, ignore_errors=True)  # left by a kill before the manifest was replaced
-            if (scratch / name).exists():
-                (scratch / name).rename(target / name)
-        sync_directory(target)
-        manifest.write(target)
-        self._lineage.remove(held)
-        shutil.rmtree(target / held.engine)
-        shutil.rmtree(target / held.buffer, ignore_errors=True)
-        shutil.rmtree(scratch)
 
     def _refuse_older_attempt(self) -> None:
         fence = newest(self._root)

@@ -64,10 +64,9 @@ class Critic:
         assert self._learning, "it was given nothing to learn"
         return self._learning.result()["metrics"] if self._learning.done() else None
 
-    def save(self, step: int, directory: Path, reshardable: bool) -> None:
+    def save(self, step: int, directory: Path, alongside: bool) -> None:
         """Begin to write its state after the last update."""
-        self._gang.forget_written()
-        self._gang.tell("save", step=step, directory=directory, reshardable=reshardable)
+        self._gang.tell("save", step=step, directory=directory, alongside=alongside)
 
     def saved(self, step: int) -> dict[str, Any]:
         """{role: layout and files} of the save of this step; {}: it is not on the disk yet."""

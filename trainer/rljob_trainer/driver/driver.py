@@ -178,8 +178,8 @@ class Driver(DriverCalls):
     async def learnt(self) -> dict[str, float]:
         return await self._once(self._own_critic.learnt)
 
-    async def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
-        self._own_critic.save(step, directory, reshardable)
+    async def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
+        self._own_critic.save(step, directory, alongside)
 
     async def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
         saved = partial(self._own_critic.saved, step)

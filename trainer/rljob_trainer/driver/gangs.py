@@ -142,10 +142,6 @@ class Gang(RoleCalls):
         self._written = {"step": step, "layout": layout, "files": files}
         self.wake()
 
-    def forget_written(self) -> None:
-        """Before a new save, since a step may be saved twice, in different formats."""
-        self._written = None
-
     def written(self, step: int) -> dict[str, Any] | None:
         """Layout and files of the save of this step; None until it is on the disk."""
         return self._written if self._written and self._written["step"] == step else None

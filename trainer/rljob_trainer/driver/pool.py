@@ -1,8 +1,9 @@
-"""The pool of rollout servers of one attempt: distributes requests over the servers that have the current policy. Membership is in replicas.py.
+"""The pool of rollout servers of one attempt: distributes requests over the servers that have the current policy. Membership is in replicas.py,
+the choice of a server in slots.py.
 
-    waiting requests --(least loaded server with free slots)--> server --> answer
-            ^                                                     |
-            +------------------- ReplicaLost ---------------------+   it gets no requests until it answers and has the weights again
+    waiting requests --(a place of slots.py)--> server --> answer
+            ^                                     |
+            +----------- ReplicaLost -------------+   it gets no requests until it answers and has the weights again
 
 Every request gets exactly one answer, whatever happens to the server that had it first.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
+from rljob_trainer.driver.slots import Home, LoadedServer, Slots
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
@@ -32,15 +34,13 @@ AGAIN_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class _Serving:
+@dataclass(eq=False, kw_only=True)
+class _Serving(LoadedServer):
     """A connection to a server that has the current policy."""
 
     client: RolloutClient
     gone: asyncio.Future[str]
     """Set to the reason when the server is taken out of the pool."""
-    load: int = 0
-    """Samples in flight."""
     misses: int = 0
     """Probes in a row that it has left unanswered."""
     watcher: asyncio.Task[None] | None = None
@@ -65,11 +65,12 @@ class RolloutPool:
         """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
         server finds work."""
         self._token, self._attempt, self.changed = token, attempt, changed
-        self._min, self._limit = max(min_replicas, 1), samples_in_flight
+        self._min, self._slots = max(min_replicas, 1), Slots[_Serving](samples_in_flight)
         self._replicas = Replicas(self._min)
         self._serving: dict[str, _Serving] = {}
+        self._cache_tokens: dict[str, int] = {}
+        """By the UID of a pod."""
         self._enough = asyncio.Event()
-        self._room = asyncio.Condition()
         self._asked, self._idle = 0, asyncio.Event()
         self._interrupted = False
         self.redispatched = 0
@@ -118,7 +119,7 @@ class RolloutPool:
     @property
     def awaited(self) -> str:
         """Servers whose answers are awaited, those first that leave probes unanswered; empty: none."""
-        busy = sorted((s for s in self._serving.values() if s.load), key=lambda s: -s.misses)
+        busy = sorted((s for s in self._serving.values() if s.samples), key=lambda s: -s.misses)
         named = [s.endpoint.pod + (" (does not answer)" if s.misses else "") for s in busy[:MOST_NAMED]]
         return ", ".join(named) + (f" and {len(busy) - MOST_NAMED} more" if len(busy) > MOST_NAMED else "")
 
@@ -149,34 +150,36 @@ class RolloutPool:
         replica = self._replicas.find(endpoint)
         return replica.problem if replica else ""
 
-    async def generate(self, request: GenerationRequest) -> list[Generation]:
-        """Like RolloutClient.generate, on the least loaded server. Waits until one has free slots. Raises RequestRefusedError, AttemptSuperseded.
+    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
+        """Like RolloutClient.generate. Waits until a server has room; that of `home`, of the request's trajectory, is preferred. Raises
+        RequestRefusedError, AttemptSuperseded.
 
         After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet.
         """
+        home = home or Home()
         with self._counted():
-            while serving := await self._reserve(request.n):
+            while serving := await self._slots.reserve(need := self._slots.need(len(request.tokens), request.n), home):
                 try:
                     return self._accepted(await _unless_gone(serving, serving.client.generate(request)))
                 except ReplicaLost as lost:
                     self.redispatched += 1
                     await self._leave(serving, lost)
                 finally:
-                    serving.load -= request.n
-                    await self._notify()
+                    self._slots.release(serving, need)
             return []
 
     async def interrupt(self) -> None:
         """End all requests with what has been generated so far. Returns when all of them have been answered."""
         self._interrupted = True
-        await self._notify()
+        self._slots.interrupt()
         try:
             while self._asked:
-                await asyncio.gather(*(self._interrupt(s) for s in list(self._serving.values()) if s.load))
+                await asyncio.gather(*(self._interrupt(s) for s in list(self._serving.values()) if s.samples))
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
         finally:
             self._interrupted = False
+            self._slots.resume()
 
     async def close(self) -> None:
         for serving in list(self._serving.values()):
@@ -185,7 +188,7 @@ class RolloutPool:
     async def _probe(self, endpoint: RolloutEndpoint) -> None:
         try:
             async with RolloutClient(endpoint, self._token, self._attempt) as client:
-                await client.state()
+                self._cache_tokens[endpoint.pod_uid] = (await client.state()).get("cache_tokens", 0)
         except Unauthorized as refused:
             if not self.problem(endpoint):
                 log.warning("%s", refused)
@@ -201,16 +204,18 @@ class RolloutPool:
         """Take a server that has the current policy into the pool; waiting requests go to it at once."""
         await self._disconnect(endpoint, "replaced")
         client = await RolloutClient(endpoint, self._token, self._attempt).__aenter__()
-        serving = _Serving(client, asyncio.get_running_loop().create_future())
+        gone, tokens = asyncio.get_running_loop().create_future(), self._cache_tokens.get(endpoint.pod_uid, 0)
+        serving = _Serving(cache_tokens=tokens, client=client, gone=gone)
         serving.watcher = asyncio.create_task(self._watch(serving))
         self._serving[endpoint.pod_uid] = serving
-        await self._notify()
+        self._slots.add(serving)
 
     async def _disconnect(self, endpoint: RolloutEndpoint, reason: str) -> None:
         """Take a server out of the pool; its requests are sent elsewhere."""
         serving = self._serving.pop(endpoint.pod_uid, None)
         if serving is None:
             return
+        self._slots.remove(serving)
         serving.gone.set_result(reason)
         if serving.watcher is not None and serving.watcher is not asyncio.current_task():
             serving.watcher.cancel()
@@ -247,21 +252,12 @@ class RolloutPool:
                 serving.misses += 1
         await self._lose(serving.endpoint, f"left {MISSES} questions unanswered")
 
-    async def _reserve(self, n: int) -> _Serving | None:
-        """Reserve slots for `n` samples on the least loaded server that has them; an idle server always has. None once interrupted."""
-        async with self._room:
-            while not self._interrupted:
-                serving = min(self._serving.values(), key=lambda s: s.load, default=None)
-                if serving and (serving.load == 0 or serving.load + n <= self._limit):
-                    serving.load += n
-                    return serving
-                await self._room.wait()
-        return None
-
     def _accepted(self, found: list[Generation]) -> list[Generation]:
         """The responses. Raises ReplicaLost for incomplete ones, unless they were interrupted on purpose."""
         if not self._interrupted and any(g.finish_reason == "abort" for g in found):
             raise ReplicaLost("it ended the request early")
+        for generation in found:
+            self._slots.answered(len(generation.tokens))
         return found
 
     @contextlib.contextmanager
@@ -275,10 +271,6 @@ class RolloutPool:
             self._asked -= 1
             if not self._asked:
                 self._idle.set()
-
-    async def _notify(self) -> None:
-        async with self._room:
-            self._room.notify_all()
 
     def _tell(self) -> None:
         if self.count >= self._min:

@@ -3,14 +3,12 @@
 A network that was trained on a gang of its own has a subdirectory of its name, from which any gang can load it. Of a network with adapters only these
 are saved, together with the identity of their base model (lora.py).
 
-There are two formats. `fully_reshardable` can be loaded into any layout; the optimizer's shards are first gathered on every data-parallel rank
-(compat/optimizer_gathering.py). `dp_reshardable` is faster: every rank writes its own shards as they are; only the number of data-parallel ranks may
-differ when it is loaded.
+The format is megatron's `fully_reshardable`: any layout can load it. Every rank writes what it holds, and reads what it will hold, of weights and
+of the optimizer's states (compat/optimizer_pieces.py).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,18 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core import parallel_state as mpu
-from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory, is_main_replica
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.exchange_utils import determine_main_replica_uniform_distribution
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factories,
+    is_main_replica,
+)
+from megatron.core.dist_checkpointing.strategies.fully_parallel import (
+    distribute_main_replicas_with_precomputed_distribution,
+)
 from megatron.core.dist_checkpointing.utils import add_prefix_for_sharding
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
@@ -28,10 +37,10 @@ from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
-from rljob_trainer.megatron.compat.optimizer_gathering import separate
+from rljob_trainer.megatron.compat.optimizer_pieces import held, replica_of
 from rljob_trainer.megatron.compat.write_queue import new_queue
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
-from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
+from rljob_trainer.megatron.offload import Offloader, states
 
 THREADS = 8
 """Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""
@@ -53,24 +62,22 @@ class CheckpointedNetwork:
     offloader: Offloader
     """Parameters and optimizer state must be on the device."""
 
-    @property
-    def bucket_size(self) -> int | None:
-        """Elements per bucket of its gradient buffers; None: they are not bucketed."""
-        return self.optimizer.model_chunks[0].ddp_config.bucket_size
-
     def storages(self) -> set[int]:
         """Addresses of the storages that training changes."""
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
         return {t.untyped_storage().data_ptr() for t in (*tensors, *states(self.optimizer, set()))}
 
-    def copied_bytes(self, reshardable: bool) -> int:
-        """Bytes of what a save copies on this rank. Gathered optimizer states are copies already (compat/optimizer_gathering.py)."""
-        parts = [part for m in self.modules for part in _sharded_module(m, self.base, _formatted(reshardable)).values()]
-        tensors = (p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory))
-        weights = sum(p.data.nbytes for p in tensors if p.data is not None and is_main_replica(p.replica_id))
-        groups = (group for o in torch_optimizers(self.optimizer) for group in o.param_groups)
-        learnt = sum(p.numel() for group in groups for p in group["params"])
-        return weights + (0 if reshardable else STATES * learnt)
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of what a save copies on this rank. Collective."""
+        parts = [part for m in self.modules for part in _sharded_module(m, self.base).values()]
+        wholes = {p.data: p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory)}
+        spans = (h for o in getattr(self.optimizer, "chained_optimizers", [self.optimizer]) for h in held(o))
+        numbers = sum(len(span) for parameter, span in spans if is_main_replica(replica_of(wholes[parameter])))
+        weights = {i: replace(p, data=torch.empty_like(p.data, device="meta")) for i, p in enumerate(wholes.values())}
+        _share_out(weights)  # without their numbers, which may be offloaded
+        own = (t for t in nested_values(weights) if isinstance(t, ShardedTensor) and is_main_replica(t.replica_id))
+        return STATES * numbers + sum(t.data.nbytes for t in own if t.data is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,40 +94,37 @@ class State:
         """The state with these networks only."""
         return replace(self, networks={name: network for name, network in self.networks.items() if name in names})
 
-    def copied_bytes(self, reshardable: bool) -> int:
-        """Bytes of what a save copies on this rank."""
-        return sum(network.copied_bytes(reshardable) for network in self.networks.values())
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of what a save copies on this rank. Collective."""
+        return sum(network.copied_bytes for network in self.networks.values())
 
 
 def prepare(state: State, staging: Staging) -> None:
-    """Begin to make ready what a save that is written while training continues copies into, unless that was done. Only GPUs need it."""
+    """Begin to make ready what a save that is written while training continues copies into, unless that was done. Only GPUs need it.
+    Collective."""
     if torch.cuda.is_available() and not staging.is_prepared:
-        staging.prepare(state.copied_bytes(reshardable=False))
+        staging.prepare(state.copied_bytes)
 
 
-def save(directory: Path, state: State, reshardable: bool, staging: Staging) -> Writing:
+def save(directory: Path, state: State, alongside: bool, staging: Staging) -> Writing:
     """Copy the state, and start to write it into `directory`, a new one on a file system that all ranks share. Collective.
 
-    The save is complete once `finish` of the result has returned on every rank. It does not contain what is trained meanwhile. Most of `staging` is
-    given back when states are gathered, which take as much of the host.
+    The save is complete once `finish` of the result has returned on every rank. It does not contain what is trained meanwhile. `alongside`: training
+    continues, so that fewer threads write.
     """
     if dist.get_rank() == 0:
         directory.mkdir(parents=True)
     dist.barrier()
-    if reshardable:
-        staging.shrink(state.copied_bytes(reshardable))
-    sharded = _sharded(state, _formatted(reshardable), loading=False)
     common = {
         "layout": state.layout,
-        "reshardable": reshardable,
         "objective": dict(state.objective),
         "names": sorted(state.networks),
         "bases": {name: network.base and network.base.as_json() for name, network in state.networks.items()},
-        "bucket_sizes": {name: network.bucket_size for name, network in state.networks.items()},
     }
     live = set().union(*(network.storages() for network in state.networks.values()))
-    threads = THREADS if reshardable else 1
-    return Writing(directory, sharded | common, live, staging, threads, new_queue())
+    threads = 1 if alongside else THREADS
+    return Writing(directory, _sharded(state, loading=False) | common, live, staging, threads, new_queue())
 
 
 def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
@@ -128,8 +132,7 @@ def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[s
 
     Random states are loaded only in the same layout. `heartbeat` is called for every tensor that this rank has read.
 
-    Raises ConfigurationError when the checkpoint lacks a network, has it in a format that does not fit this layout, or has adapters of another base
-    model.
+    Raises ConfigurationError when the checkpoint lacks a network, or has adapters of another base model.
     """
     places = {name: _place(directory, name) for name in state.networks}
     objectives = [
@@ -148,9 +151,7 @@ def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[
     _require_networks(common["names"], state)
     for name, network in state.networks.items():
         require_same(common["bases"][name], network.base)
-    if not common["reshardable"]:
-        _require_buckets(common["bucket_sizes"], state)
-    wanted = _sharded(state, _formatted(common["reshardable"]), loading=True)
+    wanted = _sharded(state, loading=True)
     same_layout = common["layout"] == state.layout
     if not same_layout:
         del wanted["random"]
@@ -171,24 +172,6 @@ def _require_networks(held: list[str], state: State) -> None:
         raise ConfigurationError(f"spec.{missing[0]}", "set", rule, fix)
 
 
-def _require_buckets(held: dict[str, int | None], state: State) -> None:
-    """Raise ConfigurationError when bucket sizes differ: the fast format depends on the buckets of megatron's gradient buffers (whose size is chosen
-    in distributed_data_parallel.py:69)."""
-    for name, network in state.networks.items():
-        if held[name] != network.bucket_size:
-            before, here = (
-                f"buckets of {size} numbers" if size else "no buckets" for size in (held[name], network.bucket_size)
-            )
-            rule = (
-                f"the checkpoint was saved in the fast format with {before}, here there are {here}: gradReduce makes buckets, and megatron-core "
-                "makes larger ones for more than 40 data-parallel ranks"
-            )
-            fix = "go back to what it was saved with and suspend the job, which saves in the format for any layout; or to another checkpoint"
-            raise ConfigurationError(
-                "spec.trainer.overlap.gradReduce", str(bool(network.bucket_size)).lower(), rule, fix
-            )
-
-
 def _put(loaded: dict[str, Any], network: CheckpointedNetwork) -> None:
     for i, module in enumerate(network.modules):
         module.load_state_dict(loaded["model"][i], strict=network.base is None)
@@ -206,46 +189,41 @@ def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
             group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
 
 
-def _formatted(reshardable: bool) -> dict[str, Any]:
+def _metadata() -> dict[str, Any]:
     return {
-        "distrib_optim_sharding_type": "fully_reshardable" if reshardable else "dp_reshardable",
+        "distrib_optim_sharding_type": "fully_reshardable",
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
     }
 
 
-def _sharded(state: State, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
-    parts = {name: _sharded_network(network, metadata, loading) for name, network in state.networks.items()}
+def _sharded(state: State, loading: bool) -> dict[str, Any]:
+    parts = {name: _sharded_network(network, loading) for name, network in state.networks.items()}
     for name, part in parts.items():
         add_prefix_for_sharding(part, f"{name}.")
     return parts | {"random": _random_states()}
 
 
-def _sharded_network(network: CheckpointedNetwork, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
-    model = {i: _sharded_module(module, network.base, metadata) for i, module in enumerate(network.modules)}
-    return {
-        "model": model,
-        "optimizer": _sharded_optimizer(network, dict(model), metadata, loading),
-        "scheduler": network.scheduler.state_dict(),
-    }
+def _sharded_network(network: CheckpointedNetwork, loading: bool) -> dict[str, Any]:
+    model = {i: _sharded_module(module, network.base) for i, module in enumerate(network.modules)}
+    optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=_metadata())
+    if not loading:
+        _share_out(model)
+    return {"model": model, "optimizer": optimizer, "scheduler": network.scheduler.state_dict()}
 
 
-def _sharded_module(module: MegatronModule, base: Base | None, metadata: dict[str, Any]) -> dict[str, Any]:
-    found = module.sharded_state_dict(metadata=metadata)
+def _share_out(model: dict[Any, Any]) -> None:
+    """Of weights that several data-parallel ranks hold, each is written by one of them, and each of them writes about as much. Collective."""
+    ranks = mpu.get_data_parallel_group(with_context_parallel=True)
+    apply_factories(model)
+    shares = determine_main_replica_uniform_distribution(model, ranks)
+    distribute_main_replicas_with_precomputed_distribution(model, ranks, shares)
+
+
+def _sharded_module(module: MegatronModule, base: Base | None) -> dict[str, Any]:
+    found = module.sharded_state_dict(metadata=_metadata())
     return {name: part for name, part in found.items() if base is None or is_adapter(name)}
-
-
-def _sharded_optimizer(
-    network: CheckpointedNetwork, model: dict[Any, Any], metadata: dict[str, Any], loading: bool
-) -> Any:
-    make = partial(network.optimizer.sharded_state_dict, model, is_loading=loading, metadata=metadata)
-    if loading or metadata["distrib_optim_sharding_type"] != "fully_reshardable":
-        return make()
-    with network.offloader.using("gradients"):
-        sharded = make()
-    separate(sharded)
-    return sharded
 
 
 def _random_states() -> ShardedObject:

@@ -175,10 +175,10 @@ class Engine(ModelRanks):
         """Begin to make host memory ready for the first save that is written while training continues."""
         checkpoint.prepare(self._state(), self._staging)
 
-    def save(self, directory: Path, reshardable: bool) -> Writing:
+    def save(self, directory: Path, alongside: bool) -> Writing:
         """Start to write the state of training, as it is now, into a new directory that all ranks share; see checkpoint.save."""
         with self._all_on_device():
-            return checkpoint.save(directory, self._state(), reshardable, self._staging)
+            return checkpoint.save(directory, self._state(), alongside, self._staging)
 
     def load(self, directory: Path) -> None:
         """Restore what `save` wrote, in this or another layout. The reference remains the model that the job started from."""

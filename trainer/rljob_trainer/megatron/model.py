@@ -17,7 +17,7 @@ from megatron.core.transformer.module import Float16Module, MegatronModule
 
 from rljob_api.rules.lora import settled
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.checkpoint.manifest import engine_directory
+from rljob_trainer.checkpoint.manifest import ENGINE
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
@@ -174,9 +174,8 @@ def load_weights(
 
 def _torch_dist(path: Path, network: str) -> Path | None:
     """The torch_dist directory under `path`; None: there is none. A network that was trained on a gang of its own has a subdirectory."""
-    engines = [path / engine_directory(reshardable) for reshardable in (True, False)]
-    places = [place for engine in engines for place in (engine / network, engine)]
-    return next((d for d in (*places, path) if (d / ".metadata").is_file()), None)
+    places = (path / ENGINE / network, path / ENGINE, path)
+    return next((d for d in places if (d / ".metadata").is_file()), None)
 
 
 def _tensors(module: MegatronModule, prefix: str) -> dict[str, Any]:

@@ -114,9 +114,9 @@ class CriticRole(ModelRanks):
         metrics = update_metrics(self._learnt, learn(step, self._learnt))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-    def save(self, directory: Path, reshardable: bool) -> Writing:
+    def save(self, directory: Path, alongside: bool) -> Writing:
         """Start to write the critic's state, as it is now, into a new directory; see `checkpoint`."""
-        return checkpoint.save(directory, self._state(), reshardable, self._staging)
+        return checkpoint.save(directory, self._state(), alongside, self._staging)
 
     def load(self, directory: Path) -> None:
         """Restore the critic from an engine's directory. It may have been saved in another layout, or on the trainer's ranks."""

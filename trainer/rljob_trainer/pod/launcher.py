@@ -12,6 +12,7 @@ from rljob_trainer import failure
 from rljob_trainer.pod.attempt import Ended, PodAttempt
 from rljob_trainer.pod.channel import Channel, ProtocolMismatch
 from rljob_trainer.pod.fork_client import ForkServers
+from rljob_trainer.pod.read_ahead import ReadAhead
 from rljob_trainer.pod.settings import Settings
 from rljob_trainer.processes import adopt_orphans, reap
 
@@ -32,6 +33,7 @@ class Launcher:
 
     def __init__(self, channel: Channel, settings: Settings, fork_servers: ForkServers) -> None:
         self._channel, self._settings, self._fork_servers = channel, settings, fork_servers
+        self._read_ahead = ReadAhead()
         self._boot_id = uuid.uuid4().hex
         self._report = Report(pod=settings.pod, pod_uid=settings.pod_uid, boot_id=self._boot_id)
         self._news = asyncio.Event()
@@ -54,6 +56,7 @@ class Launcher:
             ]
             await self._leaving.wait()
             await self._idle.wait()
+            self._read_ahead.stop()
             for part in parts:
                 part.cancel()
         with contextlib.suppress(TimeoutError):
@@ -94,6 +97,7 @@ class Launcher:
                 tasks.create_task(self._run_attempt(control, tasks))
             case "stand by":  # as a spare, which may have to be rank 0, where the driver is
                 tasks.create_task(self._fork_servers.warm(driver=True))
+                self._read_ahead.start(control.spec)
             case "decline":
                 self._update_report(
                     attempt=control.attempt, state="stopped", result="stopped", failure=None, progress=None
@@ -109,6 +113,7 @@ class Launcher:
         assert member
         self._attempt = attempt = PodAttempt(control, member, self._settings, self._fork_servers)
         self._idle.clear()
+        self._read_ahead.stop()
         gang = control.members_of(member.role)
         log.info("attempt %d begins; node rank %d of %d", control.attempt, member.node_rank, len(gang))
         self._update_report(attempt=control.attempt, state="running", result=None, failure=None, progress=None)

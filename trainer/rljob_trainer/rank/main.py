@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
-from rljob_api.sizing.layout import Layout, servers_per_pod
+from rljob_api.sizing.layout import servers_per_pod
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.checkpoint.checks import prove_shared
@@ -168,8 +168,6 @@ def _open_store(control: Control) -> Store:
         job_uid=control.job_uid,
         attempt=control.attempt,
         model=hashlib.sha256((Path(spec.model.path) / "config.json").read_bytes()).hexdigest(),
-        layout=str(Layout.of(spec, names.ROLE_TRAINER)),
-        roles={role: str(Layout.of(spec, role)) for role in [names.ROLE_CRITIC] if spec.critic},
         chat={"task": spec.task, "chatTemplate": spec.data.chat_template.model_dump(mode="json", by_alias=True)},
         resume=control.resume,
         resume_from=Path(spec.checkpoint.resume_from) if spec.checkpoint.resume_from else None,

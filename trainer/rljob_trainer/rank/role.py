@@ -100,8 +100,8 @@ class RoleService:
                 return self._requests.done(metrics=metrics | {"time/critic": time.monotonic() - began})
             case {"ask": "restore", "directory": directory}:
                 model.load(Path(directory))
-            case {"ask": "save", "step": step, "directory": directory, "reshardable": reshardable}:
-                saving.begin(step, Path(directory) / names.ROLE_CRITIC, reshardable)
+            case {"ask": "save", "step": step, "directory": directory, "alongside": alongside}:
+                saving.begin(step, Path(directory) / names.ROLE_CRITIC, alongside)
             case _:
                 raise AssertionError(f"the critic was asked to {request['ask']}")
         return self._requests.done()
@@ -121,8 +121,8 @@ class _Saving:
         self._ranks, self._timeout = ranks, ranks.timeout_seconds
         self._bytes, self._deadline, self._step = 0, 0.0, 0
 
-    def begin(self, step: int, directory: Path, reshardable: bool) -> None:
-        self._part.begin(step, directory, reshardable)
+    def begin(self, step: int, directory: Path, alongside: bool) -> None:
+        self._part.begin(step, directory, alongside)
         self._step, self._bytes, self._deadline = step, 0, time.monotonic() + self._timeout
 
     def report(self) -> None:

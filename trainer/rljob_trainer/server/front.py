@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Send
 
-from rljob_trainer.server.generate import adapters_of, generate
+from rljob_trainer.server.generate import adapters_of, cache_tokens, generate
 from rljob_trainer.server.guard import Guard, error
 from rljob_trainer.server.weights.updates import UpdateError, WeightUpdates
 from rljob_trainer.wire.weights import protocol
@@ -62,7 +62,7 @@ class Front(Guard):
         """The response of one of our routes; None for routes that need a policy: those of vLLM, and generate."""
         route = request.method, request.url.path
         if route == ("GET", protocol.STATE):
-            return JSONResponse(self._gate.state())
+            return JSONResponse(self._gate.state() | {"cache_tokens": cache_tokens(request.app.state.engine_client)})
         if route == ("GET", protocol.HEALTH):
             return await self._health(request, self._weights.running)
         if route not in self._updates:

@@ -1,8 +1,8 @@
 """The generate route: token ids in, token ids and log-probabilities out (wire/generate.py), straight from vLLM's engine.
 
 vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (token
-ids), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and are part
-of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt. Statuses: 400
+ids, packed), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and
+are part of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt. Statuses: 400
 invalid request (with the `code` CONTEXT_TOO_LONG where that is why), 500 the engine failed. When a client disconnects, its generation is aborted.
 
 A request may continue under another policy (`rollout.interrupt: keep`). vLLM records the version of the weights of every token, which is the step of
@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.wire.generate import CONTEXT_TOO_LONG, Completion, encode
+from rljob_trainer.wire.generate import CONTEXT_TOO_LONG, Completion, encode, unpack_tokens
 from rljob_trainer.wire.trajectory import Experts
 from rljob_trainer.wire.weights.protocol import ADAPTERS, SERVED_MODEL, PolicyVersion
 
@@ -99,7 +99,7 @@ def _is_refusal(error: Exception) -> bool:
 
 async def _generate(engine: Any, policy: PolicyVersion, body: dict[str, Any]) -> list[Completion]:
     """The `n` responses by index. `engine`: vLLM's AsyncLLM; `policy`: the one that is served."""
-    tokens, longest = body["prompt"], engine.model_config.max_model_len
+    tokens, longest = unpack_tokens(body["prompt"]), engine.model_config.max_model_len
     if len(tokens) + body["max_tokens"] > longest:  # the engine would silently truncate the response
         rule = f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}"
         raise ContextTooLongError(rule)
@@ -119,6 +119,11 @@ def later(output: Any, policy: PolicyVersion) -> list[tuple[int, int]]:
     """See Completion.later. `policy`: the one that was served when the request came."""
     found = [(span.start, int(span.version)) for span in output.weight_versions or ()]
     return found[1:] if found and found[0][1] == policy.step else found
+
+
+def cache_tokens(engine: Any) -> int:
+    """Tokens whose keys and values fit into the engine's cache; 0: it does not say."""
+    return engine.vllm_config.cache_config.kv_cache_size_tokens or 0
 
 
 def adapters_of(engine: Any) -> Any:

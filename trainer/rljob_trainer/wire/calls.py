@@ -84,7 +84,7 @@ class Request(TypedDict, total=False):
     directory: str
     """restore, save."""
     step: int
-    reshardable: bool
+    alongside: bool
     """save."""
     over: TaskOutcome
     """Nothing will be asked any more."""
@@ -149,7 +149,7 @@ class DriverCalls(ABC):
         """The metrics of the critic's update; empty: it is not done yet, ask again."""
 
     @abstractmethod
-    async def save_gangs(self, step: int, directory: Path, reshardable: bool) -> None:
+    async def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
         """See saving.OtherGangs.save."""
 
     @abstractmethod

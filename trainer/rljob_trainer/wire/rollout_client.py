@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import aiohttp
-import numpy as np
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
-from rljob_trainer.wire.generate import decode, encode_images
+from rljob_trainer.wire.generate import decode, encode_images, pack_tokens
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
@@ -65,7 +64,7 @@ class GenerationRequest:
 
     def body(self) -> dict[str, Any]:
         """The request as JSON."""
-        fields = {"prompt": np.asarray(self.tokens).tolist(), "n": self.n, "seed": self.seed}
+        fields = {"prompt": pack_tokens(self.tokens), "n": self.n, "seed": self.seed}
         images = {"images": encode_images(self.images)} if self.images else {}
         return fields | self.sampling.model_dump() | images
 
@@ -134,7 +133,8 @@ class RolloutClient:
         await self._call("POST", INTERRUPT, {}, PROBE_SECONDS)
 
     async def state(self) -> dict[str, Any]:
-        """The server's state: attempt, policy_step (None: it serves nothing), digest. Raises as `generate`; ReplicaLost also after PROBE_SECONDS."""
+        """The server's state: attempt, policy_step (None: it serves nothing), digest, cache_tokens (slots.LoadedServer). Raises as `generate`, and
+        ReplicaLost after PROBE_SECONDS."""
         return (await self._call("GET", STATE, None, PROBE_SECONDS))[0]
 
     async def _call(self, method: str, path: str, body: Any, seconds: float | None = None) -> tuple[Any, Any]:

@@ -204,8 +204,6 @@ def checkpoints(settings: Settings) -> Iterator[Said]:
             contents,
             why="at the end of the job",
         )
-    if settings[f"{M}dist_ckpt_optim_fully_reshardable"]:
-        yield settings.field("checkpoint.asynchronous", False, f"{M}dist_ckpt_optim_fully_reshardable")
     timeout = f"{AR}nccl_timeout"
     if timeout in settings and settings.integer(timeout) > LifecycleSpec().stall_timeout_seconds:
         yield settings.field("lifecycle.stallTimeoutSeconds", settings.integer(timeout), timeout)

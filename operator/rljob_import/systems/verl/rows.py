@@ -236,12 +236,7 @@ ACTOR_ROWS = (
     read(f"{ACTOR}megatron.use_dist_checkpointing", "model.megatronCheckpoint", False),
     read(f"{ACTOR}megatron.dist_checkpointing_path", "model.megatronCheckpoint"),
     becomes(f"{ACTOR}megatron.dtype", "model.dtype", "bfloat16", choice(bfloat16="bfloat16", float32="float32")),
-    read(
-        f"{ACTOR}megatron.dist_ckpt_optim_fully_reshardable",
-        "checkpoint.asynchronous",
-        False,
-        text="true: not asynchronous",
-    ),
+    implied(f"{ACTOR}megatron.dist_ckpt_optim_fully_reshardable", "every checkpoint is"),
     *megatron_rows(f"{ACTOR}megatron."),
     *recompute_rows(f"{ACTOR}megatron.override_transformer_config."),
     implied(f"{ACTOR}megatron.override_transformer_config.use_flash_attn", "attention is Transformer Engine's"),

@@ -4,7 +4,7 @@
     cycle.schedule_pending      who gets what: urgency, then priority, then age            pure
     cache.SchedulerCache        capacity that is left, from nodes, pods and assignments    reads the cache
     scheduler.GangScheduler     one cycle at a time                                        holds the lock
-    gate.Builtin, .operations   the gate of its pods, and the patch that removes it        pure
+    gate.has_gate, .operations  the gate of its pods, and the patch that removes it        pure
 
 `policies/placement.py` writes assignments into status before any pod is ungated.
 """

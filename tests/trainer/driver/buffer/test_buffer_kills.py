@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.checkpoint.files import Tally, write_json
-from rljob_trainer.checkpoint.manifest import buffer_directory, fingerprints, read_manifests
+from rljob_trainer.checkpoint.manifest import BUFFERS, fingerprints, read_manifests
 from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
@@ -89,7 +89,7 @@ class Job:
     async def _save(self, store: Store, rank: Rank, step: int) -> None:
         data = await call(rank.saving)
         directory = store.begin(step)
-        await call(rank.save_buffer, directory / buffer_directory(reshardable=True))
+        await call(rank.save_buffer, directory / BUFFERS[0])
         made = contents(step, fingerprints(directory))
         store.commit(type(made)(**{field: getattr(made, field) for field in made.__slots__} | {"data": data}))
 

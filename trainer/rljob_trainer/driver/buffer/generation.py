@@ -19,6 +19,7 @@ from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.buffer.assembly import Outcome, penalised
 from rljob_trainer.driver.buffer.partial_sample import PartialSample, evaluation_seed, training_seed, turn_seed
 from rljob_trainer.driver.buffer.priority_event import Priority, PriorityEvent
+from rljob_trainer.driver.slots import Home
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
@@ -52,7 +53,7 @@ class GroupRequest:
 class Responder(Protocol):
     """Who answers for the policy: the pool of rollout servers."""
 
-    async def generate(self, request: GenerationRequest) -> list[Generation]: ...
+    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]: ...
 
     async def interrupt(self) -> None: ...
 
@@ -145,10 +146,12 @@ class Generator:
             sample.outcome = await self._score(request, index, rollout, sample.routed_experts)
         return sample.outcome
 
-    async def _continue(self, sample: PartialSample, begun: GenerationRequest, priority: Priority) -> None:
+    async def _continue(
+        self, sample: PartialSample, begun: GenerationRequest, priority: Priority, home: Home | None = None
+    ) -> None:
         """Generate the rest of a response, which was begun as one of `begun`."""
         while sample.finish_reason == "abort":
-            sample.add(*await self._pieces(sample.continuation(begun, priority[1]), priority))
+            sample.add(*await self._pieces(sample.continuation(begun, priority[1]), priority, home))
 
     async def _with_agents(
         self, agent: Agent, request: GroupRequest, samples: Sequence[PartialSample]
@@ -158,7 +161,7 @@ class Generator:
         return list(await asyncio.gather(*(self._with_agent(agent, request, i, s) for i, s in enumerate(samples))))
 
     async def _with_agent(self, agent: Agent, request: GroupRequest, index: int, sample: PartialSample) -> Outcome:
-        generate_turn = partial(self._turn, request, index)
+        generate_turn = partial(self._turn, request, index, Home())
         if sample.outcome is None:
             template = self._spec.data.chat_template
             session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, template, generate_turn)
@@ -169,23 +172,25 @@ class Generator:
         return sample.outcome
 
     async def _turn(
-        self, request: GroupRequest, index: int, tokens: Ints, sampling: Sampling, turn: int
+        self, request: GroupRequest, index: int, home: Home, tokens: Ints, sampling: Sampling, turn: int
     ) -> tuple[tuple[Segment, ...], bool]:
         """The policy's response to `tokens` in turn number `turn`, and whether it was cut off at the token limit."""
         generation = GenerationRequest(tokens, 1, sampling, turn_seed(request.seed, index, turn))
         response = PartialSample()
         if request.interruptible:
-            await self._continue(response, generation, (request.group, index))
+            await self._continue(response, generation, (request.group, index), home)
         else:
-            response.add(*await self._pool.generate(generation))
+            response.add(*await self._pool.generate(generation, home))
         self._heartbeat()
         return response.response, response.finish_reason == "length"
 
-    async def _pieces(self, request: GenerationRequest, priority: Priority) -> list[Generation]:
+    async def _pieces(
+        self, request: GenerationRequest, priority: Priority, home: Home | None = None
+    ) -> list[Generation]:
         """The responses to the request, or as much of them as is generated before the next interruption."""
         while True:
             await self._may_generate.wait(priority)
-            if pieces := await self._pool.generate(request):
+            if pieces := await self._pool.generate(request, home):
                 return pieces
 
     async def _with_baseline(self, request: GroupRequest) -> list[Outcome]:

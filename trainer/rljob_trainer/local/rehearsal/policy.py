@@ -11,6 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer, turn_end
+from rljob_trainer.driver.slots import Home
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
 
 UNRELATED = "I do not know."
@@ -88,7 +89,7 @@ class ScriptedPolicy:
         """`end`: of a turn."""
         self._turns, self._asked, self._tokenizer, self._end = script.turns, 0, tokenizer, list(end)
 
-    async def generate(self, request: GenerationRequest) -> list[Generation]:
+    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
         """As a server that follows the limits of the request."""
         text = self._turns[min(self._asked, len(self._turns) - 1)]
         self._asked += 1

@@ -19,7 +19,7 @@ MODULES = (
     "megatron_on_cpu",
     "gradient_fusion",
     "adam",
-    "optimizer_gathering",
+    "optimizer_pieces",
     "pipeline_shapes",
     "torch_layers",
     "latent_attention",

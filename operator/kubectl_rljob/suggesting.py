@@ -1,0 +1,229 @@
+"""Layouts in which a job fits, the fastest first by a model of their speed: the data behind `plan --suggest`."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from itertools import chain, product
+from typing import Any
+
+from kubectl_rljob.planning import Plan
+from rljob_api.manifest.jobs import Manifest
+from rljob_api.rules import Violation
+from rljob_api.rules.layout import RANKS_CHECKS
+from rljob_api.rules.model import model_violations
+from rljob_api.rules.ranks import of_the_trainer
+from rljob_api.sizing.layout import Layout
+from rljob_api.sizing.memory import cache_memory, phases
+from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Machine, Speed, speed
+from rljob_api.sizing.split import WAYS, even_split
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.gang import Parallelism, Recompute
+
+SHOWN = 5
+SECONDS = 10.0
+"""How long layouts are looked at, and then those planned that look best."""
+ROOM = 0.95
+"""Of a GPU's memory, which an estimate may fill: it is not exact."""
+DEEPEST, LONGEST, MOST_EXPERTS = 64, 16, 256
+"""Largest pipeline, context parallelism and expert parallelism that are looked at."""
+Planned = Callable[[Manifest], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a suggestion changes."""
+
+    parallelism: Parallelism
+    recompute: Recompute
+    servers: int
+    """Tensor parallelism of servers."""
+
+    def of(self, spec: RLJobSpec, shape: Shape) -> RLJobSpec:
+        """The spec with it, unchecked."""
+        config = _cut(spec.trainer.transformer_config, shape, self.parallelism.pipeline)
+        changes = {"parallelism": self.parallelism, "recompute": self.recompute, "transformer_config": config}
+        rollout = spec.rollout.model_copy(update={"tensor_parallel": self.servers})
+        return spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes), "rollout": rollout})
+
+    def settings(self, given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+        """What `--set` makes of it, by path. `given`: the spec as the user wrote it. None removes a field."""
+        trainer = given.get("trainer") or {}
+        config = _cut(trainer.get("transformerConfig") or {}, shape, self.parallelism.pipeline)
+        found = {
+            "trainer.parallelism": self.parallelism.model_dump(by_alias=True, exclude_defaults=True),
+            "trainer.transformerConfig": config,
+            "trainer.recompute": self.recompute.model_dump(by_alias=True, exclude_defaults=True),
+        }
+        changed = {path: value or None for path, value in found.items() if value != (_at(given, path) or {})}
+        servers = (
+            {}
+            if (_at(given, "rollout.tensorParallel") or 1) == self.servers
+            else {"rollout.tensorParallel": self.servers}
+        )
+        return changed | servers
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A layout in which every rule holds and the job fits."""
+
+    settings: dict[str, Any]
+    plan: Plan
+    speed: Speed
+
+    def dump(self) -> dict[str, Any]:
+        found = {name: round(value, 3) for name, value in asdict(self.speed).items() if name != "overlapped"}
+        return {"settings": self.settings, "tokensPerSecond": round(self.speed.tokens_per_second)} | found
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Suggestions, and how much was looked at for them."""
+
+    found: list[Suggestion]
+    reasons: dict[str, int]
+    """How many layouts were looked at, by what is against them; empty: nothing."""
+    whole: bool
+    """All layouts were looked at, before the time was up."""
+
+    @property
+    def tried(self) -> int:
+        return sum(self.reasons.values())
+
+    def dump(self, name: str) -> dict[str, Any]:
+        return {
+            "name": name,
+            "suggestions": [found.dump() for found in self.found],
+            "tried": self.tried,
+            "reasons": {reason: count for reason, count in self.reasons.items() if reason},
+            "whole": self.whole,
+        }
+
+
+CHANGED = (
+    "spec.trainer.parallelism",
+    "spec.trainer.transformerConfig",
+    "spec.trainer.recompute",
+    "spec.rollout.tensorParallel",
+)
+"""Fields that suggestions change."""
+
+
+def elsewhere(violations: Iterable[Violation]) -> list[Violation]:
+    """Broken rules that stay broken in every layout."""
+    return [v for v in violations if not v.field.startswith(CHANGED)]
+
+
+def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) -> Search:
+    """`base`: the plan of the manifest as it is. Its layout may break rules; whatever else it breaks, every suggestion would."""
+    shape = Shape.of(base.model) if base.model else None
+    if base.spec is None or shape is None or base.model is None:
+        return Search([], {}, True)
+    ends, ranked, reasons, whole = (
+        time.monotonic() + SECONDS,
+        list[tuple[tuple[float, float], Choice]](),
+        Counter[str](),
+        True,
+    )
+    for choice in choices(base.spec, shape):
+        if time.monotonic() > ends:
+            whole = False
+            break
+        spec = choice.of(base.spec, shape)
+        reasons[reason := _against(spec, base.model, shape, machine)] += 1
+        if not reason:
+            taken = speed(spec, shape, machine)
+            ranked.append(((taken.seconds, taken.generate + taken.train), choice))
+    ranked.sort(key=lambda found: found[0])
+    return Search(
+        list(_proven(manifest, [choice for _, choice in ranked], shape, machine, planned, ends + SECONDS)),
+        dict(reasons),
+        whole,
+    )
+
+
+def _proven(
+    manifest: Manifest,
+    ranked: Iterable[Choice],
+    shape: Shape,
+    machine: Machine,
+    planned: Planned,
+    ends: float,
+) -> Iterator[Suggestion]:
+    """The best of them, as `plan` sees the manifest with them: one of each way to cut the trainer's model."""
+    shown: list[Parallelism] = []
+    for choice in ranked:
+        if len(shown) == SHOWN or time.monotonic() > ends:
+            return
+        if choice.parallelism in shown:
+            continue
+        settings = choice.settings(manifest.spec, shape)
+        plan = planned(replace(manifest, spec=reduce(_put, settings.items(), manifest.spec)))
+        if plan.spec and not plan.violations and not plan.misfits():
+            shown.append(choice.parallelism)
+            yield Suggestion(settings, plan, speed(plan.spec, shape, machine))
+
+
+def choices(spec: RLJobSpec, shape: Shape) -> Iterator[Choice]:
+    """Sizes that divide the ranks and the model, small ones first."""
+    ranks = Layout(spec.trainer.nodes * spec.trainer.processes_per_node).world
+    servers = [1] if spec.supervised else _divisors(spec.trainer.processes_per_node)
+    recomputes = {r.model_dump_json(): r for r in (Recompute(), spec.trainer.recompute, Recompute(granularity="full"))}
+    for tensor, pipeline, context in product(
+        _divisors(spec.trainer.processes_per_node),
+        _divisors(ranks, min(DEEPEST, shape.layers)),
+        _divisors(ranks, LONGEST),
+    ):
+        if ranks % (tensor * pipeline * context):
+            continue
+        for expert in _divisors(shape.experts, MOST_EXPERTS) if shape.experts else [1]:
+            sizes = Parallelism(
+                tensor=tensor,
+                pipeline=pipeline,
+                context=context,
+                expert=expert,
+                expert_tensor=1 if shape.experts and tensor > 1 else None,
+            )
+            yield from (Choice(sizes, *rest) for rest in product(recomputes.values(), servers))
+
+
+def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:
+    """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for some keys and values."""
+    checks = (*of_the_trainer(*RANKS_CHECKS), lambda given: model_violations(given, config))
+    if any(chain.from_iterable(check(spec) for check in checks)):
+        return "break a rule of layouts"
+    fullest = max(phases(spec, shape, machine.memory), key=lambda phase: phase.total)
+    if fullest.total > ROOM * machine.memory:
+        return f"take more of a GPU in {fullest.name}"
+    return (
+        ""
+        if spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
+        else "leave servers no room for a cache"
+    )
+
+
+def _cut(given: Mapping[str, Any], shape: Shape, pipeline: int) -> dict[str, Any]:
+    """transformerConfig with the keys that cut layers into stages as equal as they can be."""
+    return {key: value for key, value in given.items() if not any(key in way for way in WAYS)} | (
+        even_split(shape.layers, pipeline) or {}
+    )
+
+
+def _divisors(number: int, most: int = 2**31) -> list[int]:
+    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
+
+
+def _at(given: Any, path: str) -> Any:
+    """What the user wrote at a path."""
+    for key in path.split("."):
+        given = given.get(key) if isinstance(given, dict) else None
+    return given
+
+
+def _put(spec: dict[str, Any], setting: tuple[str, Any]) -> dict[str, Any]:
+    section, _, field = setting[0].partition(".")
+    kept = spec.get(section)
+    return spec | {section: (kept if isinstance(kept, dict) else {}) | {field: setting[1]}}

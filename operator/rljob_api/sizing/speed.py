@@ -1,0 +1,144 @@
+"""How long a step takes by a model of its operations and bytes, which ranks layouts. It is no measurement: docs/sizing.md compares both.
+
+Training: operations of all passes over the GPU's rate, at a share that its kernels reach, longer by the busiest stage and by the pipeline's bubble,
+(m + (p - 1)/v) / m with m micro-batches (Narayanan et al. arXiv 2104.04473 section 2.2); plus what communicators move (traffic.py) over NVLink where
+their ranks share a node, and over its network cards where not, without overlap; plus what offload moves over PCIe.
+
+Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
+these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
+half of its response.
+
+Every sample counts at its longest, as everywhere in `plan`.
+"""
+
+from dataclasses import dataclass
+
+from rljob_api import names
+from rljob_api.sizing import network
+from rljob_api.sizing.devices import Rates
+from rljob_api.sizing.layout import Amounts, Layout, required_servers
+from rljob_api.sizing.memory import cache_memory, rollout_memory
+from rljob_api.sizing.network import Cards
+from rljob_api.sizing.serving import sequences
+from rljob_api.sizing.shape import BYTES, Shape
+from rljob_api.sizing.stage import operations, stages
+from rljob_api.sizing.traffic import Volumes, forward_passes
+from rljob_api.spec import RLJobSpec
+
+KERNELS, KERNELS_OF_EXPERTS = 0.57, 0.35
+"""Share of a GPU's operations that a training pass reaches: 0.51 to 0.55 measured for 1.5 B and 7 B (docs/evidence/gpus.md). With experts
+Megatron-Bridge has published 0.24 and 0.31 for Qwen3-30B-A3B and 235B on H100, with their communication."""
+DECODING, READING = 0.5, 0.8
+"""Share of a GPU's operations and of its memory's rate that decoding reaches."""
+LAUNCH, EXCHANGE = 0.004, 15e-6
+"""Seconds of a decoding step besides; and of each layer where tensor-parallel workers add up what they have, twice."""
+PCIE = 25e9
+"""Bytes per second between a GPU and host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a job runs on."""
+
+    rates: Rates
+    memory: float
+    """Bytes of a GPU."""
+    cards: Cards
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Modelled seconds of a step's parts."""
+
+    generate: float
+    train: float
+    update: float
+    tokens: float
+    """Of prompts and responses in a step, at most."""
+    overlapped: bool
+    """Generation and training go on at the same time."""
+
+    @property
+    def seconds(self) -> float:
+        both = max(self.generate, self.train) if self.overlapped else self.generate + self.train
+        return both + self.update
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def speed(spec: RLJobSpec, shape: Shape, machine: Machine) -> Speed:
+    amounts = Amounts.of(spec)
+    apart = spec.rollout.placement != "colocated" and not spec.supervised
+    return Speed(
+        generate=0.0 if spec.supervised else _generate(spec, shape, machine),
+        train=_train(spec, shape, machine),
+        update=network.update(spec, shape).seconds(machine.cards),
+        tokens=float(amounts.samples_per_step * amounts.longest),
+        overlapped=apart and spec.train.staleness > 0,
+    )
+
+
+def _train(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
+    """Of all passes of a step."""
+    lay, amounts = Layout.of(spec, names.ROLE_TRAINER), Amounts.of(spec)
+    again = 1 if spec.trainer.recompute.granularity == "full" else 0
+    epochs = spec.train.epochs_per_step
+    passes = epochs * (3 + again + forward_passes(spec))
+    busiest = max(operations(spec, shape)) * passes * amounts.samples_per_step / lay.data
+    kernels = KERNELS_OF_EXPERTS if shape.experts else KERNELS
+    computing = busiest / (lay.tensor * lay.context) / (machine.rates.operations * kernels)
+    per_update = amounts.samples_per_mini_batch * amounts.longest / lay.data
+    micro = max(1.0, per_update / spec.train.tokens_per_micro_batch)
+    bubble = (micro + (lay.pipeline - 1) / lay.virtual_pipeline) / micro
+    return (computing + _within_layers(spec, shape, machine)) * bubble + _between_steps(spec, shape, machine)
+
+
+def _within_layers(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
+    """Seconds that a rank waits for what its layers exchange."""
+    lay, volumes = Layout.of(spec, names.ROLE_TRAINER), _volumes(spec, shape)
+    tensor = volumes.tensor / machine.rates.neighbours
+    context = volumes.context / _rate(spec, machine, lay.tensor * lay.context)
+    others = volumes.expert * (lay.expert - 1)
+    expert = others / _rate(spec, machine, lay.expert * lay.expert_tensor)
+    pipeline = volumes.pipeline / _rate(spec, machine, lay.world) if lay.pipeline > 1 else 0.0
+    return tensor + context + expert + pipeline
+
+
+def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
+    """Gradients and parameters of the optimizer's steps, and what offload moves there and back."""
+    lay, volumes = Layout.of(spec, names.ROLE_TRAINER), _volumes(spec, shape)
+    reduced = (volumes.data + volumes.expert_data) / _rate(spec, machine, lay.world // lay.pipeline)
+    moved = max(sum(n.moved for n in stage.networks) for stage in stages(spec, shape))
+    return reduced + 2 * moved / PCIE
+
+
+def _volumes(spec: RLJobSpec, shape: Shape) -> Volumes:
+    return Volumes.of(spec, shape, 1, forward_passes(spec))
+
+
+def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:
+    """Bytes per second of one rank to ranks of a group that lies within `span` consecutive ones."""
+    per_node = spec.trainer.processes_per_node
+    return (
+        machine.rates.neighbours if span <= per_node else min(machine.rates.neighbours, machine.cards.rate / per_node)
+    )
+
+
+def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
+    """Of all responses of a step on all servers."""
+    amounts, t, width = Amounts.of(spec), spec.rollout.tensor_parallel, BYTES[spec.model.dtype]
+    samples = min(sequences(spec), -(-amounts.samples_per_step // required_servers(spec)))
+    memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
+    share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
+    fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
+    rounds = amounts.samples_per_step / required_servers(spec) / fitting
+    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
+    experts = shape.expert * shape.layers
+    weights = width * ((shape.parameters - experts) + chosen * experts) / t
+    read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
+    computed = fitting * shape.work.token / t / (machine.rates.operations * DECODING)
+    exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
+    prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / t / (machine.rates.operations * DECODING)
+    return rounds * (spec.longest_response * (max(read, computed) + exchanged + LAUNCH) + prompt)

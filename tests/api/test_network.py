@@ -1,0 +1,89 @@
+"""Bytes between nodes against sums by hand."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from rljob_api.sizing.network import Flow, cards, hand_over, owned, token_bytes, update
+from rljob_api.sizing.shape import Shape
+from rljob_api.spec import RLJobSpec
+
+DENSE = Shape(8, 64, 4, 2, 16, 128, 1000)
+MOE = Shape(8, 64, 4, 2, 16, 0, 1000, experts=8, experts_per_token=2, expert_feed_forward=32)
+
+
+def spec(nodes: int, per_node: int, sizes: dict[str, int], **changes: Any) -> RLJobSpec:
+    trainer = {"device": "gpu", "nodes": nodes, "processesPerNode": per_node, "parallelism": sizes}
+    return make_spec(trainer=trainer, model={"path": "/data/model", "dtype": "bfloat16"}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "card"), [("400g", 1, 50e9), ("8x400g", 8, 50e9), ("100G", 1, 12.5e9), ("2x1.6t", 2, 200e9)]
+)
+def test_cards_of_a_node_are_written_in_bits_per_second(text: str, count: int, card: float) -> None:
+    found = cards(text)
+    assert (found.count, found.card, found.rate) == (count, card, count * card)
+
+
+@pytest.mark.parametrize("text", ["400", "fast", "0x400g", "8x0g", "-1g", "400gb", "9" * 99 + "g", ""])
+def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="as 400g, or 8x400g for eight of them"):
+        cards(text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [
+        (DENSE, {"tensor": 2, "pipeline": 2}),
+        (MOE, {"tensor": 2, "pipeline": 2, "expert": 4, "expertTensor": 1}),
+        (MOE, {"expert": 8}),
+        (Shape(8, 64, 4, 2, 16, 128, 1000, tied=True), {"pipeline": 4}),
+    ],
+)
+def test_every_parameter_has_one_owner(shape: Shape, sizes: dict[str, int]) -> None:
+    assert sum(owned(spec(2, 8, sizes), shape).values()) == pytest.approx(2 * shape.parameters, rel=1e-6)
+
+
+def test_owners_are_the_first_ranks_of_stages_and_of_expert_groups() -> None:
+    found = owned(spec(2, 8, {"tensor": 2, "pipeline": 2, "expert": 4, "expertTensor": 1}), MOE)
+    assert sorted(found) == [0, 1, 2, 3, 8, 9, 10, 11]
+    experts = 2 * 4 * 3 * 64 * 32 * 8 // 4
+    assert {found[rank] for rank in (1, 2, 3, 9, 10, 11)} == {experts}
+
+
+def test_an_update_leaves_its_owners_once_for_each_server() -> None:
+    apart = spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout={"tensorParallel": 8, "replicas": 3})
+    stage = 2 * (4 * DENSE.dense + DENSE.embedding)
+    assert update(apart, DENSE) == Flow(3 * stage, 2 * stage, 3 * stage)
+
+
+def test_an_update_of_colocated_servers_crosses_nodes_only_from_stages_on_others() -> None:
+    together = {"placement": "colocated", "tensorParallel": 8}
+    assert update(spec(2, 8, {"tensor": 8}, rollout=together), DENSE).sent == 0
+    stage = 2 * (4 * DENSE.dense + DENSE.embedding)
+    assert update(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=together), DENSE).received == stage
+
+
+def test_a_batch_leaves_the_first_node_once_for_each_copy_elsewhere() -> None:
+    """Of four copies the first node has two."""
+    train = {"steps": 1, "promptsPerStep": 64, "samplesPerPrompt": 8}
+    data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 1024}
+    step = {"train": train, "data": data, "rollout": {"sampling": {"maxTokens": 1024}}}
+    part = 512 * 2048 * 8 / 4
+    assert hand_over(spec(2, 8, {"tensor": 4}, **step), DENSE) == Flow(2 * part, 2 * part, 2 * part)
+    assert hand_over(spec(1, 8, {"tensor": 4}, **step), DENSE).sent == 0
+    staged = hand_over(spec(2, 8, {"tensor": 4, "pipeline": 2}, **step), DENSE)
+    assert staged.sent == 512 * 2048 * 8, "its own copies have stages on the other node"
+
+
+def test_a_replayed_token_has_a_byte_for_each_of_its_experts() -> None:
+    replay = {"rolloutCorrection": {"routerReplay": "rollout"}}
+    assert token_bytes(spec(1, 8, {}, algorithm=replay), MOE) == 8 + 8 * 2
+    assert token_bytes(spec(1, 8, {}), MOE) == 8
+
+
+def test_seconds_are_those_of_the_slowest_card() -> None:
+    flow = Flow(800e9, 400e9, 100e9)
+    assert flow.seconds(cards("8x400g")) == 2.0, "all cards of the node"
+    assert Flow(100e9, 0, 100e9).seconds(cards("8x400g")) == 2.0, "one rank has one card"

@@ -1,0 +1,103 @@
+"""The model of a step's seconds against what was measured (docs/evidence/gpus.md), and in which direction each setting moves it."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import make_spec
+from rljob_api.sizing.devices import device
+from rljob_api.sizing.network import cards
+from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Machine, Speed, speed
+
+QWEN_1_5B = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
+QWEN_7B = Shape(28, 3584, 28, 4, 128, 18944, 152064)
+QWEN_235B = Shape(94, 4096, 64, 4, 128, 0, 151936, experts=128, experts_per_token=8, expert_feed_forward=1536)
+
+
+def machine(gpu: str, network: str = "8x400g") -> Machine:
+    found = device(gpu)
+    assert found.rates
+    return Machine(found.rates, found.bytes, cards(network))
+
+
+def step(shape: Shape, gpu: str = "h100", network: str = "8x400g", **changes: Any) -> Speed:
+    trainer = {"device": "gpu", "nodes": 1, "processesPerNode": 8} | changes.pop("trainer", {})
+    rollout = {"placement": "colocated", "sampling": {"maxTokens": 1024}} | changes.pop("rollout", {})
+    data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 256}
+    train = {"steps": 1, "promptsPerStep": 64, "samplesPerPrompt": 8} | changes.pop("train", {})
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    spec = make_spec(trainer=trainer, rollout=rollout, data=data, train=train, model=model, **changes)
+    return speed(spec, shape, machine(gpu, network))
+
+
+@pytest.mark.parametrize(
+    ("shape", "gpu", "trainer", "rollout", "prompts", "generate", "train"),
+    [
+        (QWEN_1_5B, "h100", {"processesPerNode": 1}, {"vllmArgs": {"gpu-memory-utilization": 0.45}}, 64, 10.1, 12.3),
+        (
+            QWEN_7B,
+            "h200",
+            {"processesPerNode": 2, "parallelism": {"tensor": 2}},
+            {"tensorParallel": 2, "vllmArgs": {"gpu-memory-utilization": 0.3}},
+            32,
+            8.0,
+            13.8,
+        ),
+    ],
+    ids=["1.5 B, one H100", "7 B, two H200"],
+)
+def test_a_step_takes_about_as_long_as_it_was_measured_to(
+    shape: Shape,
+    gpu: str,
+    trainer: dict[str, Any],
+    rollout: dict[str, Any],
+    prompts: int,
+    generate: float,
+    train: float,
+) -> None:
+    found = step(shape, gpu, trainer=trainer, rollout=rollout, train={"promptsPerStep": prompts})
+    assert found.train == pytest.approx(train, rel=0.15)
+    assert found.generate == pytest.approx(generate, rel=0.25)
+    assert found.tokens == prompts * 8 * 1280
+
+
+def experts(**trainer: Any) -> dict[str, Any]:
+    layout = {"tensor": 4, "pipeline": 8, "expert": 8, "expertTensor": 1} | trainer.pop("parallelism", {})
+    uneven = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
+    return {"nodes": 8, "parallelism": layout, "transformerConfig": uneven} | trainer
+
+
+def test_what_costs_time_does() -> None:
+    rollout, train = {"tensorParallel": 8}, {"promptsPerStep": 256}
+
+    def seconds(network: str = "8x400g", **trainer: Any) -> Speed:
+        return step(QWEN_235B, network=network, trainer=experts(**trainer), rollout=rollout, train=train)
+
+    plain = seconds()
+    again = seconds(recompute={"granularity": "full"})
+    assert 1.15 < again.train / plain.train < 1.35, "one forward pass more than three passes"
+    assert seconds("400g").train > plain.train, "expert groups and pipelines cross nodes"
+    assert seconds("400g").update == pytest.approx(plain.update), "the first rank of a pod has one card either way"
+    assert seconds(parallelism={"virtualPipeline": 1, "pipeline": 8}).train == plain.train
+    one_stage_less = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 17}}
+    assert seconds(**one_stage_less).train > 1.2 * plain.train, "the busiest stage has 17 layers in place of 12"
+    assert seconds(offload={"parameters": True, "optimizer": True}).train > plain.train
+    assert seconds(nodes=16).train < 0.75 * plain.train
+
+
+def test_generation_and_training_share_the_time_where_they_have_gpus_of_their_own() -> None:
+    apart = {"placement": "separate", "replicas": 4}
+    waiting = step(QWEN_7B, rollout=apart, trainer={"parallelism": {"tensor": 2}})
+    ahead = step(QWEN_7B, rollout=apart, trainer={"parallelism": {"tensor": 2}}, train={"staleness": 1})
+    assert waiting.seconds == pytest.approx(waiting.generate + waiting.train + waiting.update)
+    assert ahead.seconds == pytest.approx(max(ahead.generate, ahead.train) + ahead.update)
+    assert ahead.tokens_per_second > waiting.tokens_per_second
+
+
+def test_a_smaller_cache_takes_more_rounds() -> None:
+    small, large = (
+        step(QWEN_7B, rollout={"vllmArgs": {"gpu-memory-utilization": share}}, train={"promptsPerStep": 512})
+        for share in (0.25, 0.9)
+    )
+    assert small.generate > 1.3 * large.generate

@@ -1,0 +1,132 @@
+"""`plan --suggest`: layouts that `plan` itself accepts, the fastest first."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubectl_rljob.__main__ import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+GIB = 2**30
+
+
+def command(recipe: str, *arguments: str, gpu: str = "h100") -> list[str]:
+    directory = EXAMPLES / recipe
+    return [
+        "plan",
+        "-f",
+        str(directory / "rljob.yaml"),
+        "--model",
+        str(directory),
+        "--gpu",
+        gpu,
+        "--offline",
+        *arguments,
+    ]
+
+
+def suggested(capsys: pytest.CaptureFixture[str], recipe: str, *arguments: str, gpu: str = "h100") -> dict[str, Any]:
+    code = main(command(recipe, "--suggest", "-o", "json", *arguments, gpu=gpu))
+    (found,) = json.loads(capsys.readouterr().out)
+    assert code == (0 if found["suggestions"] else 1)
+    return found
+
+
+def options(settings: dict[str, Any]) -> list[str]:
+    return [word for path, value in settings.items() for word in ("--set", f"{path}={json.dumps(value)}")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "arguments"),
+    [
+        ("qwen2.5-7b-gsm8k", ()),
+        ("qwen2.5-7b-gsm8k", ("--set", "trainer.nodes=2", "--set", "trainer.parallelism.pipeline=3")),
+        ("qwen3-30b-a3b-dapo", ("--network", "400g")),
+        ("qwen3-30b-a3b-dapo", ("--set", "trainer.recompute={granularity: selective, modules: [moe]}")),
+    ],
+)
+def test_every_suggestion_passes_plan_and_the_fastest_is_first(
+    capsys: pytest.CaptureFixture[str], recipe: str, arguments: tuple[str, ...]
+) -> None:
+    found = suggested(capsys, recipe, *arguments)["suggestions"]
+    assert 1 < len(found) <= 5
+    speeds = [one["tokensPerSecond"] for one in found]
+    assert speeds == sorted(speeds, reverse=True)
+    cuts = [one["settings"].get("trainer.parallelism") for one in found]
+    assert len({str(cut) for cut in cuts}) == len(cuts)
+    for one in found:
+        assert main(command(recipe, *arguments, *options(one["settings"]), "-o", "json")) == 0
+        (plan,) = json.loads(capsys.readouterr().out)
+        assert max(phase["total"] for phase in plan["phases"].values()) < 79.1 * GIB and plan["kvCache"]["there"] > 0
+
+
+def test_the_page_has_a_table_and_the_options_to_take_each_with(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("qwen3-30b-a3b-dapo", "--suggest")) == 0
+    head, table, note, lines = capsys.readouterr().out.rstrip("\n").split("\n\n")
+    assert re.fullmatch(
+        r"RLJob qwen3-30b-a3b-dapo: the fastest of [\d,]+ layouts that fit on 4 pods x 8 GPUs of 79.1 GiB, 8x400g a node",
+        head,
+    )
+    assert note.startswith("Seconds and tokens/s are modelled and not measured")
+    layouts = [row.split()[1] for row in table.splitlines()[1:]]
+    for layout, line in zip(layouts, lines.splitlines(), strict=True):
+        assert main(command("qwen3-30b-a3b-dapo", *shlex.split(line.partition(": ")[2]))) == 0
+        assert f"({layout})" in capsys.readouterr().out
+
+
+def test_a_model_that_fits_nowhere_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    found = suggested(capsys, "qwen3-30b-a3b-dapo", "--set", "trainer.nodes=1", gpu="l40s")
+    assert found["suggestions"] == [] and found["tried"] > 50
+    assert main(command("qwen3-30b-a3b-dapo", "--suggest", "--set", "trainer.nodes=1", gpu="l40s")) == 1
+    head, docs = capsys.readouterr().out.rstrip("\n").split("\n")
+    counts = re.fullmatch(
+        r"RLJob qwen3-30b-a3b-dapo: none of ([\d,]+) layouts fits on 1 pod x 8 GPUs of 44.4 GiB, 8x400g a node: "
+        r"([\d,]+) break a rule of layouts, ([\d,]+) take more of a GPU in save",
+        head,
+    )
+    assert counts, head
+    tried, *reasons = (int(count.replace(",", "")) for count in counts.groups())
+    assert sum(reasons) == tried
+    assert docs == "docs/sizing.md has what to change"
+
+
+def test_rules_that_no_layout_changes_are_shown_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("qwen2.5-7b-gsm8k", "--suggest", "--set", "train.promptsPerStep=0")) == 1
+    assert "spec.train.promptsPerStep = 0\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu", "80Gi", "--model", "MODEL"), "--suggest needs --model, and --gpu with one of a100-40g, "),
+        ((), "--suggest needs --model, and --gpu with one of a100-40g, "),
+        (("--model", "MODEL", "--network", "fast"), "--network fast: write the bits per second of a node's cards"),
+    ],
+)
+def test_what_suggestions_need_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    directory = EXAMPLES / "qwen2.5-7b-gsm8k"
+    given = [str(directory) if word == "MODEL" else word for word in arguments]
+    assert main(["plan", "-f", str(directory / "rljob.yaml"), "--offline", "--suggest", *given]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_what_was_not_looked_at_in_time_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 0.0)
+    assert main(command("qwen3-30b-a3b-dapo", "--suggest")) == 1
+    assert "none of 0 layouts, as many as there was time for, fits on" in capsys.readouterr().out
+
+
+def test_hundreds_of_gpus_have_no_more_layouts_than_there_is_time_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
+    found = suggested(capsys, "qwen3-30b-a3b-dapo", "--set", "trainer.nodes=64")
+    assert found["tried"] < 20_000 and len(found["suggestions"]) == 5

@@ -1,0 +1,154 @@
+"""An optimizer's state in a checkpoint of any layout, of which every rank writes and reads only what it holds.
+
+A checkpoint in megatron's format `fully_reshardable` has a tensor of each parameter's shape for the float32 copy and for each moment. megatron-core
+(core/optimizer/distrib_optimizer.py:1690-1826) first gathers them over the data-parallel ranks, and loads all of them on each of these: 12 bytes per
+parameter of a model-parallel rank on the host, however many data-parallel ranks there are. Its other formats cannot be read in other layouts
+(`dp_reshardable`) or no longer be written (`fully_sharded_model_space`: mapping.py:133 refuses a `flattened_range`).
+
+A rank holds a run of the numbers of a parameter. Such a run is made up of a few boxes: the rest of a row, whole rows, the beginning of a row.
+torch.distributed.checkpoint stores boxes of any place and size, so each is a tensor with its place in the whole, and the files are in the same
+format. Can go when upstream writes this format without gathering.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
+
+from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.patches import Patch
+
+MOST = 2**24
+"""Numbers in a box, 64 MiB, unless one row has more: a reader holds a box besides what it fills."""
+
+Shape = tuple[int, ...]
+
+
+def _patch() -> None:
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    for ours in (sharded_param_state_fully_reshardable, load_parameter_state_from_fully_reshardable):
+        theirs = getattr(DistributedOptimizer, ours.__name__)
+        setattr(DistributedOptimizer, ours.__name__, functools.wraps(theirs)(ours))
+
+
+def sharded_param_state_fully_reshardable(
+    optimizer: Any, model: Any, is_loading: bool = False, metadata: Any = None
+) -> dict[int, dict[str, Any]]:
+    """[place among the rank's parameters][`param`, `exp_avg` or `exp_avg_sq`] -> the rank's part of it."""
+    tensors, _ = extract_sharded_tensors_and_factories(model)
+    wholes = {whole.data: whole for whole in nested_values(tensors)}
+    return {
+        i: {
+            key: _part(f"optimizer.state.{key}.{wholes[parameter].key}", numbers, wholes[parameter], span.start)
+            for key, numbers in optimizer._get_main_param_and_optimizer_states(parameter).items()
+            if key != "step"  # of the parameter group
+        }
+        for i, (parameter, span) in enumerate(held(optimizer))
+    }
+
+
+@torch.no_grad()
+def load_parameter_state_from_fully_reshardable(optimizer: Any, state: dict[int, dict[str, torch.Tensor]]) -> None:
+    """`state`: what was loaded into the tensors of the method above."""
+    for i, (parameter, _) in enumerate(held(optimizer)):
+        optimizer._set_main_param_and_optimizer_states(parameter, state[i])
+
+
+def held(optimizer: Any) -> Iterator[tuple[torch.nn.Parameter, range]]:
+    """Parameters of which this rank's part of a DistributedOptimizer has numbers, and which of them."""
+    for buckets in (buckets for ranges in optimizer.gbuf_ranges for buckets in ranges.values()):
+        for bucket in buckets:
+            for parameter, ranges in bucket["param_map"].items():
+                yield parameter, range(ranges["param"].start, ranges["param"].end)
+
+
+def replica_of(whole: ShardedTensor | ShardedTensorFactory) -> Any:
+    """Data-parallel ranks hold different numbers of a parameter's states, so none is the replica of another one's."""
+    return (*whole.replica_id[:2], 0)
+
+
+def _part(
+    key: str, numbers: torch.Tensor, whole: ShardedTensor | ShardedTensorFactory, start: int
+) -> ShardedTensorFactory:
+    """`numbers` [n] of a parameter, from its number `start` on. Loading fills them in place."""
+
+    def boxes(key: str, numbers: torch.Tensor, replica: Any, _: None) -> list[ShardedTensor]:
+        shape = torch.empty(whole.data.shape, dtype=numbers.dtype, device="meta")
+        if isinstance(whole, ShardedTensorFactory):
+            parts = whole.build_fn(key, shape, replica, None)
+        else:
+            parts = [replace(whole, key=key, data=shape, dtype=shape.dtype, replica_id=replica)]
+        return [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
+
+    return ShardedTensorFactory(key, numbers, boxes, lambda _: numbers, replica_of(whole))
+
+
+def _boxes_of(part: ShardedTensor, numbers: torch.Tensor, start: int) -> Iterator[ShardedTensor]:
+    """`part`: a view of the parameter, of which the rank has `numbers`, from number `start` on."""
+    shape = (1,) * part.prepend_axis_num + part.local_shape
+    for origin, dense in _dense(part.data.view(shape)):
+        first = int(dense.storage_offset())
+        begin, end = max(first, start), min(first + dense.numel(), start + len(numbers))
+        at = begin - start
+        for offset, size in boxes(tuple(dense.shape), begin - first, end - first):
+            data = numbers[at : at + prod(size)].view(size)
+            at += data.numel()
+            place = tuple(map(sum, zip(part.global_offset, origin, offset, strict=True)))
+            yield replace(
+                part, data=data, local_shape=size, global_offset=place, axis_fragmentations=None, prepend_axis_num=0
+            )
+
+
+def _dense(view: torch.Tensor) -> Iterator[tuple[Shape, torch.Tensor]]:
+    """The contiguous parts of a view, each with its place in it."""
+    if view.is_contiguous():
+        yield (0,) * view.dim(), view
+        return
+    axis = next(i for i, size in enumerate(view.shape) if size > 1)
+    for i in range(view.shape[axis]):
+        for origin, dense in _dense(view.narrow(axis, i, 1)):
+            yield (*origin[:axis], origin[axis] + i, *origin[axis + 1 :]), dense
+
+
+def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
+    """Place and size of the boxes that hold the numbers from `start` to `stop` of an array of this shape, in their order."""
+    if stop <= start:
+        return
+    if len(shape) == 1:
+        yield from (((i,), (min(MOST, stop - i),)) for i in range(start, stop, MOST))
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row
+    if start < first * row:
+        yield from _in_row(shape, first - 1, start, min(stop, first * row))
+    rows = max(1, MOST // row)
+    for i in range(first, last, rows):
+        yield (i, *(0 for _ in shape[1:])), (min(rows, last - i), *shape[1:])
+    if first <= last and last * row < stop:
+        yield from _in_row(shape, last, last * row, stop)
+
+
+def _in_row(shape: Shape, i: int, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
+    row = prod(shape[1:])
+    yield from (((i, *place), (1, *size)) for place, size in boxes(shape[1:], start - i * row, stop - i * row))
+
+
+PATCHES = (
+    Patch(
+        "optimizer states saved as ranks hold them",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        _patch,
+        replaces={
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.sharded_param_state_fully_reshardable": "02bf3a16b587abfa",
+            "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.load_parameter_state_from_fully_reshardable": "1708fcba4f9190a0",
+        },
+    ),
+)
