@@ -86,13 +86,11 @@ class Generation:
 
     @property
     def segments(self) -> list[Segment]:
-        """A segment for each policy that generated some of it; one without tokens if there are none."""
+        """A segment for each policy that generated some of it."""
         starts = [(0, self.policy_step), *self.later]
         ends = [begin for begin, _ in self.later] + [len(self.tokens)]
         parts = [(slice(begin, end), step) for (begin, step), end in zip(starts, ends, strict=True) if begin < end]
-        return [
-            sampled(self.tokens[at], self.log_probs[at], step) for at, step in parts or [(slice(0), self.policy_step)]
-        ]
+        return [sampled(self.tokens[at], self.log_probs[at], step) for at, step in parts]
 
 
 class RolloutClient:
@@ -125,7 +123,7 @@ class RolloutClient:
         sent = await asyncio.to_thread(request.body) if request.images else request.body()
         body, headers = await self._call("POST", GENERATE, sent)
         if STEP_HEADER not in headers:
-            raise ReplicaLost(f"{self.endpoint.pod}: another policy came while it generated")
+            raise ReplicaLost(f"{self.endpoint.pod}: its answer names no policy")
         return _generations(body, request.n, int(headers[STEP_HEADER]))
 
     async def interrupt(self) -> None:

@@ -38,8 +38,10 @@ class WeightUpdates:
         self._open = False
         """An update is."""
         self._asleep = False
-        self._keeps = self._still = False
-        """Whether the update keeps requests in flight; whether they stand still already, since it is loaded over the weights."""
+        self._keeps = False
+        """The update keeps requests in flight."""
+        self._still_since = 0.0
+        """When they were stopped, since it is loaded over the weights; 0: they were not."""
 
     @property
     def running(self) -> bool:
@@ -73,14 +75,14 @@ class WeightUpdates:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
                 await engine.collective_rpc("rljob_verify", args=(attempt, version.digest))
-                began = time.monotonic()
+                began = self._still_since or time.monotonic()
                 if self._keeps:
                     await _pause(engine, "keep")
                 else:
                     self._gate.updating = True
                     await _pause(engine)
             await self._apply(engine, version)
-            self._open, self._session, self._still = False, "", False
+            self._open, self._session, self._still_since = False, "", 0.0
         return {"paused": time.monotonic() - began}
 
     async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
@@ -108,7 +110,7 @@ class WeightUpdates:
             self._gate.fence.admit(attempt)
             if self._gate.served():
                 await _pause(engine, clear_cache=False)
-                if not self._still:
+                if not self._still_since:
                     await engine.resume_generation()
 
     def _check(self, body: dict[str, Any]) -> None:
@@ -136,14 +138,14 @@ class WeightUpdates:
 
     async def _stand_still(self, engine: Any) -> None:
         """As `_stop_serving`, for an update that keeps requests."""
+        self._still_since = time.monotonic()
         await _pause(engine, "keep")
-        self._still = True
 
     async def _discard(self, engine: Any) -> None:
         if self._open:
             await engine.collective_rpc("rljob_discard")
-            if self._still:  # over weights that are broken now
-                self._still = False
+            if self._still_since:  # over weights that are broken now
+                self._still_since = 0.0
                 await self._stop_serving(engine)
             if self._asleep:
                 await engine.sleep(level=2)  # the weights were awake for the update; the trainer may need the memory
