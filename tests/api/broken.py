@@ -45,8 +45,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.train.staleness",
     ),
     ({"rollout": {"interrupt": "continue"}}, "spec.rollout.interrupt"),
-    ({"rollout": {"interrupt": "keep"}}, "spec.rollout.interrupt"),
-    ({"rollout": COLOCATED | {"interrupt": "keep"}}, "spec.rollout.interrupt"),
     (
         {
             "rollout": {"interrupt": "continue"},
