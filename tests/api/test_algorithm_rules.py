@@ -43,6 +43,8 @@ CORRECTED = {"algorithm": {"rolloutCorrection": {"importanceSampling": "token"}}
          "spec.train.staleness"),
         ({"train": {"staleness": 2}, "rollout": {"interrupt": "continue", "sampling": {"maxTokens": 8, "stop": ["#"]}}} | CORRECTED,
          "spec.rollout.interrupt"),
+        ({"rollout": {"interrupt": "keep"}}, "spec.rollout.interrupt"),
+        ({"rollout": {"interrupt": "keep", "placement": "colocated"}}, "spec.rollout.interrupt"),
         ({"train": {"staleness": 2}, "rollout": {"interrupt": "keep", "sampling": {"maxTokens": 8, "stop": ["#"]}}} | CORRECTED,
          "spec.rollout.interrupt"),
         ({"algorithm": {"rolloutCorrection": {"routerReplay": "trainer"}}}, "spec.algorithm.rolloutCorrection.routerReplay"),
