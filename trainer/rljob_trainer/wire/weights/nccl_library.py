@@ -52,14 +52,9 @@ class Communicator:
     """One rank of a communicator, on the current device. Not thread-safe."""
 
     def __init__(
-        self,
-        unique: bytes,
-        rank: int,
-        size: int,
-        deadline: float,
-        given_up: Callable[[], bool] = lambda: False,
+        self, unique: bytes, rank: int, size: int, deadline: float, given_up: Callable[[], bool] = lambda: False
     ) -> None:
-        """Join the other ranks. `deadline`: of time.monotonic(). Raises NcclError, also when `given_up` before they are there."""
+        """Join the other ranks, until the `deadline` of time.monotonic(), or until `given_up`. Raises NcclError."""
         self._handle = ctypes.c_void_p()
         config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, _CONFIG_VERSION, 0)
         name = _UniqueId.from_buffer_copy(unique)
