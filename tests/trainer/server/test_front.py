@@ -24,7 +24,7 @@ CLOSED = [
     ("POST", protocol.OPEN),
     ("GET", protocol.STATE),
 ]
-SENDERS = [{"address": "127.0.0.1", "port": port, "group": "g"} for port in (1, 2)]
+SENDERS = [{"address": "127.0.0.1", "port": port} for port in (1, 2)]
 TOKEN = {"Authorization": "Bearer secret"}
 
 
@@ -53,9 +53,10 @@ class Engine:
                 await self.meanwhile(self.calls[-1])
             if what == self.fails:
                 raise RuntimeError(f"{what} failed")
-            if what == "rljob_joined":
+            if what == "rljob_admit":
                 _, senders, serves = named["args"]
-                return [([True, worker > 0][: len(senders)], serves and self.room) for worker in range(2)]
+                assert senders == SENDERS
+                return [(["10.0.0.1", 7000 + worker], serves and self.room) for worker in range(2)]
             return True
 
         return call
@@ -104,7 +105,7 @@ class Caller:
     async def update(self, attempt: int, step: int = 1, keep: bool = False) -> list[int]:
         """Statuses of a whole update."""
         steps: list[tuple[str, dict[str, Any]]] = [
-            (protocol.OPEN, {"session": "s", "senders": SENDERS, "keep": keep}),
+            (protocol.OPEN, {"session": "s", "server": "uid", "senders": SENDERS, "keep": keep}),
             (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
@@ -197,7 +198,7 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
     assert (await call("POST", protocol.OPEN, of(1)))[0] == 400
 
 
-RECEIVED = ["rljob_joined", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
+RECEIVED = ["rljob_admit", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
 APPLIED = ["rljob_apply", "reset_prefix_cache", "update_weight_version", "resume_generation"]
 
 
@@ -208,21 +209,21 @@ async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: 
     assert call.engine.calls == [*RECEIVED, *APPLIED]
 
 
-async def test_a_connection_is_used_again_where_all_workers_have_it(call: Caller) -> None:
-    status, body = await call("POST", protocol.OPEN, of(1), session="s", senders=SENDERS, keep=False)
-    assert (status, body) == (200, {"joined": [True, False]})
+async def test_whoever_opens_an_update_learns_where_all_workers_are_reached(call: Caller) -> None:
+    status, body = await call("POST", protocol.OPEN, of(1), session="s", server="uid", senders=SENDERS, keep=False)
+    assert (status, body) == (200, {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]]})
 
 
 async def test_the_old_policy_is_served_while_the_next_one_comes_and_after_an_abort(call: Caller) -> None:
     await call.update(1)
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS, keep=False)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
     assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
-@pytest.mark.parametrize("fails", ["rljob_joined", "rljob_receive", "rljob_verify"])
+@pytest.mark.parametrize("fails", ["rljob_admit", "rljob_receive", "rljob_verify"])
 async def test_a_failed_update_is_discarded_and_the_old_policy_goes_on(call: Caller, fails: str) -> None:
     await call.update(1, step=1)
     call.engine.fails = fails
@@ -239,8 +240,8 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     await call.update(1, step=1)
     call.engine.room = False
     call.engine.calls.clear()
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS, keep=False)
-    assert call.engine.calls == ["rljob_joined", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
+    assert call.engine.calls == ["rljob_admit", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
@@ -249,7 +250,7 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
-KEPT = ["rljob_joined", "rljob_receive", "rljob_verify", "pause_scheduler_async:keep", "rljob_apply"]
+KEPT = ["rljob_admit", "rljob_receive", "rljob_verify", "pause_scheduler_async:keep", "rljob_apply"]
 
 
 async def test_an_update_that_keeps_requests_empties_no_cache_and_turns_nobody_away(call: Caller) -> None:
@@ -274,8 +275,8 @@ async def test_requests_stand_still_while_an_update_that_keeps_them_is_loaded_ov
     await call.update(1, step=1)
     call.engine.room = False
     call.engine.calls.clear()
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS, keep=True)
-    assert call.engine.calls == ["rljob_joined", "pause_scheduler_async:keep", "rljob_receive"]
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=True)
+    assert call.engine.calls == ["rljob_admit", "pause_scheduler_async:keep", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200, "it waits in the engine"
     call.engine.calls.clear()
     assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
@@ -288,7 +289,7 @@ async def test_requests_stand_still_while_an_update_that_keeps_them_is_loaded_ov
 async def test_requests_end_when_an_update_over_the_weights_fails(call: Caller) -> None:
     await call.update(1, step=1)
     call.engine.room = False
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS, keep=True)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=True)
     call.engine.calls.clear()
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     discarded = ["rljob_discard", "clear_mm_cache_async", "pause_scheduler_async", "resume_generation"]
@@ -298,7 +299,7 @@ async def test_requests_end_when_an_update_over_the_weights_fails(call: Caller) 
     assert call.engine.calls[-4:] == APPLIED, "nothing was kept, so the caches are emptied"
 
 
-@pytest.mark.parametrize("fails", ["rljob_joined", "rljob_receive", "rljob_verify"])
+@pytest.mark.parametrize("fails", ["rljob_admit", "rljob_receive", "rljob_verify"])
 async def test_requests_that_are_kept_go_on_after_an_update_that_failed(call: Caller, fails: str) -> None:
     await call.update(1, step=1)
     call.engine.fails = fails
@@ -338,7 +339,7 @@ async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_cache
 
 
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
-    await call("POST", protocol.OPEN, of(1), session="dead", senders=SENDERS, keep=False)
+    await call("POST", protocol.OPEN, of(1), session="dead", server="uid", senders=SENDERS, keep=False)
     assert await call.update(2) == [200, 200]
     assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
 
@@ -377,7 +378,7 @@ async def test_a_server_that_was_asleep_is_asleep_again_after_an_abort(call: Cal
     """Generation must not run without a KV cache, and the trainer needs the memory."""
     await call.update(1)
     await call("POST", protocol.SLEEP, of(1))
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS, keep=False)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
     call.engine.calls.clear()
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls == ["rljob_discard", "sleep"]
