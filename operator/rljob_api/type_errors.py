@@ -209,6 +209,7 @@ SENTENCES: dict[str, Say] = {
     "too_short": _size("min_length", "entries", "at least {} are needed", "add them"),
     "too_long": _size("max_length", "entries", "at most {} are allowed", "remove the others"),
     "string_pattern_mismatch": _pattern,
+    "value_error": lambda _, ctx: (str(ctx["error"]), ""),
     "invalid_key": _fixed("is a key and must be a text", "put it in quotes"),
     **dict.fromkeys(("json_invalid", "json_type"), _fixed("is not JSON")),
 }

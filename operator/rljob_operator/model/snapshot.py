@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from rljob_api import names, reasons
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.protocol import Control, Member, Report
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import gang_sizes
@@ -63,6 +64,8 @@ class Snapshot:
     """Seconds since the open attempt's heartbeat last advanced; None: no attempt is open."""
     progress_interval: float = 30.0
     """Seconds between writes of progress alone."""
+    policy: JobPolicy = DEFAULT_POLICY
+    """What the administrator sets for all jobs."""
     network_policy: bool = True
     """Whether the job gets a NetworkPolicy."""
     fresh_token: str = ""

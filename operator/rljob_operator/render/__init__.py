@@ -31,7 +31,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     in_use = is_open(status.attempt)
     sizes = _sizes(s, status, spec)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
-    objects = access(s.job, list(reports))
+    objects = access(s.job, list(reports), s.policy.service_account.annotations)
     objects += [network_policy(s.job)] if s.network_policy else []
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
@@ -44,7 +44,8 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
             fixed = names.is_model_role(role) and not (role == names.ROLE_TRAINER and spec.scheduling.spare_nodes)
             objects += [] if fixed else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
-            template = pod_template(s.job, spec, role, status.token, avoided_nodes(spec, status, s.now))
+            avoided = avoided_nodes(spec, status, s.now)
+            template = pod_template(s.job, spec, role, status.token, avoided, s.policy.pod_patch)
             objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
 
