@@ -18,9 +18,9 @@ SENDER = 0
 class _Transfer:
     """One broadcast at a time, on a stream of its own."""
 
-    def __init__(self, unique: bytes, rank: int, size: int) -> None:
+    def __init__(self, unique: bytes, rank: int, size: int, given_up: Callable[[], bool] = lambda: False) -> None:
         self._device = torch.cuda.current_device()
-        self._communicator = Communicator(unique, rank, size, _deadline())
+        self._communicator = Communicator(unique, rank, size, _deadline(), given_up)
         self._stream = torch.cuda.Stream()
         self._done = torch.cuda.Event()
         self._deadline = 0.0
@@ -46,13 +46,13 @@ class SenderEnd:
     """Rank 0 of the group."""
 
     def __init__(self, home: SenderStore, name: str, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join the group `name`. Raises NcclError, and RuntimeError when `given_up` before that."""
+        """Wait for the workers to join the group `name`, until `given_up`. Raises NcclError and other RuntimeErrors."""
         self.workers = home.workers(name, given_up)
         if not self.workers:
             raise RuntimeError(NOT_JOINED)
         unique = unique_id()
         home.store.set(_id(name), unique.hex())
-        self._transfer = _Transfer(unique, SENDER, self.workers + 1)
+        self._transfer = _Transfer(unique, SENDER, self.workers + 1, given_up)
         self._sent: Tensor | None = None
 
     def describe(self, payload: Tensor) -> dict[str, Any]:
