@@ -24,7 +24,7 @@ CLOSED = [
     ("POST", protocol.OPEN),
     ("GET", protocol.STATE),
 ]
-SENDERS = [{"address": "127.0.0.1", "port": port, "group": "g"} for port in (1, 2)]
+SENDERS = [{"address": "127.0.0.1", "port": port} for port in (1, 2)]
 TOKEN = {"Authorization": "Bearer secret"}
 
 
@@ -49,9 +49,10 @@ class Engine:
             self.calls.append(what)
             if what == self.fails:
                 raise RuntimeError(f"{what} failed")
-            if what == "rljob_joined":
+            if what == "rljob_admit":
                 _, senders, serves = named["args"]
-                return [([True, worker > 0][: len(senders)], serves and self.room) for worker in range(2)]
+                assert senders == SENDERS
+                return [(["10.0.0.1", 7000 + worker], serves and self.room) for worker in range(2)]
             return True
 
         return call
@@ -100,7 +101,7 @@ class Caller:
     async def update(self, attempt: int, step: int = 1) -> list[int]:
         """Statuses of a whole update."""
         steps: list[tuple[str, dict[str, Any]]] = [
-            (protocol.OPEN, {"session": "s", "senders": SENDERS}),
+            (protocol.OPEN, {"session": "s", "server": "uid", "senders": SENDERS}),
             (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
@@ -193,7 +194,7 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
     assert (await call("POST", protocol.OPEN, of(1)))[0] == 400
 
 
-RECEIVED = ["rljob_joined", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
+RECEIVED = ["rljob_admit", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
 APPLIED = ["rljob_apply", "reset_prefix_cache", "resume_generation"]
 
 
@@ -204,21 +205,21 @@ async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: 
     assert call.engine.calls == [*RECEIVED, *APPLIED]
 
 
-async def test_a_connection_is_used_again_where_all_workers_have_it(call: Caller) -> None:
-    status, body = await call("POST", protocol.OPEN, of(1), session="s", senders=SENDERS)
-    assert (status, body) == (200, {"joined": [True, False]})
+async def test_whoever_opens_an_update_learns_where_all_workers_are_reached(call: Caller) -> None:
+    status, body = await call("POST", protocol.OPEN, of(1), session="s", server="uid", senders=SENDERS)
+    assert (status, body) == (200, {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]]})
 
 
 async def test_the_old_policy_is_served_while_the_next_one_comes_and_after_an_abort(call: Caller) -> None:
     await call.update(1)
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS)
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
     assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
-@pytest.mark.parametrize("fails", ["rljob_joined", "rljob_receive", "rljob_verify"])
+@pytest.mark.parametrize("fails", ["rljob_admit", "rljob_receive", "rljob_verify"])
 async def test_a_failed_update_is_discarded_and_the_old_policy_goes_on(call: Caller, fails: str) -> None:
     await call.update(1, step=1)
     call.engine.fails = fails
@@ -235,8 +236,8 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     await call.update(1, step=1)
     call.engine.room = False
     call.engine.calls.clear()
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
-    assert call.engine.calls == ["rljob_joined", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS)
+    assert call.engine.calls == ["rljob_admit", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
@@ -267,7 +268,7 @@ async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_cache
 
 
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
-    await call("POST", protocol.OPEN, of(1), session="dead", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="dead", server="uid", senders=SENDERS)
     assert await call.update(2) == [200, 200]
     assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
 
@@ -306,7 +307,7 @@ async def test_a_server_that_was_asleep_is_asleep_again_after_an_abort(call: Cal
     """Generation must not run without a KV cache, and the trainer needs the memory."""
     await call.update(1)
     await call("POST", protocol.SLEEP, of(1))
-    await call("POST", protocol.OPEN, of(1), session="x", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS)
     call.engine.calls.clear()
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls == ["rljob_discard", "sleep"]

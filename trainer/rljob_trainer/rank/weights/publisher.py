@@ -3,6 +3,7 @@
 A server that fails keeps its old weights; the others continue.
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,11 +16,11 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.rank.weights.call import ReplicaGoneError
 from rljob_trainer.rank.weights.rounds import Round
-from rljob_trainer.rank.weights.sender import Sender
+from rljob_trainer.rank.weights.sender import Opened, Sender
 from rljob_trainer.rank.weights.session import UpdateSession
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.plan import Phase
-from rljob_trainer.wire.weights.protocol import Offer, Opened, PolicyVersion
+from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
 from rljob_trainer.wire.weights.transport import Transport
 
 
@@ -39,22 +40,22 @@ class Published:
 class OpenUpdate(AbstractContextManager["OpenUpdate"]):
     """One update of some servers, as the rank that coordinates it sees it. An exception inside abandons it at all of them."""
 
-    def __init__(self, sessions: Mapping[str, UpdateSession], awaits: Callable[[str], None]) -> None:
+    def __init__(self, name: str, sessions: Mapping[str, UpdateSession], awaits: Callable[[str], None]) -> None:
         """`sessions`: by pod."""
-        self._round = Round(sessions, UpdateSession.abort, awaits)
+        self._name, self._round = name, Round(sessions, UpdateSession.abort, awaits)
 
-    def open(self, offers: Mapping[str, list[Offer]]) -> dict[str, Opened]:
-        """By pod uid: what each server says that opens the update. `offers`: by pod uid, those of all senders in their order.
+    def open(self, offers: Sequence[Offer]) -> Opened:
+        """The servers that open the update, in the order in which they were given. `offers`: of all senders.
 
         Raises AttemptSuperseded when a server knows a higher attempt.
         """
-        opened: dict[str, Opened] = {}
+        workers: dict[str, tuple[Member, ...]] = {}
 
         def open_one(session: UpdateSession) -> None:
-            opened[session.server.pod_uid] = session.open(offers[session.server.pod_uid])
+            workers[session.server.pod] = session.open(offers)
 
         self._round.run(open_one, "open an update")
-        return opened
+        return Opened(self._name, {pod: workers[pod] for pod in self._round.live})
 
     def commit(self, version: PolicyVersion, lost: Mapping[str, str], probe: Probe | None) -> Published:
         """Have all servers apply the update, but those that a sender has lost. `lost`: pod -> why.
@@ -91,7 +92,9 @@ class Publisher:
 
     def update(self, servers: Sequence[RolloutEndpoint]) -> OpenUpdate:
         """A new update of these servers, which this process coordinates."""
-        return OpenUpdate({s.pod: UpdateSession(s, self._token, self.attempt) for s in servers}, self._awaits)
+        name = secrets.token_hex(8)
+        sessions = {s.pod: UpdateSession(s, self._token, self.attempt, name) for s in servers}
+        return OpenUpdate(name, sessions, self._awaits)
 
     def publish(
         self,
@@ -108,10 +111,9 @@ class Publisher:
         Raises AttemptSuperseded when a server knows a higher attempt, MismatchError when a server that has the weights disagrees with `probe`, and
         whatever the iterator raises; all servers keep their old weights then.
         """
-        offers = self.sender.offers(step, servers)
         with self.update(servers) as update:
-            opened = update.open({uid: [offer] for uid, offer in offers.items()})
-            sent = self.sender.send([Phase(tensors, sends=True)], servers, opened, 0, heartbeat)
+            opened = update.open([self.sender.offer])
+            sent = self.sender.send([Phase(tensors, sends=True)], opened, 0, heartbeat)
             return update.commit(PolicyVersion(self.attempt, step, sent.digest), sent.failed, probe)
 
     def sleep(self, servers: list[RolloutEndpoint]) -> None:

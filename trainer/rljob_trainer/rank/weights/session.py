@@ -1,6 +1,5 @@
 """The coordinator's side of updating one server: its requests. Calls block, so each session runs in a thread of its own."""
 
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -9,21 +8,22 @@ from typing import Any
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.call import ask
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.protocol import Offer, Opened, PolicyVersion
+from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
 
 
 class UpdateSession:
     """One update: open, then commit when all senders have sent, or abort. Every call has a time limit (protocol.py), and raises ReplicaError or
     AttemptSuperseded."""
 
-    def __init__(self, server: RolloutEndpoint, token: str, attempt: int) -> None:
-        self.server, self._token, self._attempt = server, token, attempt
-        self._id = secrets.token_hex(8)
+    def __init__(self, server: RolloutEndpoint, token: str, attempt: int, update: str = "") -> None:
+        """`update`: its name, the same at all servers."""
+        self.server, self._token, self._attempt, self._update = server, token, attempt, update
 
-    def open(self, offers: Sequence[Offer]) -> Opened:
-        """Have the workers join these senders, and receive what they send."""
-        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, senders=[asdict(offer) for offer in offers])
-        return Opened(self._id, answer["joined"])
+    def open(self, offers: Sequence[Offer]) -> tuple[Member, ...]:
+        """Have the workers receive what these senders send. Returns the workers."""
+        uid, senders = self.server.pod_uid, [asdict(offer) for offer in offers]
+        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, server=uid, senders=senders)
+        return tuple(Member(uid, worker, *door) for worker, door in enumerate(answer["doors"]))
 
     def commit(self, version: PolicyVersion) -> None:
         """Returns when the replica serves the new policy."""
@@ -51,7 +51,7 @@ class UpdateSession:
         self._call(protocol.SLEEP, protocol.COMMIT_SECONDS)
 
     def _call(self, path: str, seconds: float, **body: Any) -> Any:
-        return self._ask(path, seconds, {"session": self._id} | body)
+        return self._ask(path, seconds, {"session": self._update} | body)
 
     def _ask(self, path: str, seconds: float, body: dict[str, Any]) -> Any:
         return ask(self.server.url, self._token, self._attempt, path, seconds, body)

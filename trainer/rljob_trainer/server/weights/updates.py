@@ -42,21 +42,20 @@ class WeightUpdates:
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
         """Have the workers receive an update from these senders. An update that was left open is abandoned.
 
-        Returns {"joined": [sender] -> whether all workers still have the connection that it offers}.
+        Returns {"doors": [worker] -> host and port where senders and other workers reach it}.
         """
-        session, senders = body["session"], body["senders"]
+        session, server, senders = body["session"], body["server"], body["senders"]
         async with self._lock:
             await self._discard(engine)
             async with self._abandon_on_error(engine, attempt):
                 self._open, self._session = True, session
                 serves = self._gate.served() is not None
-                workers = await engine.collective_rpc("rljob_joined", args=(attempt, senders, serves))
-                joined = [all(known) for known in zip(*(known for known, _ in workers), strict=True)]
+                workers = await engine.collective_rpc("rljob_admit", args=(attempt, senders, serves))
                 apart = not self._asleep and all(possible for _, possible in workers)
                 if not apart:
                     await self._stop_serving(engine)
-                await engine.collective_rpc("rljob_receive", args=(session, senders, joined, apart))
-        return {"joined": joined}
+                await engine.collective_rpc("rljob_receive", args=(session, server, senders, apart))
+        return {"doors": [door for door, _ in workers]}
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Verify the digest of the whole update, apply it, reset the caches, and serve the new policy. Requests in flight are aborted."""
