@@ -131,11 +131,12 @@ def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:
 def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all responses of a step on all servers."""
     amounts, t, width = Amounts.of(spec), spec.rollout.tensor_parallel, BYTES[spec.model.dtype]
-    samples = min(sequences(spec), -(-amounts.samples_per_step // required_servers(spec)))
+    servers = max(1, required_servers(spec))
+    samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
     fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
-    rounds = amounts.samples_per_step / required_servers(spec) / fitting
+    rounds = amounts.samples_per_step / servers / fitting
     chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
     experts = shape.expert * shape.layers
     weights = width * ((shape.parameters - experts) + chosen * experts) / t
