@@ -125,6 +125,7 @@ docs: setup ## Build the documentation in dist/site, and fail at links and ancho
 generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	$(PY) -m rljob_api.schema.crd crds/rljob.yaml
 	cp crds/rljob.yaml charts/rljob/files/rljob.yaml
+	$(PY) -m rljob_api.schema.editor docs/reference/rljob.schema.json
 	$(PY) -m rljob_api.schema.rights charts/rljob/files/backends.yaml
 	$(PY) charts/values_reference.py charts/rljob/values.schema.json docs/reference/values.md charts/rljob/README.md
 	$(PY) -m rljob_api.schema.values charts/rljob-job/values.schema.json
@@ -140,7 +141,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	@tmp=$$(mktemp -d) && trap 'rm -rf $$tmp' EXIT && \
 	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	$(PY) -m rljob_api.schema.rights $$tmp/backends && diff -u charts/rljob/files/backends.yaml $$tmp/backends && \
-	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
+	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.editor $$tmp/reference/rljob.schema.json && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
 	$(PY) -m rljob_import.reference $$tmp/reference/import.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md $$tmp/README.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -u charts/rljob/README.md $$tmp/README.md && \

@@ -35,7 +35,7 @@ def main() -> int:
     job = Job(kube, "arithmetic")
     job.delete()
     prepare(kube, provider, fresh=True, say=say)
-    say("kubectl apply -f examples/arithmetic/rljob.yaml")
+    say("kubectl apply --server-side -f examples/arithmetic/rljob.yaml")
     kube.apply(example(image=provider.trainer_image))
     status = follow(job)
     if status.outcome != "Succeeded":

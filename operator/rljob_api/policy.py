@@ -10,6 +10,7 @@ from rljob_api import names
 from rljob_api.backends import WITHOUT_SCHEDULER, readers_of
 from rljob_api.base import Model
 from rljob_api.leave_nodes import LeaveNodes
+from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.rules import ValidationResult, Violation, validate
 from rljob_api.rules.scheduling import size_violations
 from rljob_api.spec import RLJobSpec
@@ -102,12 +103,12 @@ class SchedulingDefaults(Model):
     def of(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults for such a `spec.scheduling`, by the backend that it names."""
         backend = given.get("backend", SchedulingSpec().backend)
-        found = self.dump()
+        defaults = self.dump()
         if backend not in readers_of("topologyLevels"):
-            found.pop("topologyLevels", None)
+            defaults.pop("topologyLevels", None)
         if backend not in WITHOUT_SCHEDULER:
-            found.pop("schedulerName", None)
-        return found
+            defaults.pop("schedulerName", None)
+        return defaults
 
 
 class TemplateDefaults(Model):
@@ -201,6 +202,13 @@ class Range(Model):
     maximum: Id = MAX_ID
 
 
+class PodAccount(Model):
+    """The ServiceAccount of a job's pods."""
+
+    annotations: Texts = {}
+    """By which clouds give its pods an identity of theirs (`eks.amazonaws.com/role-arn`, `iam.gke.io/gcp-service-account`)."""
+
+
 class Limits(Model):
     """Limits of what jobs may choose. The administrator's own defaults need not keep them."""
 
@@ -213,7 +221,7 @@ class Limits(Model):
 
 
 class JobPolicy(Model):
-    """The values under `jobs` of the chart: defaults and limits of the specs of jobs, and which nodes jobs leave."""
+    """The values under `jobs` of the chart: defaults and limits of the specs of jobs, which nodes jobs leave, and additions to their pods."""
 
     pod_security: PodSecurity = IMAGE_USER
     """A field that it leaves open is left out of the pods, so that the platform chooses, as OpenShift does."""
@@ -224,6 +232,8 @@ class JobPolicy(Model):
     limits: Limits = Limits()
     defaults: JobDefaults = JobDefaults()
     leave_nodes: LeaveNodes = LeaveNodes()
+    service_account: PodAccount = PodAccount()
+    pod_patch: PodPatch = NO_PATCH
 
     def admit(self, spec: Mapping[str, Any], name: str, model_config: dict[str, Any] | None = None) -> "Admitted":
         """Validates a raw spec, with the defaults for fields that it leaves open, and with a violation for each limit that it exceeds. The arguments

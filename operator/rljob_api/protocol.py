@@ -237,7 +237,7 @@ class Progress(Wire):
     metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
     """Metrics of the last step, by the names of the metric table and of reward functions. Others, and values that are not finite, are left out."""
     history: Annotated[list[Point], Field(max_length=64), BeforeValidator(_complete)] = []
-    """Main metrics of earlier steps. Points whose values are not finite are left out."""
+    """Main metrics of steps that are spread over the run, and of the last one. Points whose values are not finite are left out."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete checkpoints of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []

@@ -1,4 +1,7 @@
-"""What kueue and volcano are given, against those projects' own sources: Volcano's CRD in a real API server, Kueue's constants."""
+"""What kueue, volcano and kai are given, against those projects' own sources: CRDs in a real API server, Kueue's constants.
+
+KAI's module cannot be had here. Its PodGroup has the fields of pkg/apis/scheduling/v2alpha2/podgroup_types.go that a user sets, as of KAI 0.15.
+"""
 
 import json
 import re
@@ -25,7 +28,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("go"), reaso
 KUEUE = ("sigs.k8s.io/kueue@v0.19.2", "h1:mPNzr37u0nwI7ikST5QQl5gg6EgtYOAvC9ZbTgywdN8=")
 VOLCANO = ("volcano.sh/volcano@v1.15.0", "h1:dW8hW/FPDqwcJ1GxGfpR/9qToH1t3+ySn+oaiEMfpm4=")
 ROOT = Path(__file__).parents[2]
-GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "format": "int32"}
+SUBGROUP_NAME = {"type": "string", "minLength": 1, "pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"}
+SUBGROUP = {"name": SUBGROUP_NAME, "parent": SUBGROUP_NAME, "minMember": COUNT | {"minimum": 0}}
+KAI_SPEC = {
+    "minMember": COUNT | {"minimum": 1},
+    "priorityClassName": TEXT,
+    "queue": TEXT,
+    "subGroups": {"type": "array", "items": {"type": "object", "required": ["name"], "properties": SUBGROUP}},
+}
+KAI_VERSION = {
+    "name": "v2alpha2",
+    "served": True,
+    "storage": True,
+    "schema": {
+        "openAPIV3Schema": {"type": "object", "properties": {"spec": {"type": "object", "properties": KAI_SPEC}}}
+    },
+}
+KAI_NAMES = {"kind": "PodGroup", "listKind": "PodGroupList", "plural": "podgroups", "singular": "podgroup"}
+KAI_CRD = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "podgroups.scheduling.run.ai"},
+    "spec": {"group": "scheduling.run.ai", "names": KAI_NAMES, "scope": "Namespaced", "versions": [KAI_VERSION]},
+}
 
 
 @cache
@@ -44,15 +70,30 @@ def volcano(plane: ControlPlane) -> ControlPlane:
     return plane
 
 
+@pytest.fixture(scope="module")
+def kai(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> ControlPlane:
+    file = tmp_path_factory.mktemp("kai") / "podgroups.yaml"
+    file.write_text(yaml.safe_dump(KAI_CRD))
+    plane.install_crd(file)
+    return plane
+
+
 def create(plane: ControlPlane, group: dict[str, Any]) -> dict[str, Any]:
     """Strictly: a field that the CRD does not have is an error."""
     unowned = {k: v for k, v in group["metadata"].items() if k not in ("namespace", "ownerReferences")}
-    return plane.call("POST", f"{GROUPS}?fieldValidation=Strict", group | {"metadata": unowned})
+    where = f"/apis/{group['apiVersion']}/namespaces/default/podgroups?fieldValidation=Strict"
+    made: dict[str, Any] = plane.call("POST", where, group | {"metadata": unowned})
+    return made
 
 
 def test_volcanos_crd_takes_our_pod_group_as_it_is(volcano: ControlPlane) -> None:
     (group,) = scheduler_objects(META, spec(backend="volcano"))
     assert create(volcano, group)["spec"] == group["spec"], "nothing was dropped"
+
+
+def test_kais_pod_group_has_all_fields_that_we_write(kai: ControlPlane) -> None:
+    (group,) = scheduler_objects(META, spec(backend="kai"))
+    assert create(kai, group)["spec"] == group["spec"], "nothing was dropped"
 
 
 @pytest.mark.parametrize("wrong", [{"minMembers": 1}, {"minMember": "1"}, {"minTaskMember": {"trainer": "all"}}])

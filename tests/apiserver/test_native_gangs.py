@@ -24,7 +24,7 @@ pytestmark = [
 SECONDS = 300
 TRAINERS = 3
 ROOM = {"cpu": "2", "memory": "8Gi", "pods": "20"}
-"""Of a node: one trainer with 1500 millicores, and a rollout or two beside it."""
+"""Of a node: one trainer with 1500 millicores, and a rollout or two next to it."""
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,10 @@ class Tenant:
             ready = self.plane.call("GET", f"/api/v1/nodes/{name}")
             self.plane.call("PUT", f"/api/v1/nodes/{name}", ready | {"spec": {}})  # without admission's taint
 
-    def submit(self, name: str, priority: str = "", **rollout: Any) -> None:
+    def submit(self, name: str, priority: str = "", nodes: int = TRAINERS, **rollout: Any) -> None:
         template: dict[str, Any] = {"nodeSelector": {"tenant": self.name}}
         template |= {"priorityClassName": priority} if priority else {}
-        trainer = {"device": "cpu", "nodes": TRAINERS, "template": template | _requests("1500m")}
+        trainer = {"device": "cpu", "nodes": nodes, "template": template | _requests("1500m")}
         rollout = {"replicas": 1, "template": template | _requests("100m")} | rollout
         spec = raw_spec(trainer=trainer, rollout=rollout, scheduling={"backend": "native"})
         self.plane.call("POST", self._jobs, job_object(name, spec, self.name))
@@ -99,8 +99,8 @@ def test_a_gang_is_bound_as_a_whole_or_not_at_all_and_the_status_says_what_the_s
     tenant.submit("demo")
     until(lambda: tenant.condition("demo", "Placed")["status"] == "False")
     until(lambda: tenant.condition("demo", "Placed").get("reason") == "Unschedulable")
-    assert "Insufficient cpu" in tenant.condition("demo", "Placed")["message"]
-    assert tenant.bound("demo") == 0, "two of three have a node, and none may take it"
+    assert "minCount (3) cannot be satisfied: 2 scheduled" in tenant.condition("demo", "Placed")["message"]
+    assert tenant.bound("demo") == 0, "two of three would have a node, and none may take it"
     tenant.add_nodes(1, first=TRAINERS - 1)
     until(lambda: tenant.bound("demo") == TRAINERS)
     until(lambda: tenant.condition("demo", "Placed")["status"] == "True")
@@ -128,7 +128,7 @@ def test_of_two_jobs_that_compete_one_gets_all_its_nodes_and_the_other_follows(p
     until(lambda: tenant.bound(second) == TRAINERS, tenant.reap)
 
 
-def test_a_gang_of_higher_priority_takes_the_nodes_of_a_whole_gang(plane: ControlPlane) -> None:
+def test_a_gang_that_loses_a_node_to_a_higher_priority_gives_up_all_of_them(plane: ControlPlane) -> None:
     meta = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}}
     plane.call("POST", "/apis/scheduling.k8s.io/v1/priorityclasses", meta | {"value": 1000})
     tenant = Tenant(plane, "urgent")
@@ -136,10 +136,10 @@ def test_a_gang_of_higher_priority_takes_the_nodes_of_a_whole_gang(plane: Contro
     tenant.submit("low")
     until(lambda: tenant.bound("low") == TRAINERS)
     before = {pod["metadata"]["uid"] for pod in tenant.pods("low")}
-    tenant.submit("high", priority="urgent")
+    tenant.submit("high", priority="urgent", nodes=1)
     until(lambda: all(_is_deleted(pod) for pod in tenant.pods("low") if pod["metadata"]["uid"] in before))
-    until(lambda: tenant.bound("high") == TRAINERS, tenant.reap)
-    assert tenant.bound("low") == 0
+    until(lambda: tenant.bound("high") == 1, tenant.reap)
+    until(lambda: tenant.condition("low", "Placed").get("reason") == "Unschedulable", tenant.reap)
 
 
 def _requests(cpu: str) -> dict[str, Any]:

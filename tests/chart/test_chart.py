@@ -178,6 +178,19 @@ def test_the_administrator_sets_user_groups_runtime_and_limits_of_job_pods() -> 
     assert (found.limits.group_ids.maximum, found.limits.runtime_class_names) == (6000, ["nvidia"])
 
 
+def test_the_administrator_annotates_the_account_of_pods_and_patches_them() -> None:
+    found = job_policy(
+        "jobs.serviceAccount.annotations.example\\.com/role=rl",
+        "jobs.podPatch.all.spec.hostNetwork=true",
+        "jobs.podPatch.models.spec.containers[0].name=trainer",
+        "jobs.podPatch.models.spec.containers[0].resources.claims[0].name=nic",
+    )
+    assert found.service_account.annotations == {"example.com/role": "rl"}
+    assert found.pod_patch.all == {"spec": {"hostNetwork": True}}
+    (container,) = found.pod_patch.models["spec"]["containers"]
+    assert container == {"name": "trainer", "resources": {"claims": [{"name": "nic"}]}}
+
+
 def test_the_administrator_says_which_nodes_jobs_leave() -> None:
     found = job_policy("jobs.leaveNodes.cordoned=false", "jobs.leaveNodes.taints={example.com/sick}").leave_nodes
     assert (found.cordoned, found.taints) == (False, ["example.com/sick"])
@@ -250,7 +263,7 @@ def test_secrets_are_created_and_never_read() -> None:
 
 def test_the_operator_holds_what_it_grants_to_jobs() -> None:
     held = rules(render()[("ClusterRole", "rljob")])
-    granted = next(o for o in access(META, ["report"]) if o["kind"] == "Role")
+    granted = next(o for o in access(META, ["report"], {}) if o["kind"] == "Role")
     assert rules(granted) <= held
 
 

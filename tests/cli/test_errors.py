@@ -165,7 +165,11 @@ def test_a_wrong_command_line_exits_with_2(api: FakeApi, rljob: Rljob, argv: tup
 
 @pytest.mark.parametrize(
     ("word", "instead"),
-    [("get", "`kubectl rljob list`"), ("apply", "`kubectl apply -f FILE`"), ("help", "`kubectl rljob --help`")],
+    [
+        ("get", "`kubectl rljob list`"),
+        ("apply", "`kubectl apply --server-side -f FILE`"),
+        ("help", "`kubectl rljob --help`"),
+    ],
 )
 def test_a_word_of_kubectl_that_is_no_verb_names_the_command_to_use(rljob: Rljob, word: str, instead: str) -> None:
     screen = rljob(word, "demo")

@@ -10,8 +10,9 @@ from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Control
 from rljob_api.spec.common import PodSecurity
 from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.render import render
 from rljob_operator.render.template import pod_template
-from simulator.makers import META, Job
+from simulator.makers import META, Job, make_job
 
 OURS = {"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532, "fsGroupChangePolicy": "OnRootMismatch"}
 ALWAYS = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -84,6 +85,48 @@ def test_the_administrators_own_scheduler_need_not_be_on_the_list() -> None:
         "spec.scheduling.schedulerName = mine: the administrator allows volcano; choose one of them, or ask the "
         "administrator of rljob"
     ]
+
+
+PATCHED = JobPolicy.model_validate(
+    {
+        "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/rl"}},
+        "podPatch": {
+            "all": {
+                "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"}},
+                "spec": {"dnsPolicy": "ClusterFirstWithHostNet", "hostNetwork": True},
+            },
+            "models": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "HOME", "value": "/home"}]}]}},
+            "rollout": {"spec": {"volumes": [{"name": "gib", "hostPath": {"path": "/home/gib"}}]}},
+        },
+    }
+)
+
+
+def test_the_administrator_shapes_pods_by_kind_and_annotates_their_account() -> None:
+    job = make_job().having(policy=PATCHED)
+    made = {(obj["kind"], obj["metadata"]["name"]): obj for obj in render(job.snapshot(), job.status)}
+    account = made[("ServiceAccount", "demo-pods")]["metadata"]
+    assert account["annotations"] == {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/rl"}
+    templates = {role: made[("StatefulSet", f"demo-{role}")]["spec"]["template"] for role in ("trainer", "rollout")}
+    for role, template in templates.items():
+        assert template["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma"
+        assert template["metadata"]["labels"]["rljob.dev/role"] == role
+        assert template["spec"]["hostNetwork"] and template["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    home = {role: [e["value"] for e in _env(t) if e["name"] == "HOME"] for role, t in templates.items()}
+    assert home == {"trainer": ["/home"], "rollout": ["/tmp"]}
+    volumes = {role: [v["name"] for v in t["spec"]["volumes"]] for role, t in templates.items()}
+    assert volumes["rollout"] == ["gib", *volumes["trainer"]], "as kubectl orders them"
+
+
+def test_pods_from_before_a_new_patch_are_replaced_between_attempts_like_those_of_another_template() -> None:
+    job = make_job().with_pods()
+    assert not job.decide().delete
+    assert {pod.name for pod in job.having(policy=PATCHED).decide().delete} == {"demo-trainer-0", "demo-trainer-1"}
+
+
+def _env(template: dict[str, Any]) -> list[dict[str, Any]]:
+    env: list[dict[str, Any]] = template["spec"]["containers"][0]["env"]
+    return env
 
 
 def test_what_neither_sets_is_left_to_the_platform() -> None:

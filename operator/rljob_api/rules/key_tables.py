@@ -7,6 +7,9 @@ _KNOWN = json.loads((files("rljob_api") / "schema/known_keys.json").read_text())
 TRANSFORMER_CONFIG, VLLM_ARGUMENTS = (frozenset(_KNOWN[field]["keys"]) for field in ("transformerConfig", "vllmArgs"))
 """All keys of the pinned versions, as their own packages list them."""
 
+_DDP, _OPTIMIZER = (frozenset(_KNOWN[of]["keys"]) for of in ("ddp", "optimizer"))
+"""Options that users of Megatron look for in transformerConfig."""
+
 _MODEL = "the model directory's config.json"
 _SAME = "the trainer: reinforcement learning compares log-probabilities, so a pass must not depend on chance"
 _SCHEDULE = "the trainer, from parallelism.pipeline"
@@ -110,6 +113,36 @@ OWNED_TRANSFORMER_CONFIG = {
     ),
     _MODEL,
 )
+
+_OF_DDP = {
+    "overlap_grad_reduce": "spec.trainer.overlap.gradReduce",
+    "overlap_param_gather": "spec.trainer.overlap.paramGather",
+    "use_distributed_optimizer": "the trainer: it always shards the optimizer",
+    "grad_reduce_in_fp32": "the trainer: it always reduces gradients in float32",
+    "average_in_collective": "spec.algorithm.aggregation",
+    "use_megatron_fsdp": "the trainer, which has no FSDP: spec.trainer.parallelism divides the model",
+}
+_OF_OPTIMIZER = {
+    "lr": "spec.train.optimizer.learningRate",
+    "min_lr": "spec.train.optimizer.minLearningRate",
+    "weight_decay": "spec.train.optimizer.weightDecay",
+    "adam_beta1": "spec.train.optimizer.beta1",
+    "adam_beta2": "spec.train.optimizer.beta2",
+    "adam_eps": "spec.train.optimizer.epsilon",
+    "clip_grad": "spec.train.optimizer.clipGrad",
+}
+OWNED_TRANSFORMER_CONFIG |= {
+    **dict.fromkeys(
+        _OPTIMIZER - TRANSFORMER_CONFIG,
+        "the trainer: of the options of Megatron's optimizer, spec.train.optimizer has all there are",
+    ),
+    **dict.fromkeys(
+        _DDP - TRANSFORMER_CONFIG,
+        "the trainer: of the options of Megatron's DDP, spec.trainer.overlap has all there are",
+    ),
+    **_OF_OPTIMIZER,
+    **_OF_DDP,
+}
 
 OWNED_VLLM_ARGUMENTS = {
     **dict.fromkeys((key for key in VLLM_ARGUMENTS if key.startswith("data-parallel")), "spec.rollout.replicas"),

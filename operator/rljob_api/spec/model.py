@@ -69,7 +69,8 @@ class ModelSpec(Model):
     """The policy's starting point."""
 
     path: AbsolutePath
-    """Hugging Face directory (config.json, safetensors, tokenizer) that every pod of the job can read."""
+    """Hugging Face directory (config.json, safetensors, tokenizer) that every pod of the job can read, or the `checkpoint.path` of another job, whose
+    newest export is then taken, and kept for all attempts of this job."""
     source: SourceUrl | None = None
     """Where `path` comes from: `hf://ORG/MODEL@REVISION`, or a directory in an object store, `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`. It is
     copied once per volume, before the first attempt trains. Unset: `path` is there already."""

@@ -112,6 +112,7 @@ class Observer:
             conflicts=self._state.conflicts.get(key, ()),
             quarantined=self._quarantined(job.status, pods),
             progress_interval=self._interval,
+            policy=job.validation.policy,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
             now=now,

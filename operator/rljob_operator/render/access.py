@@ -1,5 +1,6 @@
 """What a job's pods may do, and who may connect to them."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rljob_api import names
@@ -9,11 +10,11 @@ from rljob_operator.render.meta import metadata
 RBAC_GROUP = "rbac.authorization.k8s.io"
 
 
-def access(job: RLJobMeta, reports: list[str]) -> list[dict[str, Any]]:
+def access(job: RLJobMeta, reports: list[str], annotations: Mapping[str, str]) -> list[dict[str, Any]]:
     """ServiceAccount, Role and RoleBinding: the pods may read the control message and write the job's reports, by name, and nothing else.
 
     All pods of a job share one account, since they run the same image on the same volumes. A Role cannot tell them apart, and one per pod would
-    double the objects of a job, so an admission policy of the chart limits each pod to its own report.
+    double the objects of a job, so an admission policy of the chart limits each pod to its own report. `annotations`: of the account.
     """
     name = names.pods(job.name)
     meta = metadata(job, name)
@@ -21,8 +22,9 @@ def access(job: RLJobMeta, reports: list[str]) -> list[dict[str, Any]]:
         _config_maps([names.control(job.name)], ["get", "list", "watch"]),
         _config_maps(reports, ["get", "patch"]),
     ]
+    account = meta | ({"annotations": dict(annotations)} if annotations else {})
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta, "automountServiceAccountToken": False},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account, "automountServiceAccountToken": False},
         {"apiVersion": f"{RBAC_GROUP}/v1", "kind": "Role", "metadata": meta, "rules": rules},
         {
             "apiVersion": f"{RBAC_GROUP}/v1",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from rljob_api import names
+from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.status import JobStatus, RLJobMeta
@@ -17,11 +18,16 @@ from rljob_operator.schedulers.builtin.gate import has_gate
 
 
 def pod_template(
-    job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1, avoided: Collection[str] = ()
+    job: RLJobMeta,
+    spec: RLJobSpec,
+    role: str,
+    token: int = 1,
+    avoided: Collection[str] = (),
+    patch: PodPatch = NO_PATCH,
 ) -> dict[str, Any]:
     """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token;
-    `avoided`: nodes to which the job's scheduler must not bring a pod."""
-    template = _template(job, spec, role, token)
+    `avoided`: nodes to which the job's scheduler must not bring a pod; `patch`: the administrator's."""
+    template = patch.applied(_template(job, spec, role, token), role)
     if avoided:
         template["spec"]["affinity"] = avoiding(template["spec"].get("affinity", {}), avoided)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
@@ -40,12 +46,22 @@ def newest_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[st
     avoided = avoided_nodes(spec, status, s.now)
     key = (spec is s.published, status.token, avoided)
     if key not in s.template_hashes:
-        s.template_hashes[key] = {role: template_hash(s.job, spec, role, status.token, avoided) for role in spec.pods}
+        patch = s.policy.pod_patch
+        s.template_hashes[key] = {
+            role: template_hash(s.job, spec, role, status.token, avoided, patch) for role in spec.pods
+        }
     return s.template_hashes[key]
 
 
-def template_hash(job: RLJobMeta, spec: RLJobSpec, role: str, token: int = 1, avoided: Collection[str] = ()) -> str:
-    template = pod_template(job, spec, role, token, avoided)
+def template_hash(
+    job: RLJobMeta,
+    spec: RLJobSpec,
+    role: str,
+    token: int = 1,
+    avoided: Collection[str] = (),
+    patch: PodPatch = NO_PATCH,
+) -> str:
+    template = pod_template(job, spec, role, token, avoided, patch)
     return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 

@@ -1,5 +1,6 @@
 """What becomes of a job on one machine."""
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, load, mounted
-from rljob_trainer.local.run import status_line, summary
+from rljob_trainer.local.progress import Display, continued, duration, left, status_line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -212,14 +213,75 @@ def test_a_status_line_says_where_the_job_is() -> None:
     first = report("t0", attempt=1, state="running", progress=progress)
     live = seen(first, running("t1"), rollout=report("r0", state="running"))
     assert (
-        status_line(FIRST, live) == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
+        status_line(FIRST, live)
+        == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s, 9 s left; trainers 2/2, rollouts 1/1"
     )
     unrewarded = progress.model_copy(update={"history": [Point(step=3, loss=0.01, seconds=1.25)]})
     second = seen(report("t0", attempt=1, state="running", progress=unrewarded), running("t1"))
     alone = replace(second, rollouts={})
-    assert status_line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s; trainers 2/2"
+    assert status_line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s, 9 s left; trainers 2/2"
+    evaluated = progress.model_copy(update={"evaluation": {"first": 0.25, "last": 0.3}})
+    third = seen(report("t0", attempt=1, state="running", progress=evaluated), running("t1"))
+    assert "1.2 s, held-out 0.300, 9 s left; " in status_line(FIRST, third)
+    strange = progress.model_copy(update={"evaluation": {"first": 0.25}})  # the last was no number
+    fourth = seen(report("t0", attempt=1, state="running", progress=strange), running("t1"))
+    assert "1.2 s, 9 s left; " in status_line(FIRST, fourth)
     loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
-    assert status_line(FIRST, loading) == "attempt 1: loading; trainers 2/2, rollouts 0/1"
+    expected = "attempt 1: loading the model into the trainer; trainers 2/2, rollouts 0/1"
+    assert status_line(FIRST, loading) == expected
+    waiting = Progress(phase="waiting", started_from=0, steps=10)
+    served = seen(report("t0", attempt=1, state="running", progress=waiting), running("t1"))
+    said = status_line(FIRST, served)
+    assert "step 0/10, waiting for vLLM to load the model and receive the weights; trainers 2/2, rollouts 0/1" in said
+    stuck = waiting.model_copy(update={"awaiting": "syncing: waiting for demo-rollout-0"})
+    assert ", syncing: waiting for demo-rollout-0; " in status_line(
+        FIRST, seen(report("t0", attempt=1, state="running", progress=stuck), running("t1"))
+    )
+
+
+def test_the_time_that_is_left_is_that_of_the_last_steps() -> None:
+    points = [Point(step=step, loss=1.0, seconds=seconds) for step, seconds in ((1, 900.0), (2, 2.0), (3, 2.0))]
+    assert left(Progress(step=3, steps=103, history=points)) == 200.0
+    assert left(Progress(step=3, steps=3, history=points)) is None and left(Progress(steps=3)) is None
+    assert [duration(s) for s in (9.4, 240, 3 * 3600)] == ["9 s", "4 min", "3.0 h"]
+
+
+def test_an_interrupted_run_says_what_is_saved_and_how_it_goes_on() -> None:
+    checkpoint = Checkpoint(step=10, attempt=1, path="/run/global_step_10")
+    ended = report("t0", attempt=1, state="stopped", result="drained", progress=Progress(checkpoints=[checkpoint]))
+    assert continued(seen(ended), "run x") == "step 10 is saved in /run/global_step_10; to continue: run x"
+    assert continued(seen(report("t0")), "run x") == "nothing is saved yet; to begin again: run x"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_has_a_line_for_each_change_and_repeats_a_wait() -> None:
+    log = io.StringIO()
+    display = Display(log)
+    for now in (0.0, 10.0, 29.0, 31.0, 45.0):
+        display.show("loading", None, now)
+    display.show("step 1/2", 0.5, 46.0)
+    display.show("step 1/2", 0.5, 99.0)
+    display.end()
+    assert [line.split(" ", 1)[1] for line in log.getvalue().splitlines()] == [
+        "loading",
+        "loading (31 s)",
+        "step 1/2",
+    ]
+
+
+def test_a_terminal_has_one_line_with_a_bar() -> None:
+    screen = Terminal()
+    display = Display(screen)
+    display.show("loading", None, 0.0)
+    display.show("loading", None, 12.0)
+    display.show("step 1/2", 0.5, 13.0)
+    display.end()
+    shown = screen.getvalue().split("\r\x1b[K")
+    assert shown == ["", "loading", "loading (12 s)", f"[{'#' * 12}{' ' * 12}] step 1/2\n"]
 
 
 def test_a_summary_says_what_is_left() -> None:

@@ -134,6 +134,11 @@ def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path) -> No
     pids = [run.pid(1, who) for who in (0, 1, "driver")]
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (130, "local: interrupted; what was saved is complete")
+    assert "finishing the step and saving it; the same again stops at once" in run.output()
+    assert (
+        f"to begin again: python -m rljob_trainer run {tmp_path}/rljob.yaml --mount /data={tmp_path}/data"
+        in run.output()
+    )
     assert not any(map(alive, pids))
 
 

@@ -128,8 +128,16 @@ def test_an_evaluation_that_is_repeated_replaces_the_one_of_its_step(tmp_path):
     assert sinks.evaluation() == {"first": 0.5, "last": 0.75}
 
 
-def test_status_carries_the_last_steps_only(tmp_path):
-    sinks = Sinks(tmp_path, 0, 100)
-    for step in range(1, HISTORY + 11):
-        sinks.record(step, trained(0.5))
-    assert [p.step for p in sinks.history()] == list(range(11, HISTORY + 11))
+def test_status_carries_points_of_the_whole_run_whenever_it_was_begun_again(tmp_path):
+    sinks = Sinks(tmp_path, 0, 400)
+    for step in range(1, 38):
+        sinks.record(step, trained(step / 400))
+    assert [p.step for p in sinks.history()] == list(range(1, 38)), "few steps are all there"
+    for step in range(38, 398):
+        sinks.record(step, trained(step / 400))
+        steps = [p.step for p in sinks.history()]
+        assert len(steps) <= HISTORY and steps[-1] == step
+    assert steps == [*range(8, 397, 8), 397]
+    assert [p.reward for p in sinks.history()] == [step / 400 for step in steps]
+    sinks.close()
+    assert Sinks(tmp_path, 397, 400).history() == sinks.history()

@@ -18,6 +18,7 @@ from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.run_exports import began_from
 
 SECONDS = 3600.0
 """Timeout of collectives, which with a single process are immediate."""
@@ -52,6 +53,7 @@ def export_checkpoint(checkpoint: Path, model: Path, out: Path, dtype: str) -> i
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: GPUs of this machine may be in use
     try:
+        model = began_from(model, checkpoint.absolute().parent)
         _require(checkpoint, model, out)
         spec = _spec(checkpoint, model, dtype)
         scratch = out.with_name(f".{out.name}.tmp-{os.getpid()}")

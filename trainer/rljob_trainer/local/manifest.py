@@ -17,6 +17,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import AbsolutePath
 from rljob_trainer.machine import VISIBLE
 from rljob_trainer.model_files import adapter_violations, model_config
+from rljob_trainer.run_exports import newest_export
 
 WRITTEN = "spec.checkpoint.path"
 STARTING_POINTS = ("spec.checkpoint.resumeFrom", "spec.model.lora.path")
@@ -200,7 +201,7 @@ def _model_config(spec: dict[str, Any]) -> tuple[dict[str, Any], list[Violation]
     model = spec.get("model")
     directory = str(model.get("path", "")) if isinstance(model, dict) else ""
     try:
-        return model_config(directory) if directory else ({}, [])
+        return model_config(str(newest_export(Path(directory)) or directory)) if directory else ({}, [])
     except OSError as error:
         return {}, _unreadable("spec.model.path", directory, error)
 

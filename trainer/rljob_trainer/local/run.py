@@ -1,89 +1,31 @@
 """The loop of `run`: read the reports, decide, write the control message, print one line per change."""
 
+import shlex
 import signal
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.manifest.jobs import ManifestError
-from rljob_api.protocol import Command, Control, GangAddress, Progress, Report, Resume, RolloutEndpoint
+from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
+from rljob_trainer.local.progress import Display, continued, running, status_line, summary, warnings
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
 
-STEADY = ("evaluating", "generating", "training", "syncing", "saving")
-"""Phases that alternate within a step; a line for each would be noise."""
 POLL_SECONDS = 0.2
-
-
-def status_line(state: LocalState, seen: Seen) -> str:
-    """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`."""
-    trainers = sum(_runs(report, state) for report in seen.trainers.values())
-    counts = f"trainers {trainers}/{len(seen.trainers)}"
-    for role, launchers in seen.gangs.items():
-        counts += f", {role} {sum(_runs(report, state) for report in launchers.values())}/{len(launchers)}"
-    serving = {"rollouts": seen.rollouts} | dict(seen.pools)
-    counts += "".join(f", {name} {_ready(servers)}" for name, servers in serving.items() if servers)
-    if state.attempt == 0:
-        return f"starting; {counts}"
-    order = "" if state.command == "run" else f" ({state.command})"
-    progress = next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)
-    return f"attempt {state.attempt}{order}: {_progress(progress)}; {counts}"
-
-
-def warnings(seen: Seen) -> list[str]:
-    """What the trainer warns of."""
-    return next((r.progress.warnings for r in seen.trainers.values() if r and r.progress), [])
-
-
-def _ready(servers: Mapping[str, Report | None]) -> str:
-    return f"{sum(report is not None and report.state == 'running' for report in servers.values())}/{len(servers)}"
-
-
-def summary(seen: Seen) -> str:
-    """What a job that has succeeded leaves behind, one fact a line."""
-    progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
-    if progress is None:
-        return "nothing reported"
-    facts = [f"{progress.step} steps"]
-    if progress.evaluation:
-        unrewarded = any(point.reward is None for point in progress.history)
-        values = ", ".join(f"{name} {value:.3f}" for name, value in progress.evaluation.items())
-        facts.append(f"held-out {'loss' if unrewarded else 'reward'}: {values}")
-    facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
-    if progress.export:
-        facts.append(f"Hugging Face model: {progress.export}")
-    facts += [f"warning: {text}" for text in progress.warnings]
-    return "\n".join(facts)
-
-
-def _runs(report: Report | None, state: LocalState) -> bool:
-    return report is not None and report.attempt == state.attempt and report.state == "running"
-
-
-def _progress(progress: Progress | None) -> str:
-    if progress is None:
-        return "starting"
-    if progress.phase == "fetching":
-        return f"fetching {progress.fetching}"
-    if progress.started_from is None:
-        return progress.phase
-    parts = [f"step {progress.step}/{progress.steps}"]
-    if progress.history:
-        last = progress.history[-1]
-        parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
-        parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
-    if progress.phase not in STEADY:
-        parts.append(" ".join([progress.phase, *progress.loading]))
-    return ", ".join(parts)
+INTERRUPTED = 130
+DRAINING = "finishing the step and saving it; the same again stops at once"
+STOPPING = "stopping"
 
 
 def run(
@@ -103,9 +45,15 @@ def run(
         print(error, file=sys.stderr)
         return 1
     print(f"{job.name}: logs of its processes are in {work}, those of its ranks in {job.spec.checkpoint.path}/logs")
-    end = here.run(rank, driver)
+    end = here.run(rank, driver, shlex.join(again(manifest, mounts, settings)))
     print(f"{job.name}: {end.message}", file=sys.stderr if end.code else sys.stdout)
     return end.code
+
+
+def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """The command that goes on with a run."""
+    options = [("--mount", mount) for mount in mounts] + [("--set", setting) for setting in settings]
+    return ["python", "-m", "rljob_trainer", "run", str(manifest), *chain.from_iterable(options)]
 
 
 class Here:
@@ -125,11 +73,11 @@ class Here:
         self._state = LocalState()
         self._wanted: Command = "run"
         self._written: Control | None = None
-        self._line = ""
+        self._display = Display(sys.stdout)
         self._warned: list[str] = []
 
-    def run(self, rank: str, driver: str) -> JobEnd:
-        """Ctrl-C and SIGTERM drain; the second one stops."""
+    def run(self, rank: str, driver: str, again: str) -> JobEnd:
+        """Ctrl-C and SIGTERM drain; the second one stops. `again`: the command that goes on."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         with self._processes as processes:
@@ -143,8 +91,11 @@ class Here:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
                 if isinstance(following, JobEnd):
+                    self._display.end()
                     if following.code == 0:
                         print(summary(seen))
+                    if following.code == INTERRUPTED:
+                        print(continued(seen, again))
                     return following
                 self._state = following
                 self._write_control(seen)
@@ -153,7 +104,8 @@ class Here:
                 processes.restart()
 
     def _interrupt(self, *_: object) -> None:
-        self._wanted = "drain" if self._wanted == "run" else "stop"
+        self._wanted, text = ("drain", DRAINING) if self._wanted == "run" else ("stop", STOPPING)
+        self._display.say(text)
 
     def _see(self) -> Seen:
         reports = {role: {pod: self._processes.report(pod) for pod in pods} for role, pods in self._pods.items()}
@@ -213,8 +165,8 @@ class Here:
         for text in warnings(seen):
             if text not in self._warned:
                 self._warned.append(text)
-                print(f"{time.strftime('%H:%M:%S')} warning: {text}", flush=True)
-        line = status_line(self._state, seen)
-        if line != self._line:
-            self._line = line
-            print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+                self._display.say(f"warning: {text}")
+        progress = running(self._state, seen)
+        begun = progress is not None and progress.started_from is not None and bool(progress.history)
+        done = progress.step / progress.steps if progress and begun and progress.steps else None
+        self._display.show(status_line(self._state, seen), done, time.monotonic())

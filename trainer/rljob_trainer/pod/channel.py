@@ -9,6 +9,7 @@ from typing import Protocol
 from rljob_api import names
 from rljob_api.protocol import Control, Report
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.run_exports import with_model
 from rljob_trainer.textfile import read_text, replace
 
 POLL_SECONDS = 0.1
@@ -46,6 +47,11 @@ def parse_control(text: str) -> Control:
     return Control.model_validate(raw)
 
 
+async def control_of(text: str) -> Control:
+    """As `parse_control`, with the model that is meant where the spec names a run. Asks the job's volumes."""
+    return await asyncio.to_thread(with_model, parse_control(text))
+
+
 class FileChannel:
     """The channel of one machine: a directory with `control.json` and one `<pod>-report.json` per process, each replaced whole."""
 
@@ -58,7 +64,7 @@ class FileChannel:
             text = read_text(self._directory / names.CONTROL_KEY)
             if text != seen:
                 seen = text
-                yield parse_control(text) if text else None
+                yield await control_of(text) if text else None
             await asyncio.sleep(POLL_SECONDS)
 
     async def report(self, report: Report) -> None:

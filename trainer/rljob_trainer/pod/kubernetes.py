@@ -21,7 +21,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, T
 from rljob_api import names
 from rljob_api.address import join_host_port
 from rljob_api.protocol import Control, Report
-from rljob_trainer.pod.channel import parse_control
+from rljob_trainer.pod.channel import control_of
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 WATCH_SECONDS = 30
@@ -91,7 +91,7 @@ class KubernetesChannel:
                     patience.restored()
                     if text != seen:
                         seen = text
-                        yield parse_control(text) if text else None
+                        yield await control_of(text) if text else None
                 await asyncio.sleep(following - time.monotonic())
             except OUTAGE as error:
                 if seen and isinstance(error, Refused) and error.status in FORBIDDEN:

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -81,6 +82,8 @@ class Sinks:
         self._metrics = MetricsLog(names.metrics_file(root), start)
         self._recent: dict[int, dict[str, float]] = {}
         """By step, the last HISTORY."""
+        self._points: dict[int, Point] = {}
+        """By step, thinned over the whole run."""
         self._evaluations: dict[str, dict[int, float]] = {}
         """By metric and step, the first and the last."""
         for step, metrics in self._metrics.by_step().items():
@@ -106,8 +109,8 @@ class Sinks:
         return dict(self._recent.get(step, {}))
 
     def history(self) -> list[Point]:
-        """Main metrics of the last steps."""
-        return [_point(step, m) for step, m in sorted(self._recent.items()) if "train/loss" in m]
+        """Main metrics of steps that are spread evenly over the run, and of the last one."""
+        return [point for _, point in sorted(self._points.items())]
 
     def evaluation(self) -> dict[str, float]:
         """`first` and `last` held-out reward or, for tasks without rewards, loss; empty before the first."""
@@ -123,11 +126,21 @@ class Sinks:
     def _keep(self, step: int, metrics: Mapping[str, float]) -> None:
         """What the status will show of them; the rest is in metrics.jsonl."""
         self._recent.setdefault(step, {}).update(metrics)
+        if "train/loss" in self._recent[step]:
+            self._points = thinned(self._points | {step: _point(step, self._recent[step])})
         oldest = max(self._recent) - HISTORY + 1
         self._recent = {s: m for s, m in self._recent.items() if s >= oldest}
         for name in metrics.keys() & EVALUATIONS:
             found = self._evaluations.get(name, {}) | {step: metrics[name]}
             self._evaluations[name] = {s: found[s] for s in (min(found), max(found))}
+
+
+def thinned(points: Mapping[int, Point]) -> dict[int, Point]:
+    """Steps that a power of two divides, as small a one as leaves HISTORY points, and the last. Points that are thinned again and again as a run goes
+    on are those of the run as a whole."""
+    last = max(points)
+    apart = next(2**i for i in count() if last // 2**i < HISTORY)
+    return {step: point for step, point in points.items() if step % apart == 0 or step == last}
 
 
 def _point(step: int, metrics: Mapping[str, float]) -> Point:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rljob_api.manifest.jobs import ManifestError
@@ -19,6 +20,7 @@ from rljob_trainer.local.rehearsal.findings import Findings
 from rljob_trainer.local.rehearsal.policy import Script
 from rljob_trainer.local.rehearsal.rows import Rehearsal, TriedFile, TriedRow
 from rljob_trainer.local.rehearsal.screen import Screen, extent, indented, shortened
+from rljob_trainer.run_exports import newest_export
 from rljob_trainer.wire.trajectory import Trajectory
 
 READ = ("model", "data", "rewards", "evaluation", "rollout")
@@ -47,6 +49,7 @@ def rehearse(
     try:
         job = load(manifest, mounts, settings, needed=_is_read)
         _require_fetched(job)
+        job = _with_export(job)
         tokenizer = load_tokenizer(job.spec)
         with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
             findings, screen = Findings(job.spec), Screen(colour)
@@ -76,6 +79,14 @@ def _require_fetched(job: Job) -> None:
             rule = f"a job copies it from {source.source} first (spec.sources.{name}), and it is not on this machine"
             fix = f"copy it: python -m rljob_trainer fetch {source.source} DIR, and say where it is with --mount {source.path}=DIR"
             raise ConfigurationError("spec.model.path", job.spec.model.path, rule, fix)
+
+
+def _with_export(job: Job) -> Job:
+    """With the model that is meant where the spec names a run."""
+    if found := newest_export(Path(job.spec.model.path)):
+        model = job.spec.model.model_copy(update={"path": str(found)})
+        return replace(job, spec=job.spec.model_copy(update={"model": model}))
+    return job
 
 
 def _supervised(reader: SupervisedRows, findings: Findings) -> None:

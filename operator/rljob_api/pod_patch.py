@@ -1,0 +1,142 @@
+"""What only the administrator adds to the pods of jobs (`jobs.podPatch` of the chart): strategic merge patches of pod templates, by kind of role."""
+
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import Any
+
+from pydantic import ValidationInfo, field_validator
+
+from rljob_api import names
+from rljob_api.base import Model
+from rljob_api.spec.common import Verbatim
+from rljob_api.strategic_merge import DIRECTIVE, MERGE_KEYS, merged
+
+PLANNED = "has a field of its own in specs and defaults, which placement reads"
+OURS = "belongs to the operator"
+POD = {
+    "affinity": PLANNED,
+    "automountServiceAccountToken": OURS,
+    "nodeName": OURS,
+    "nodeSelector": PLANNED,
+    "priorityClassName": PLANNED,
+    "restartPolicy": OURS,
+    "runtimeClassName": PLANNED,
+    "schedulerName": PLANNED,
+    "schedulingGates": OURS,
+    "schedulingGroup": OURS,
+    "serviceAccount": OURS,
+    "serviceAccountName": OURS,
+    "terminationGracePeriodSeconds": "has a field of its own in specs",
+    "tolerations": PLANNED,
+}
+"""Fields of a pod's spec that no patch sets, and why."""
+CONTAINER = ("name", "env", "envFrom", "resources", "securityContext", "volumeDevices", "volumeMounts")
+"""Fields of our container that a patch may set; of its resources, only the claims: placement reads the rest from the spec."""
+CONTAINERS = {"models": names.TRAINER_CONTAINER, "rollout": names.ROLLOUT_CONTAINER, "pools": names.POOL_CONTAINER}
+"""Name of the container in pods that each patch is for. That of all pods has no name."""
+MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm")
+
+
+def _problems(patch: Mapping[str, Any], container: str) -> Iterator[tuple[str, str]]:
+    """Path of each field that no patch may set, and why. `container`: the name of ours; empty: it has none."""
+    for key, part in patch.items():
+        if key not in ("metadata", "spec") or not isinstance(part, dict):
+            yield key, "is no part of a pod template: write metadata or spec, with fields of its own"
+        elif key == "metadata":
+            yield from _of_metadata(part)
+        else:
+            yield from _of_spec(part, container)
+
+
+def _of_metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in metadata.items():
+        if key not in ("labels", "annotations") or not isinstance(value, dict):
+            yield f"metadata.{key}", "is neither labels nor annotations, by their names"
+            continue
+        for name in value:
+            if name == DIRECTIVE or name.startswith(f"{names.GROUP}/") or name == names.LABEL_MANAGED_BY:
+                yield f"metadata.{key}.{name}", OURS
+
+
+def _of_spec(spec: Mapping[str, Any], container: str) -> Iterator[tuple[str, str]]:
+    for key in spec:
+        if key == DIRECTIVE or key in POD:
+            yield f"spec.{key}", POD.get(key, OURS)
+    yield from _of_entries(spec, "spec")
+    for i, entry in enumerate(spec.get("containers", [])):
+        yield from _of_container(entry, container, f"spec.containers[{i}]")
+
+
+def _of_entries(value: Mapping[str, Any], at: str) -> Iterator[tuple[str, str]]:
+    """Entries of merged lists that cannot be told apart, that are ours, or with directives that we do not know."""
+    for key, inner in value.items():
+        where = f"{at}.{key}"
+        if key.startswith("$") and (key != DIRECTIVE or inner not in ("delete", "replace")):
+            yield where, f"is no directive: {DIRECTIVE} may be delete or replace"
+        elif key in MERGE_KEYS and not isinstance(inner, list):
+            yield where, f"is no list of entries, each with its {MERGE_KEYS[key]}"
+        elif isinstance(inner, dict):
+            yield from _of_entries(inner, where)
+        elif isinstance(inner, list):
+            for i, entry in enumerate(inner):
+                yield from _of_entry(key, entry, f"{where}[{i}]")
+
+
+def _of_entry(key: str, entry: Any, at: str) -> Iterator[tuple[str, str]]:
+    if key in MERGE_KEYS and not (isinstance(entry, dict) and entry.get(MERGE_KEYS[key])):
+        yield at, f"has no {MERGE_KEYS[key]}"
+    elif key in MERGE_KEYS and _is_ours(at, key, str(entry[MERGE_KEYS[key]])):
+        yield at, OURS
+    elif isinstance(entry, dict):
+        yield from _of_entries(entry, at)
+
+
+def _is_ours(at: str, key: str, name: str) -> bool:
+    """Whether an entry of a list is one of the operator's. Init containers have variables and mounts of their own."""
+    if key == "volumes":
+        return name.startswith("rljob-")
+    if not at.startswith("spec.containers"):
+        return False
+    reserved = name in names.RESERVED_ENV or name.startswith(names.RESERVED_ENV_PREFIXES)
+    return (key == "env" and reserved) or (key == "volumeMounts" and name in MOUNTS)
+
+
+def _of_container(entry: Mapping[str, Any], ours: str, at: str) -> Iterator[tuple[str, str]]:
+    if not ours:
+        yield at, "has another name in each kind of pods: write it into models, rollout or pools"
+    elif entry.get("name") != ours:
+        yield at, f"is not {ours}: add others as initContainers, with restartPolicy Always if they run on"
+    for key in entry:
+        if key not in CONTAINER:
+            yield f"{at}.{key}", OURS
+    resources = entry.get("resources", {})
+    if not isinstance(resources, dict) or resources.keys() - {"claims"}:
+        yield f"{at}.resources", f"{PLANNED}, but for its claims"
+
+
+class PodPatch(Model):
+    """Patches of pod templates, each with `metadata` and `spec`."""
+
+    all: Verbatim = {}
+    """For every pod; the others are applied after it."""
+    models: Verbatim = {}
+    """For pods of the trainer and of gangs of other models."""
+    rollout: Verbatim = {}
+    """For rollout pods."""
+    pools: Verbatim = {}
+    """For pods of pools."""
+
+    @field_validator("all", "models", "rollout", "pools")
+    @classmethod
+    def _checked(cls, patch: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for path, why in _problems(patch, CONTAINERS.get(str(info.field_name), "")):
+            raise ValueError(f"{path} {why}")
+        return patch
+
+    def applied(self, template: Mapping[str, Any], role: str) -> dict[str, Any]:
+        """The template of a role's pods with the patches."""
+        kind = self.models if names.is_model_role(role) else self.rollout if role == names.ROLE_ROLLOUT else self.pools
+        return reduce(merged, (self.all, kind), dict(template))
+
+
+NO_PATCH = PodPatch()

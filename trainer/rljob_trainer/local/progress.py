@@ -1,0 +1,158 @@
+"""What a run on one machine says: where it is, how long it will take, what it waits for, and what it leaves behind. Pure, but for the screen."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TextIO
+
+from rljob_api.protocol import Progress, Report
+from rljob_trainer.local.decide import LocalState, Seen
+
+STEADY = ("evaluating", "generating", "training", "syncing", "saving")
+"""Phases that alternate within a step; a line for each would be noise."""
+WAITS = {
+    "loading": "loading the model into the trainer",
+    "waiting": "waiting for vLLM to load the model and receive the weights",
+}
+"""What takes long before the first step, by phase."""
+REPEAT_SECONDS = 30.0
+"""Between two lines of a log about the same wait."""
+PACE_STEPS = 8
+BAR = 24
+"""Characters."""
+
+
+def status_line(state: LocalState, seen: Seen) -> str:
+    """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s, held-out 0.412, 5 min left; trainers 2/2, rollouts 2/2`."""
+    trainers = sum(_runs(report, state) for report in seen.trainers.values())
+    counts = f"trainers {trainers}/{len(seen.trainers)}"
+    for role, launchers in seen.gangs.items():
+        counts += f", {role} {sum(_runs(report, state) for report in launchers.values())}/{len(launchers)}"
+    serving = {"rollouts": seen.rollouts} | dict(seen.pools)
+    counts += "".join(f", {name} {_ready(servers)}" for name, servers in serving.items() if servers)
+    if state.attempt == 0:
+        return f"starting; {counts}"
+    order = "" if state.command == "run" else f" ({state.command})"
+    return f"attempt {state.attempt}{order}: {_progress(running(state, seen))}; {counts}"
+
+
+def running(state: LocalState, seen: Seen) -> Progress | None:
+    """Progress of the attempt that runs."""
+    return next((r.progress for r in seen.trainers.values() if r and _runs(r, state) and r.progress), None)
+
+
+def warnings(seen: Seen) -> list[str]:
+    """What the trainer warns of."""
+    return next((r.progress.warnings for r in seen.trainers.values() if r and r.progress), [])
+
+
+def _ready(servers: Mapping[str, Report | None]) -> str:
+    return f"{sum(report is not None and report.state == 'running' for report in servers.values())}/{len(servers)}"
+
+
+def summary(seen: Seen) -> str:
+    """What a job that has succeeded leaves behind, one fact a line."""
+    progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
+    if progress is None:
+        return "nothing reported"
+    facts = [f"{progress.step} steps"]
+    if progress.evaluation:
+        unrewarded = any(point.reward is None for point in progress.history)
+        values = ", ".join(f"{name} {value:.3f}" for name, value in progress.evaluation.items())
+        facts.append(f"held-out {'loss' if unrewarded else 'reward'}: {values}")
+    facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
+    if progress.export:
+        facts.append(f"Hugging Face model: {progress.export}")
+    facts += [f"warning: {text}" for text in progress.warnings]
+    return "\n".join(facts)
+
+
+def _runs(report: Report | None, state: LocalState) -> bool:
+    return report is not None and report.attempt == state.attempt and report.state == "running"
+
+
+def _progress(progress: Progress | None) -> str:
+    if progress is None:
+        return "starting"
+    if progress.phase == "fetching":
+        return f"fetching {progress.fetching}"
+    if progress.started_from is None:
+        return WAITS.get(progress.phase, progress.phase)
+    parts = [f"step {progress.step}/{progress.steps}"]
+    if progress.history:
+        last = progress.history[-1]
+        parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
+        parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
+    if (held_out := progress.evaluation.get("last")) is not None:
+        parts.append(f"held-out {held_out:.3f}")
+    if (seconds := left(progress)) is not None:
+        parts.append(f"{duration(seconds)} left")
+    if progress.phase not in STEADY:
+        loading = (
+            f"loading {', '.join(progress.loading)}" if progress.loading else WAITS.get(progress.phase, progress.phase)
+        )
+        parts.append(progress.awaiting or loading)
+    return ", ".join(parts)
+
+
+def left(progress: Progress) -> float | None:
+    """Seconds until the last step, at the pace of the last ones; None: nobody knows yet."""
+    pace = [point.seconds for point in progress.history[-PACE_STEPS:]]
+    rest = progress.steps - progress.step
+    return rest * median(pace) if pace and rest > 0 else None
+
+
+def duration(seconds: float) -> str:
+    """For example `40 s`, `12 min`, `3.5 h`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def continued(seen: Seen, command: str) -> str:
+    """What an interrupted run has saved, and how it goes on."""
+    progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
+    if progress is None or not progress.checkpoints:
+        return f"nothing is saved yet; to begin again: {command}"
+    saved = progress.checkpoints[-1]
+    return f"step {saved.step} is saved in {saved.path}; to continue: {command}"
+
+
+@dataclass
+class Display:
+    """One line that is kept up to date on a terminal; lines with the time in a log."""
+
+    stream: TextIO
+    _line: str = ""
+    _since: float = 0.0
+    _said: float | None = None
+
+    def show(self, line: str, done: float | None, now: float) -> None:
+        """`done`: the part of the run that is done, for a bar; None: it has not begun, and the line says for how long. `now`: a monotonic time."""
+        if line != self._line:
+            self._line, self._since, self._said = line, now, None
+        waited = "" if done is not None or now - self._since < 1 else f" ({duration(now - self._since)})"
+        if self.stream.isatty():
+            bar = "" if done is None else f"[{'#' * int(BAR * done):<{BAR}}] "
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write(f"\r\x1b[K{(bar + line + waited)[:width]}")
+            self.stream.flush()
+        elif self._said is None or (waited and now - self._said >= REPEAT_SECONDS):
+            self._said = now
+            self._print(line + waited)
+
+    def say(self, text: str) -> None:
+        """A line of its own, which stays."""
+        if self.stream.isatty():
+            self.stream.write("\r\x1b[K")
+        self._print(text)
+
+    def end(self) -> None:
+        """Leave the last line where it is."""
+        if self.stream.isatty() and self._line:
+            self.stream.write("\n")
+
+    def _print(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", file=self.stream, flush=True)
