@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.manifest import Files, fingerprints
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
@@ -70,6 +72,8 @@ class Driver(DriverCalls):
         self._announced: Batch | None = None
         """The batch that `part` returns rows of."""
         self._held_out: asyncio.Task[Batch] | None = None
+        self._buffer_writing: asyncio.Task[Files] | None = None
+        """The last save of the rollout buffer."""
         self._ending = contextlib.AsyncExitStack()
         self._end: RunStatus = "failed"
         """How the attempt ends, for the trackers; failed until rank 0 calls `end`."""
@@ -212,7 +216,12 @@ class Driver(DriverCalls):
     async def save_buffer(self, directory: Path) -> None:
         assert self._handed is None, "the buffer has what was not trained"
         if isinstance(self._buffer, RolloutBuffer):
-            await asyncio.to_thread(saved.write, directory, self._buffer.contents, self._spec)
+            writing = asyncio.to_thread(_write, directory, self._buffer.contents, self._spec)
+            self._buffer_writing = asyncio.create_task(writing)
+            self._buffer_writing.add_done_callback(lambda _: self._changed.set())
+
+    async def buffer_saved(self, wait: bool) -> dict[str, Any]:
+        return await self._once(self._written_buffer) if wait else self._written_buffer()
 
     async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
@@ -275,6 +284,13 @@ class Driver(DriverCalls):
         self._targets = self._rollouts.to_publish()
         return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
 
+    def _written_buffer(self) -> dict[str, Any]:
+        """Raises OSError when it could not be written."""
+        writing = self._buffer_writing
+        if writing is None:
+            return {"files": {}}
+        return {"files": writing.result()} if writing.done() else {}
+
     @property
     def _own_critic(self) -> Critic:
         assert self._critic, "the critic has ranks of its own"
@@ -321,3 +337,10 @@ class Driver(DriverCalls):
 
     def _copied(self, step: int, seconds: float) -> None:
         self._reporter.record_quietly(step, {"time/upload": seconds})
+
+
+def _write(directory: Path, contents: saved.BufferContents, spec: RLJobSpec) -> Files:
+    """Save the rollout buffer. Returns its files by their paths below the checkpoint's directory."""
+    saved.write(directory, contents, spec)
+    found = fingerprints(directory) if directory.is_dir() else {}
+    return {f"{directory.name}/{name}": file for name, file in found.items()}
