@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
-from rljob_api.spec import RLJobSpec
-from rljob_trainer.checkpoint.manifest import Files, fingerprints
+from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
@@ -216,7 +215,7 @@ class Driver(DriverCalls):
     async def save_buffer(self, directory: Path) -> None:
         assert self._handed is None, "the buffer has what was not trained"
         if isinstance(self._buffer, RolloutBuffer):
-            writing = asyncio.to_thread(_write, directory, self._buffer.contents, self._spec)
+            writing = asyncio.to_thread(saved.write_hashed, directory, self._buffer.contents, self._spec)
             self._buffer_writing = asyncio.create_task(writing)
             self._buffer_writing.add_done_callback(lambda _: self._changed.set())
 
@@ -337,10 +336,3 @@ class Driver(DriverCalls):
 
     def _copied(self, step: int, seconds: float) -> None:
         self._reporter.record_quietly(step, {"time/upload": seconds})
-
-
-def _write(directory: Path, contents: saved.BufferContents, spec: RLJobSpec) -> Files:
-    """Save the rollout buffer. Returns its files by their paths below the checkpoint's directory."""
-    saved.write(directory, contents, spec)
-    found = fingerprints(directory) if directory.is_dir() else {}
-    return {f"{directory.name}/{name}": file for name, file in found.items()}
