@@ -5,7 +5,7 @@
 A step of 4,096 responses, 16 of each prompt, of lognormal length up to 64k tokens, on 512 ranks: tensor-parallel 8 and expert-parallel 8, in 8, 16,
 32 and 64 data-parallel copies. What is timed is what every rank does with its own part, of which the largest is taken; sums over ranks, of 8 bytes
 per response, are left out. Goals: each estimator and each plan in less than 1 s of one core; ranks that wait for each other compute 0.97 of
-their time; rank 0 sends each part once to each copy.
+their time; rank 0 sends each part once to each copy. `python -m benchmarks.hand_over` sends the trajectories themselves.
 """
 
 import argparse

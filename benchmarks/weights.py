@@ -177,7 +177,7 @@ def broadcast(size: int, device: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from rljob_trainer.wire.weights.transport import over_gloo, over_nccl
+    from rljob_trainer.wire.weights.transport import over_nccl, over_tcp
 
     rank = int(os.environ["RANK"])
     gpu = device == "gpu"
@@ -185,7 +185,7 @@ def broadcast(size: int, device: str) -> None:
         torch.cuda.set_device(rank)
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timedelta(seconds=60))
     where = torch.device("cuda", rank) if gpu else torch.device("cpu")
-    bucket = (over_nccl if gpu else over_gloo)("").bucket_bytes
+    bucket = (over_nccl if gpu else over_tcp)("").bucket_bytes
     parts = [torch.zeros(min(bucket, size - i), dtype=torch.uint8, device=where) for i in range(0, size, bucket)]
     times = []
     for _ in range(5):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Device
-from rljob_api.sizing.memory import GIB, HostMemory, Phase, TrainerMemory
+from rljob_api.sizing.memory import GIB, Phase, TrainerMemory
 from rljob_api.spec import RLJobSpec
 
 FIX = "docs/sizing.md has what to change, by its cost"
@@ -48,12 +48,12 @@ def of_servers(spec: RLJobSpec, caches: Mapping[str, float], device: Device) -> 
             yield Violation(f"{spec.field_of(role)}.tensorParallel", str(spec.processes_of(role)), rule, fix)
 
 
-def of_hosts(host: HostMemory, limit: float) -> Iterator[Violation]:
-    """`limit`: bytes of memory that a trainer's container may use; 0: no limit."""
-    if limit and host.total > limit:
-        rule = f"the job keeps {gib(host.total)} in the host memory of a trainer pod, which would end with OOMKilled"
+def of_host(role: str, held: float, limit: float) -> Iterator[Violation]:
+    """`held`: bytes in the host memory of a pod; `limit`: bytes of memory that its container may use; 0: no limit."""
+    if limit and held > limit:
+        rule = f"the job keeps {gib(held)} in the host memory of a {role} pod, which would end with OOMKilled"
         fix = "raise it, or lower what is kept there: docs/sizing.md#host-memory"
-        yield Violation("spec.trainer.template.resources.limits.memory", gib(limit), rule, fix)
+        yield Violation(f"spec.{role}.template.resources.limits.memory", gib(limit), rule, fix)
 
 
 def _gpu(device: Device) -> str:

@@ -14,9 +14,10 @@ from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing import network
-from rljob_api.sizing.arrival import Arrival, arrival
+from rljob_api.sizing.arrival import Arrival, RolloutHost, arrival, rollout_host
 from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
+from rljob_api.sizing.limits import memory_limit
 from rljob_api.sizing.memory import (
     CacheMemory,
     HostMemory,
@@ -24,7 +25,6 @@ from rljob_api.sizing.memory import (
     cache_memory,
     gang_memory,
     host_memory,
-    memory_limit,
     phases,
     pool_cache,
     pool_weights,
@@ -171,12 +171,12 @@ class Plan:
         found = cache_memory(*counted, self.device.bytes if self.device else 0.0)
         return found if self.device else replace(found, there=0.0)
 
-    def arrival(self) -> Arrival | None:
-        """Where rollout pods keep the next policy, where the GPU and the model are known."""
+    def arrival(self) -> tuple[Arrival, RolloutHost] | None:
+        """Where rollout pods keep the next policy, and what they hold in host memory, where the GPU and the model are known."""
         counted = self._counted()
         if counted is None or counted[0].supervised or counted[0].rollout.placement == "colocated" or not self.device:
             return None
-        return arrival(*counted, self.device.bytes)
+        return arrival(*counted, self.device.bytes), rollout_host(*counted, self.device.bytes)
 
     def volume(self) -> VolumeSpace | None:
         """What checkpoints and exports take, where the model is known."""
@@ -200,9 +200,11 @@ class Plan:
         if (counted := self._counted()) is None:
             return []
         spec, shape = counted
-        host = fitting.of_hosts(host_memory(spec, shape), memory_limit(spec))
+        trainers = fitting.of_host("trainer", host_memory(spec, shape).total, memory_limit(spec.trainer.template))
         if not self.device:
-            return [*host]
+            return [*trainers]
+        arriving, limit = self.arrival(), memory_limit(spec.rollout.template)
+        rollouts = fitting.of_host("rollout", arriving[1].total, limit) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         cache = self.cache()
         servers = ({names.ROLE_ROLLOUT: cache.there} if cache else {}) | self.pool_caches()
@@ -210,7 +212,8 @@ class Plan:
             *fitting.of_trainer(self.phases(), self.device),
             *fitting.of_gangs(spec, gangs, self.device),
             *fitting.of_servers(spec, servers, self.device),
-            *host,
+            *trainers,
+            *rollouts,
         ]
 
     def _counted(self) -> tuple[RLJobSpec, Shape] | None:
@@ -255,6 +258,8 @@ class Plan:
                 out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in found}
             if host := self.host():
                 out["hostMemory"] = _rounded(asdict(host))
+            if arriving := self.arrival():
+                out["rolloutHostMemory"] = _rounded(asdict(arriving[1])) | {"nextPolicy": arriving[0].where}
             if cache := self.cache():
                 out["kvCache"] = _rounded(asdict(cache))
             if caches := self.pool_caches():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from kubectl_rljob.planning import Plan
 from rljob_api.manifest.jobs import Manifest
@@ -58,11 +58,8 @@ class Choice:
             "trainer.recompute": self.recompute.model_dump(by_alias=True, exclude_defaults=True),
         }
         changed = {path: value or None for path, value in found.items() if value != (_at(given, path) or {})}
-        servers = (
-            {}
-            if (_at(given, "rollout.tensorParallel") or 1) == self.servers
-            else {"rollout.tensorParallel": self.servers}
-        )
+        given_servers = _at(given, "rollout.tensorParallel") or 1
+        servers = {"rollout.tensorParallel": self.servers} if given_servers != self.servers else {}
         return changed | servers
 
 
@@ -84,7 +81,7 @@ class Search:
     """Suggestions, and how much was looked at for them."""
 
     found: list[Suggestion]
-    reasons: dict[str, int]
+    reasons: Mapping[str, int]
     """How many layouts were looked at, by what is against them; empty: nothing."""
     whole: bool
     """All layouts were looked at, before the time was up."""
@@ -122,39 +119,39 @@ def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) 
     shape = Shape.of(base.model) if base.model else None
     if base.spec is None or shape is None or base.model is None:
         return Search([], {}, True)
-    ends, ranked, reasons, whole = (
-        time.monotonic() + SECONDS,
-        list[tuple[tuple[float, float], Choice]](),
-        Counter[str](),
-        True,
-    )
-    for choice in choices(base.spec, shape):
+    looked = _look(base.spec, base.model, shape, machine)
+    return Search([*_proven(manifest, looked.ranked, shape, machine, planned)], looked.reasons, looked.whole)
+
+
+class _Looked(NamedTuple):
+    """All layouts, before any was planned."""
+
+    ranked: list[Choice]
+    """Those that fit, the fastest first; where the step takes equally long, those that compute less."""
+    reasons: Counter[str]
+    whole: bool
+
+
+def _look(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> _Looked:
+    ends, fitting, reasons = time.monotonic() + SECONDS, list[tuple[Speed, Choice]](), Counter[str]()
+    whole = True
+    for choice in choices(spec, shape):
         if time.monotonic() > ends:
             whole = False
             break
-        spec = choice.of(base.spec, shape)
-        reasons[reason := _against(spec, base.model, shape, machine)] += 1
+        changed = choice.of(spec, shape)
+        reasons[reason := _against(changed, config, shape, machine)] += 1
         if not reason:
-            taken = speed(spec, shape, machine)
-            ranked.append(((taken.seconds, taken.generate + taken.train), choice))
-    ranked.sort(key=lambda found: found[0])
-    return Search(
-        list(_proven(manifest, [choice for _, choice in ranked], shape, machine, planned, ends + SECONDS)),
-        dict(reasons),
-        whole,
-    )
+            fitting.append((speed(changed, shape, machine), choice))
+    fitting.sort(key=lambda found: (found[0].seconds, found[0].generate + found[0].train))
+    return _Looked([choice for _, choice in fitting], reasons, whole)
 
 
 def _proven(
-    manifest: Manifest,
-    ranked: Iterable[Choice],
-    shape: Shape,
-    machine: Machine,
-    planned: Planned,
-    ends: float,
+    manifest: Manifest, ranked: Iterable[Choice], shape: Shape, machine: Machine, planned: Planned
 ) -> Iterator[Suggestion]:
     """The best of them, as `plan` sees the manifest with them: one of each way to cut the trainer's model."""
-    shown: list[Parallelism] = []
+    shown, ends = list[Parallelism](), time.monotonic() + SECONDS
     for choice in ranked:
         if len(shown) == SHOWN or time.monotonic() > ends:
             return
@@ -198,11 +195,8 @@ def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Mac
     fullest = max(phases(spec, shape, machine.memory), key=lambda phase: phase.total)
     if fullest.total > ROOM * machine.memory:
         return f"take more of a GPU in {fullest.name}"
-    return (
-        ""
-        if spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
-        else "leave servers no room for a cache"
-    )
+    cached = spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
+    return "" if cached else "leave servers no room for a cache"
 
 
 def _cut(given: Mapping[str, Any], shape: Shape, pipeline: int) -> dict[str, Any]:

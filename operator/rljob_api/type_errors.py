@@ -60,7 +60,7 @@ def as_written(value: object) -> str:
 
 def _problem(kind: str, found: Mapping[str, Any]) -> TypeProblem:
     value = found["input"]
-    rule, fix = SENTENCES[kind](value, found.get("ctx", {}))
+    rule, fix = SENTENCES[kind](value, found.get("ctx", {}) | {"section": found["loc"][0] if found["loc"] else ""})
     shown = "unset" if kind == "missing" else as_written(value)
     return TypeProblem(found["loc"], kind, shown, rule, fix)
 
@@ -68,7 +68,7 @@ def _problem(kind: str, found: Mapping[str, Any]) -> TypeProblem:
 Sentence = tuple[str, str]
 """Rule and fix."""
 Say = Callable[[Any, Mapping[str, Any]], Sentence]
-"""Makes the rule and the fix from a value and pydantic's context of the rule that it breaks."""
+"""Makes the rule and the fix from a value and pydantic's context of the rule that it breaks, with the section of the spec that holds it."""
 
 
 def _whole_number(value: Any, _: Mapping[str, Any]) -> Sentence:
@@ -179,9 +179,13 @@ ELSEWHERE = re.compile(r"[a-z0-9]+://\S+|[\w.-]+/[\w.-]+(@\S+)?")
 """What people write for a directory: an address, or the name of a model or of a set in a hub."""
 
 
+WRITTEN = ("checkpoint", "train")
+"""Sections of the spec whose directories the job writes: nothing is copied there."""
+
+
 def _pattern(value: Any, ctx: Mapping[str, Any]) -> Sentence:
     rule, fix = PATTERNS[ctx["pattern"]]
-    if ctx["pattern"].startswith("^/") and ELSEWHERE.fullmatch(value):
+    if ctx["pattern"].startswith("^/") and ctx["section"] not in WRITTEN and ELSEWHERE.fullmatch(value):
         fix = "name a directory in the pods; model.source and data.sources copy a model and data there, for example hf://ORG/MODEL@REVISION"
     return rule, fix
 

@@ -35,10 +35,10 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        found = {"time": time, "level": record.levelname, "logger": record.name, "message": plain(record.getMessage())}
+        entry = {"time": time, "level": record.levelname, "logger": record.name, "message": plain(record.getMessage())}
         if record.exc_info:
-            found["exception"] = plain(self.formatException(record.exc_info))
-        return json.dumps(found, ensure_ascii=False)
+            entry["exception"] = plain(self.formatException(record.exc_info))
+        return json.dumps(entry, ensure_ascii=False)
 
 
 FORMATTERS: dict[str, logging.Formatter] = {

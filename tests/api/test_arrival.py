@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.sizing.arrival import GPU_BUCKET, GPU_ROOM, HOST_ROOM, Room, arrival, in_transfer, where
+from rljob_api.sizing.arrival import (
+    GPU_BUCKET,
+    GPU_ROOM,
+    HOST_ROOM,
+    RolloutHost,
+    Room,
+    arrival,
+    in_transfer,
+    rollout_host,
+    where,
+)
 from rljob_api.sizing.memory import GIB, phases
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
@@ -62,6 +72,19 @@ def test_a_large_model_is_updated_on_the_gpus_that_train_it(
 def test_a_rollout_pod_keeps_one_more_copy_of_its_model_in_host_memory() -> None:
     found = arrival(spec(8, {"tensor": 8}, {"tensorParallel": 8}), LLAMA_70B, H100)
     assert found.where == "host" and found.copies == 2 * LLAMA_70B.parameters
+
+
+def test_the_host_of_a_rollout_pod_holds_the_next_policy_and_what_vllm_reads_from_there() -> None:
+    plain = spec(8, {"tensor": 8}, {"tensorParallel": 8})
+    copy = 2 * LLAMA_70B.parameters
+    assert rollout_host(plain, LLAMA_70B, H100) == RolloutHost(copy, 0.0)
+    moved = spec(8, {"tensor": 8}, {"tensorParallel": 8, "vllmArgs": {"cpu-offload-gb": 4}})
+    assert rollout_host(moved, LLAMA_70B, H100).total == copy + 8 * 4 * GIB
+    limits = {"template": {"resources": {"limits": {"memory": "200Gi"}}}}
+    assert rollout_host(spec(8, {"tensor": 8}, {"tensorParallel": 8} | limits), LLAMA_70B, H100).arriving == copy
+    given = {"tensorParallel": 8, "vllmArgs": {"cpu-offload-gb": 10}} | limits
+    crowded = rollout_host(spec(8, {"tensor": 8}, given), LLAMA_70B, H100)
+    assert crowded == RolloutHost(0.0, 8 * 10 * GIB), "the policy that is served is overwritten instead"
 
 
 def test_a_small_model_waits_on_the_gpu_and_one_without_room_is_overwritten() -> None:

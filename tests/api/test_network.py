@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.sizing.network import Flow, cards, hand_over, owned, token_bytes, update
+from rljob_api.sizing.layout import Amounts
+from rljob_api.sizing.network import Flow, cards, hand_over, owned, sample_bytes, update
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 
@@ -70,17 +71,18 @@ def test_a_batch_leaves_the_first_node_once_for_each_copy_elsewhere() -> None:
     train = {"steps": 1, "promptsPerStep": 64, "samplesPerPrompt": 8}
     data = {"train": ["/data/train.jsonl"], "maxPromptTokens": 1024}
     step = {"train": train, "data": data, "rollout": {"sampling": {"maxTokens": 1024}}}
-    part = 512 * 2048 * 8 / 4
+    part = 512 * (2048 * 4 + 1024 * 4) / 4
     assert hand_over(spec(2, 8, {"tensor": 4}, **step), DENSE) == Flow(2 * part, 2 * part, 2 * part)
     assert hand_over(spec(1, 8, {"tensor": 4}, **step), DENSE).sent == 0
     staged = hand_over(spec(2, 8, {"tensor": 4, "pipeline": 2}, **step), DENSE)
-    assert staged.sent == 512 * 2048 * 8, "its own copies have stages on the other node"
+    assert staged.sent == 4 * part, "its own copies have stages on the other node"
 
 
 def test_a_replayed_token_has_a_byte_for_each_of_its_experts() -> None:
     replay = {"rolloutCorrection": {"routerReplay": "rollout"}}
-    assert token_bytes(spec(1, 8, {}, algorithm=replay), MOE) == 8 + 8 * 2
-    assert token_bytes(spec(1, 8, {}), MOE) == 8
+    plain, replayed = spec(1, 8, {}), spec(1, 8, {}, algorithm=replay)
+    longest = Amounts.of(plain).longest
+    assert sample_bytes(replayed, MOE) - sample_bytes(plain, MOE) == longest * 8 * 2
 
 
 def test_seconds_are_those_of_the_slowest_card() -> None:

@@ -62,6 +62,27 @@ def test_a_step_takes_about_as_long_as_it_was_measured_to(
     assert found.tokens == prompts * 8 * 1280
 
 
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "given", "measured"),
+    [
+        ({}, 16_384, {}, 0.96),
+        ({"tensor": 2}, 16_384, {}, 0.80),
+        ({"pipeline": 2}, 8_192, {}, 0.77),
+        ({"pipeline": 2}, 8_192, {"num_layers_in_first_pipeline_stage": 16}, 0.865),
+    ],
+    ids=["data", "tensor", "pipeline", "pipeline of 16 and 12 layers"],
+)
+def test_two_gpus_train_1_5_b_at_about_the_measured_part_of_one_gpus_speed(
+    sizes: dict[str, int], tokens: int, given: dict[str, int], measured: float
+) -> None:
+    def train(processes: int, sizes: dict[str, int], given: dict[str, int]) -> float:
+        trainer = {"processesPerNode": processes, "parallelism": sizes, "transformerConfig": given}
+        steps = {"promptsPerStep": 8, "tokensPerMicroBatch": tokens}
+        return step(QWEN_1_5B, "h200", trainer=trainer, train=steps).train
+
+    assert train(1, {}, {}) / 2 / train(2, sizes, given) == pytest.approx(measured, abs=0.06)
+
+
 def experts(**trainer: Any) -> dict[str, Any]:
     layout = {"tensor": 4, "pipeline": 8, "expert": 8, "expertTensor": 1} | trainer.pop("parallelism", {})
     uneven = {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
@@ -81,7 +102,7 @@ def test_what_costs_time_does() -> None:
     assert seconds("400g").update == pytest.approx(plain.update), "the first rank of a pod has one card either way"
     assert seconds(parallelism={"virtualPipeline": 1, "pipeline": 8}).train == plain.train
     one_stage_less = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 17}}
-    assert seconds(**one_stage_less).train > 1.2 * plain.train, "the busiest stage has 17 layers in place of 12"
+    assert seconds(**one_stage_less).train > 1.15 * plain.train, "the busiest stage has 17 layers in place of 12"
     assert seconds(offload={"parameters": True, "optimizer": True}).train > plain.train
     assert seconds(nodes=16).train < 0.75 * plain.train
 

@@ -67,6 +67,10 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"trainer": {"device": "GPU"}}, 'spec.trainer.device = "GPU": must be one of gpu, cpu; did you mean gpu?'),
     ({"data": {"train": ["a"]}}, 'spec.data.train[0] = "a": must be an absolute path without blanks; begin it with /'),
     (
+        {"checkpoint": {"path": "runs/x"}},
+        'spec.checkpoint.path = "runs/x": must be an absolute path without blanks; begin it with /',
+    ),
+    (
         {"model": {"path": "Qwen/Qwen2.5-7B-Instruct"}},
         'spec.model.path = "Qwen/Qwen2.5-7B-Instruct": must be an absolute path without blanks; name a directory in the pods; model.source and '
         "data.sources copy a model and data there, for example hf://ORG/MODEL@REVISION",

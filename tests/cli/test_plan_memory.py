@@ -72,6 +72,21 @@ def test_what_offload_moves_is_held_against_the_limit_of_the_pod(capsys: pytest.
     assert "Host memory of a trainer pod: 99.3 GiB (99.3 for a checkpoint), " in capsys.readouterr().out, "the last one"
 
 
+def test_what_a_rollout_pod_holds_in_host_memory_is_held_against_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    """15.2 GB of the next policy, and what vLLM moves there."""
+    apart = ("--gpu", "h100", "--set", "rollout.placement=separate", "--set", "rollout.vllmArgs={}")
+    assert plan(*apart) == 0
+    line = "Host memory of a rollout pod: 14.2 GiB (14.2 for the next policy), and what its processes need in any case; limits"
+    assert f"\n{line}.memory is not set\n" in capsys.readouterr().out
+    limit = ("--set", "rollout.template.resources={limits: {memory: 64Gi}, requests: {memory: 32Gi}}")
+    assert plan(*apart, *limit, "--set", "rollout.vllmArgs={cpu-offload-gb: 65}", "-o", "json") == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["rolloutHostMemory"] == {"arriving": 0, "offloaded": 65 * GIB, "nextPolicy": "in place"}
+    (broken,) = found["violations"]
+    assert broken["field"] == "spec.rollout.template.resources.limits.memory" and broken["value"] == "64.0 GiB"
+    assert broken["rule"].startswith("the job keeps 65.0 GiB in the host memory of a rollout pod")
+
+
 def test_a_server_whose_share_is_smaller_than_its_weights_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     """14.2 GiB of weights in a fifth of 40 GiB; a quantized server has fewer bytes than the estimate counts."""
     small = ("--gpu", "40Gi", "--set", "rollout.vllmArgs={gpu-memory-utilization: 0.2}")

@@ -20,7 +20,7 @@ GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MOD
 trainer       1.8       3.5         5.3         17.0          -        -              27.6
 rollout       7.1       -           -           -             -        -              7.1
 
-Host memory of a trainer pod: 92.2 GiB (92.2 for a checkpoint), and what its processes need in any case; limits.memory is not set
+Host memory of a trainer pod: 49.6 GiB (49.6 for a checkpoint), and what its processes need in any case; limits.memory is not set
 
 KV cache of a server: 7.0 GiB per GPU would hold all samples in flight at their longest; --gpu says how much there is
 

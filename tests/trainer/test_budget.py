@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks import budget
+from benchmarks import budget, hand_over
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import Work
 from rljob_api.spec.algorithm import AlgorithmSpec
@@ -51,3 +51,36 @@ def test_ranks_wait_for_each_other_three_hundredths_of_their_time_at_most(layout
     plan, by_tokens = (budget.planner(layout, work).plan(columns) for work in (budget.WORK, Work(token=1, square=0)))
     assert budget.computing(plan, columns) >= 0.97 > 0.85 > budget.computing(by_tokens, columns)
     assert sum(map(len, plan.rows_by_rank())) == WHOLE.samples
+
+
+@pytest.mark.parametrize("layout", SIZE.layouts, ids=str)
+def test_every_link_carries_what_plan_says(layout: Layout) -> None:
+    """Real trajectories, as rank 0 sends them to the first rank of each other copy."""
+    batch = hand_over.batch_of(hand_over.responses(COLUMNS))
+    found = list(hand_over.links(batch, layout))
+    assert len(found) == layout.data - 1
+    for message, planned in found:
+        assert planned <= message.raw < 1.01 * planned
+
+
+def test_experts_of_tokens_are_bytes_and_never_json() -> None:
+    """A thousand of them, as Qwen3-235B-A22B routes them: the message has as many characters as that of ten."""
+    made = hand_over.routed(1000)
+    batch = hand_over.batch_of(made)
+    few, all_of_them = (hand_over.message(batch, range(count)) for count in (10, 1000))
+    assert all_of_them.json - few.json < 30, "longer numbers"
+    own = sum(t.routed_experts.nbytes for t in made if t.routed_experts is not None)
+    assert own == 1000 * 63 * 94 * 8 and own < all_of_them.raw < 1.02 * own
+    assert hand_over.read_back(batch) == batch.trajectories
+    experts = [t.routed_experts for t in hand_over.read_back(batch).values()]
+    assert all((one == t.routed_experts).all() for one, t in zip(experts, made, strict=True))
+
+
+def test_agents_of_a_hundred_turns_take_seventeen_bytes_for_each_change_of_author() -> None:
+    made = hand_over.agents(400, 100)
+    batch = hand_over.batch_of(made)
+    sent = hand_over.message(batch, range(len(made)))
+    segments, tokens, written = 201, 24 + 100 * 32, 100 * 24
+    assert sent.raw == 400 * (16 + 17 * segments + 4 * tokens + 4 * written)
+    assert sent.json < 300
+    assert hand_over.read_back(batch) == batch.trajectories

@@ -12,20 +12,27 @@ BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED = 200, 208, 128
 
 
 class Traffic(NamedTuple):
-    """Bytes over all TCP sockets of a process."""
+    """Bytes over TCP sockets."""
 
     sent: int
     received: int
 
     @staticmethod
     def now() -> "Traffic":
+        """Over all sockets of this process."""
         found = [0, 0]
         for file in [f for f in Path("/proc/self/fd").iterdir() if f.is_socket()]:
             # not all sockets are TCP's, and another thread may close one
             with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as held:
-                info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                sent, again, received = (
-                    struct.unpack_from("Q", info, at)[0] for at in (BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED)
-                )
-                found = [found[0] + sent - again, found[1] + received]
+                one = Traffic.of(held)
+                found = [found[0] + one.sent, found[1] + one.received]
         return Traffic(*found)
+
+    @staticmethod
+    def of(connection: socket.socket) -> "Traffic":
+        """Over one socket."""
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        sent, again, received = (
+            struct.unpack_from("Q", info, at)[0] for at in (BYTES_SENT, BYTES_SENT_AGAIN, BYTES_RECEIVED)
+        )
+        return Traffic(sent - again, received)

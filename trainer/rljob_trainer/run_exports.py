@@ -25,7 +25,7 @@ def newest_export(run: Path) -> Path | None:
     """The complete export of the greatest step below a run's directory; None: there is none, or the directory is a model's own. Raises OSError."""
     if (run / "config.json").is_file():
         return None
-    return max(_exports(run), default=(0, None), key=lambda found: found[0])[1]
+    return max(_exports(run), default=(0, None), key=lambda export: export[0])[1]
 
 
 def _exports(run: Path) -> Iterator[tuple[int, Path]]:
@@ -72,12 +72,12 @@ def _chosen(run: Path, checkpoints: Path) -> Path | None:
     file = checkpoints / CHOSEN
     if (earlier := _read(file, run)) is not None:
         return earlier
-    found = newest_export(run)
-    if found is None:
+    export = newest_export(run)
+    if export is None:
         return None
     checkpoints.mkdir(parents=True, exist_ok=True)
     scratch = file.with_name(f".{CHOSEN}.{secrets.token_hex(4)}")
-    scratch.write_text(json.dumps({"run": str(run), "model": str(found)}) + "\n")
+    scratch.write_text(json.dumps({"run": str(run), "model": str(export)}) + "\n")
     try:
         os.link(scratch, file)  # the first of several pods decides
     except FileExistsError:
@@ -85,7 +85,7 @@ def _chosen(run: Path, checkpoints: Path) -> Path | None:
             scratch.replace(file)
     finally:
         scratch.unlink(missing_ok=True)
-    return _read(file, run) or found
+    return _read(file, run) or export
 
 
 def _read(file: Path, run: Path) -> Path | None:

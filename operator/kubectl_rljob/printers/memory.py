@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
-from rljob_api.sizing.arrival import Arrival
+from rljob_api.sizing.arrival import Arrival, RolloutHost
 from rljob_api.sizing.devices import Device
 from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, Phase
 from rljob_api.sizing.volume import VolumeSpace
@@ -28,15 +28,20 @@ def by_phase(phases: Sequence[Phase], device: Device) -> str:
 
 
 GB = 1e9
-HELD = {"offloaded": "offload", "reference": "the reference", "checkpoint": "a checkpoint"}
+HELD = {
+    "offloaded": "offload",
+    "reference": "the reference",
+    "checkpoint": "a checkpoint",
+    "arriving": "the next policy",
+}
 
 
-def of_host(found: HostMemory, limit: float) -> list[str]:
-    """At most one line, with the limit of a trainer's container where it has one (0: none)."""
-    parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(found, part))]
+def of_host(role: str, found: HostMemory | RolloutHost, limit: float) -> list[str]:
+    """At most one line, with the limit of a pod's container where it has one (0: none)."""
+    parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(found, part, 0.0))]
     if not parts:
         return []
-    line = f"Host memory of a trainer pod: {_gib(found.total)} GiB ({', '.join(parts)}), and what its processes need in any case"
+    line = f"Host memory of a {role} pod: {_gib(found.total)} GiB ({', '.join(parts)}), and what its processes need in any case"
     if not limit:
         return [f"{line}; limits.memory is not set"]
     over = ": more than it has, so the pod would end with OOMKilled" if found.total > limit else ""

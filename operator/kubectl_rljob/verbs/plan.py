@@ -151,11 +151,7 @@ def _suggest(
 ) -> None:
     searched = []
     for job, base in jobs:
-        if base.model is None or base.cards is None or base.device is None or base.device.rates is None:
-            raise UserError(
-                f"--suggest needs --model, and --gpu with one of {', '.join(RATES)}: a size says nothing of speed"
-            )
-        machine = Machine(base.device.rates, base.device.bytes, base.cards)
+        machine = _machine(base)
         searched.append((base, suggestions(job, base, machine, partial(_on, base.device, planned))))
     if output:
         session.terminal.data(data.render([found.dump(base.name) for base, found in searched], output))
@@ -165,7 +161,19 @@ def _suggest(
         raise click.exceptions.Exit(errors.REFUSED)
 
 
-def _on(device: Device, planned: Callable[[Manifest], Plan], job: Manifest) -> Plan:
+def _machine(base: Plan) -> Machine:
+    if base.spec and base.spec.trainer.device != "gpu":
+        raise UserError(
+            f"--suggest is for jobs on GPUs, and {base.name} has spec.trainer.device: {base.spec.trainer.device}"
+        )
+    if base.model is None or base.cards is None or base.device is None or base.device.rates is None:
+        raise UserError(
+            f"--suggest needs --model, and --gpu with one of {', '.join(RATES)}: a size says nothing of speed"
+        )
+    return Machine(base.device.rates, base.device.bytes, base.cards)
+
+
+def _on(device: Device | None, planned: Callable[[Manifest], Plan], job: Manifest) -> Plan:
     return replace(planned(job), device=device)
 
 

@@ -12,8 +12,8 @@ policy must be able to keep it until the next one is complete and verified, so i
 from dataclasses import dataclass
 from typing import Literal
 
-from rljob_api import quantity
 from rljob_api.sizing.layout import servers_per_pod
+from rljob_api.sizing.limits import memory_limit
 from rljob_api.sizing.serving import SERVER_SHARE, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
@@ -45,6 +45,20 @@ class Arrival:
     """Bytes of the copies of all workers in a pod, in the memory that `where` names."""
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutHost:
+    """Bytes of host memory in a rollout pod."""
+
+    arriving: float
+    """Of the next policy, until it is applied."""
+    offloaded: float
+    """Of weights that vLLM reads from there at every step (`cpu-offload-gb`)."""
+
+    @property
+    def total(self) -> float:
+        return self.arriving + self.offloaded
+
+
 def where(shard: float, room: Room) -> Where:
     """`shard`: bytes of a worker's parameters."""
     if shard + GPU_ROOM <= room.gpu:
@@ -58,10 +72,21 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
     workers, given = spec.rollout.tensor_parallel, server_defaults(spec) | spec.rollout.vllm_args
     shard = BYTES[spec.model.dtype] * shape.parameters / workers
     outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
-    limits = spec.rollout.template.resources.limits
-    host = quantity.parse(limits["memory"]) / 1000 if "memory" in limits else float("inf")
+    limit = memory_limit(spec.rollout.template)
+    host = limit - _offloaded(spec) if limit else float("inf")
     place = where(shard, Room(outside - buckets(spec, shape), host / workers))
     return Arrival(place, 0.0 if place == "in place" else shard * workers)
+
+
+def rollout_host(spec: RLJobSpec, shape: Shape, device: float) -> RolloutHost:
+    """Of a pod with a server of its own. Raises ValueError as `arrival` does."""
+    found = arrival(spec, shape, device)
+    return RolloutHost(found.copies if found.where == "host" else 0.0, _offloaded(spec))
+
+
+def _offloaded(spec: RLJobSpec) -> float:
+    """On all workers of a server."""
+    return float(spec.rollout.vllm_args.get("cpu-offload-gb") or 0) * 2**30 * spec.rollout.tensor_parallel
 
 
 def buckets(spec: RLJobSpec, shape: Shape) -> float:

@@ -13,13 +13,13 @@ Not counted: what the allocator cannot use.
 
 Host memory: what is offloaded from the GPUs, and copies that checkpoints are written from: of moments and float32 weights those that a rank has
 (megatron/compat/optimizer_pieces.py in the trainer), and its share of the weights, which data-parallel ranks write together. Not
-counted: what processes hold in any case (imports, buffers of libraries, pages of files), and weights that wait for a colocated server.
+counted: what processes hold in any case (imports, buffers of libraries, pages of files), and pages of weights that servers read.
 """
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rljob_api import names, quantity
+from rljob_api import names
 from rljob_api.sizing.arrival import in_transfer
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
@@ -261,12 +261,6 @@ def _written(spec: RLJobSpec, stage: Stage) -> float:
     weights = sum(n.gradients for n in trained) * width / FLOAT
     states = sum(n.optimizer for n in trained) * (3 / 2 if width == FLOAT else 1)
     return weights / (lay.data * lay.context) + states
-
-
-def memory_limit(spec: RLJobSpec) -> float:
-    """Bytes of memory that a trainer pod may use; 0: it has no limit. Raises ValueError for what is no quantity."""
-    limits = spec.trainer.template.resources.limits
-    return quantity.parse(limits["memory"]) / 1000 if "memory" in limits else 0.0
 
 
 def _reference(spec: RLJobSpec, shape: Shape) -> float:

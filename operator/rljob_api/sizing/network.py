@@ -19,8 +19,8 @@ from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import shares
 from rljob_api.spec import RLJobSpec
 
-TOKEN = 4 + 4
-"""Bytes of a token in a batch: its id and its log-probability."""
+TOKEN, LOG_PROB = 4, 4
+"""Bytes of the id of a token in a batch, and of the log-probability of one that the policy wrote."""
 WRITTEN = re.compile(r"(?:(\d{1,2})x)?(\d{1,5}(?:\.\d{1,3})?)([gt])", re.IGNORECASE)
 BITS = {"g": 1e9, "t": 1e12}
 
@@ -102,7 +102,7 @@ def update(spec: RLJobSpec, shape: Shape) -> Flow:
 def hand_over(spec: RLJobSpec, shape: Shape) -> Flow:
     """Of a step's batch, with every sample at its longest."""
     lay, per_pod, amounts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.processes_per_node, Amounts.of(spec)
-    part = amounts.samples_per_step * amounts.longest * token_bytes(spec, shape) / lay.data
+    part = amounts.samples_per_step * sample_bytes(spec, shape) / lay.data
     pods = Counter(copy * lay.tensor * lay.context // per_pod for copy in range(lay.data))
     first = pods.pop(0)
     passed_on = first if lay.pipeline > 1 and spec.trainer.nodes > 1 else 0
@@ -110,7 +110,8 @@ def hand_over(spec: RLJobSpec, shape: Shape) -> Flow:
     return Flow(sent, part * max([passed_on, *pods.values()]), sent)
 
 
-def token_bytes(spec: RLJobSpec, shape: Shape) -> int:
-    """Bytes of a token in a batch: with router replay also the experts that it was routed to, in a byte each."""
+def sample_bytes(spec: RLJobSpec, shape: Shape) -> int:
+    """Bytes of the longest sample in a batch. With router replay each token has the experts that it was routed to, in a byte for each."""
+    longest, written = Amounts.of(spec).longest, 0 if spec.supervised else spec.longest_response
     replayed = spec.algorithm.rollout_correction.router_replay == "rollout"
-    return TOKEN + (shape.layers - shape.dense_layers) * shape.experts_per_token * replayed
+    return TOKEN * longest + LOG_PROB * written + longest * shape.layers * shape.experts_per_token * replayed

@@ -32,6 +32,8 @@ DECODING, READING = 0.5, 0.8
 """Share of a GPU's operations and of its memory's rate that decoding reaches."""
 LAUNCH, EXCHANGE = 0.004, 15e-6
 """Seconds of a decoding step besides; and of each layer where tensor-parallel workers add up what they have, twice."""
+EXCHANGING = 0.45
+"""Share of NVLink's rate that tensor-parallel ranks reach, with the gaps around their many small exchanges."""
 PCIE = 25e9
 """Bytes per second between a GPU and host memory."""
 
@@ -98,7 +100,7 @@ def _train(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
 def _within_layers(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Seconds that a rank waits for what its layers exchange."""
     lay, volumes = Layout.of(spec, names.ROLE_TRAINER), _volumes(spec, shape)
-    tensor = volumes.tensor / machine.rates.neighbours
+    tensor = volumes.tensor / (machine.rates.neighbours * EXCHANGING)
     context = volumes.context / _rate(spec, machine, lay.tensor * lay.context)
     others = volumes.expert * (lay.expert - 1)
     expert = others / _rate(spec, machine, lay.expert * lay.expert_tensor)
@@ -129,11 +131,12 @@ def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:
 def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all responses of a step on all servers."""
     amounts, t, width = Amounts.of(spec), spec.rollout.tensor_parallel, BYTES[spec.model.dtype]
-    samples = min(sequences(spec), -(-amounts.samples_per_step // required_servers(spec)))
+    servers = max(1, required_servers(spec))
+    samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
     fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
-    rounds = amounts.samples_per_step / required_servers(spec) / fitting
+    rounds = amounts.samples_per_step / servers / fitting
     chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
     experts = shape.expert * shape.layers
     weights = width * ((shape.parameters - experts) + chosen * experts) / t

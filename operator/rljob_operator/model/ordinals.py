@@ -22,7 +22,7 @@ from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.times import is_ahead, seconds
 
 REMEMBERED_SECONDS = 3600.0
@@ -123,9 +123,18 @@ def server_ordinals(
     return sorted([*kept, *(i for i in first if i not in kept)][:size])
 
 
-def wanted(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
-    """Ordinals of the pods that a job should have, by role: of a gang its members, and then its spares."""
-    return wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
+def target(s: Snapshot, status: JobStatus) -> Target | None:
+    """What the open attempt has, or the next one will have; None: the job has no valid spec. Computed once for each attempt of a snapshot, since most
+    policies ask for it."""
+    spec = s.spec_of(status.attempt)
+    if spec is None:
+        return None
+    last = s.targets[-1] if s.targets else None
+    if last is None or last.spec is not spec or last.attempt is not status.attempt or last.nodes is not status.nodes:
+        ordinals = wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
+        last = Target(spec, ordinals, status.attempt, status.nodes)
+        s.targets.append(last)
+    return last
 
 
 def wanted_ordinals(

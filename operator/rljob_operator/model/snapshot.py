@@ -2,12 +2,13 @@
 one that an open attempt was published with."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from rljob_api import names, reasons
+from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.protocol import Control, Member, Report
 from rljob_api.rules import Violation
@@ -33,6 +34,24 @@ def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
     if replicas == r.replicas:  # a copy takes far longer
         return spec
     return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The pods of an attempt, the open one or the next."""
+
+    spec: RLJobSpec
+    """The one in force."""
+    ordinals: Mapping[str, list[int]]
+    """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares."""
+    attempt: Attempt | None
+    nodes: Sequence[NodeStatus]
+    """What the ordinals were computed from: the attempt and the nodes of the status."""
+
+    @property
+    def members(self) -> dict[str, list[int]]:
+        """Ordinals of the members, by role."""
+        return {role: self.ordinals[role][:size] for role, size in gang_sizes(self.spec).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +103,11 @@ class Snapshot:
         """What `render.template.newest_hashes` has computed, by what it depends on: whether the spec is the published one, the token's number, and
         the nodes that are avoided."""
         return {}
+
+    @cached_property
+    def targets(self) -> list[Target]:
+        """What `model.ordinals.target` has computed."""
+        return []
 
     @cached_property
     def launchers(self) -> tuple[Pod, ...]:

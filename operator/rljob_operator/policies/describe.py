@@ -7,7 +7,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import Condition, ConditionType, JobStatus, ProgressStatus, RoleStatus, SpareStatus, State
 from rljob_api.text import plain
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import excluded, is_unfit, wanted
+from rljob_operator.model.ordinals import excluded, is_unfit, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, set_
 from rljob_operator.policies.message import message, state
@@ -173,7 +173,7 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
     freed = bool(status.outcome) or status.suspended or spec is None
     wanted = pods_of(spec) | gang_sizes(spec) if spec else dict.fromkeys(names.ROLES, 0)
-    spares = _spares(s, status, spec) if spec else []
+    spares = _spares(s, status)
     progress = status.progress
     if spec and not progress.text:
         steps = spec.train.steps or 0  # with `epochs`, the trainer reports them
@@ -186,10 +186,13 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
 
 
-def _spares(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> list[Pod]:
+def _spares(s: Snapshot, status: JobStatus) -> list[Pod]:
     """The trainer's pods that stand by."""
-    ordinals = wanted(s, status, spec)[names.ROLE_TRAINER]
-    return [pod for pod in s.of(names.ROLE_TRAINER) if pod.ordinal in ordinals[spec.trainer.nodes :]]
+    current = target(s, status)
+    if current is None or not current.spec.scheduling.spare_nodes:
+        return []
+    ordinals = current.ordinals[names.ROLE_TRAINER][current.spec.trainer.nodes :]
+    return [pod for pod in s.of(names.ROLE_TRAINER) if pod.ordinal in ordinals]
 
 
 def _spare_status(s: Snapshot, status: JobStatus, spec: RLJobSpec | None, spares: list[Pod]) -> SpareStatus:

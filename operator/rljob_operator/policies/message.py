@@ -14,7 +14,7 @@ from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
 from rljob_operator.policies.change import Change, Event
 from rljob_operator.policies.lifecycle import is_suspension_wanted
-from rljob_operator.policies.opening import member_ordinals, opening_problems, resume_point
+from rljob_operator.policies.opening import next_target, opening_problems, resume_point
 from rljob_operator.policies.placement import is_refused, refusal_message
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.policies.progress import current_progress
@@ -216,8 +216,11 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
 
 def _awaited_launchers(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
     """Pods that will be members of the next attempt. Nobody waits for spares."""
-    ordinals = member_ordinals(s, status, s.spec) if s.spec else {}
-    return tuple(pod for pod in s.launchers if s.spec is None or pod.ordinal in ordinals.get(pod.role, ()))
+    following = next_target(s, status)
+    if following is None:
+        return s.launchers
+    members = following.members
+    return tuple(pod for pod in s.launchers if pod.ordinal in members.get(pod.role, ()))
 
 
 def _launchers(s: Snapshot) -> str:

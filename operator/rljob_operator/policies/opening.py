@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Member
-from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import is_held, wanted
-from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.model.ordinals import is_held, target
+from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.policies.causes import member_status
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.nodes import are_judged, leaving_problem
@@ -23,7 +22,8 @@ MOST_NAMED = 3
 
 
 def open_attempt(s: Snapshot, status: JobStatus) -> Change:
-    if not may_open(s, status) or s.spec is None:
+    following = next_target(s, status)
+    if not may_open(s, status) or following is None:
         return Change(status)
     start = seconds(status.restarts.not_before)
     if is_backing_off(start, s.now):
@@ -31,7 +31,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     if not are_judged(s, status) or any(opening_problems(s, status)):
         return Change(status)
     members = list[Member]()
-    for role, ordinals in member_ordinals(s, status, s.spec).items():
+    for role, ordinals in following.members.items():
         pods = [pod for pod in s.of(role) if pod.ordinal in ordinals]
         if (ranked := ranks(status, pods)) is None:
             return Change(status, due=(s.now,))
@@ -49,6 +49,11 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     return Change(set_(status, attempt=attempt), (Event("Normal", reasons.ATTEMPT_OPENED, message),))
 
 
+def next_target(s: Snapshot, status: JobStatus) -> Target | None:
+    """The pods of the next attempt; None: the job's spec is not valid, or an attempt is open."""
+    return None if is_open(status.attempt) else target(s, status)
+
+
 def may_open(s: Snapshot, status: JobStatus) -> bool:
     finished = status.outcome or status.suspended
     return s.spec is not None and not s.conflicts and not finished and not is_open(status.attempt)
@@ -57,15 +62,13 @@ def may_open(s: Snapshot, status: JobStatus) -> bool:
 def opening_problems(s: Snapshot, status: JobStatus) -> Iterator[str]:
     """What keeps an attempt from opening, pod by pod. Servers and spares need not be ready. But one with an outdated template would not be replaced
     while an attempt is open, so it has to go first."""
-    if s.spec is None:
+    following = next_target(s, status)
+    if following is None:
         return
-    newest, sizes = newest_hashes(s, s.spec, status), gang_sizes(s.spec)
-    ordinals = wanted(s, status, s.spec)
-    for role, size in sizes.items():
-        yield from _of_gang(s, status, role, ordinals[role], size, newest[role])
-    others = (
-        p for p in outdated(s, s.spec, status) if p.ordinal not in ordinals.get(p.role, [])[: sizes.get(p.role, 0)]
-    )
+    newest, members = newest_hashes(s, following.spec, status), following.members
+    for role, ordinals in members.items():
+        yield from _of_gang(s, status, role, following.ordinals[role], len(ordinals), newest[role])
+    others = (p for p in outdated(s, following.spec, status) if p.ordinal not in members.get(p.role, ()))
     yield from (f"{pod.name} has an outdated template" for pod in others)
 
 
@@ -95,12 +98,6 @@ def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]
     """Pods whose template differs from the spec's, without those that are being deleted."""
     newest = newest_hashes(s, spec, status)
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
-
-
-def member_ordinals(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, list[int]]:
-    """Ordinals of the pods that will be members, by role."""
-    ordinals = wanted(s, status, spec)
-    return {role: ordinals[role][:size] for role, size in gang_sizes(spec).items()}
 
 
 def _stand_ins(status: JobStatus, attempt: Attempt) -> str:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rljob_api import names, reasons
 from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
 from rljob_api.sizing.layout import pods_of, required_pods
-from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import wanted
+from rljob_operator.model.ordinals import target
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, Ungate, set_
@@ -27,6 +26,8 @@ from rljob_operator.schedulers.builtin.request import (
 )
 from rljob_operator.times import seconds, stamp
 
+PodNames = Mapping[str, list[str]]
+"""Names of the pods that are wanted, by role."""
 LONGEST, MOST = 200, 3
 """Longest reason, in characters, and most reasons in a message."""
 SILENT = "the scheduler does not say why"
@@ -90,9 +91,8 @@ RETRY = 300.0
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
-    spec = s.spec_of(status.attempt)
-    if not is_scheduled_here(spec, status):
-        ungate = tuple(_released_to_others(s, status, spec)) if spec else ()
+    if not is_scheduled_here(s.spec_of(status.attempt), status):
+        ungate = tuple(_released_to_others(s, status))
         status = set_(status, placement=None) if status.placement else status
         return Change(status, due=tuple(_retries(s)), ungate=ungate)
     before = status.placement or PlacementStatus()
@@ -101,13 +101,14 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
         before = before.model_copy(update={"excluded": [e for e in before.excluded if e.node in avoided]})
     if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
         return _back_out(s, status, before, refused)
-    placement, events = _assigned(s, before)
+    wanted = _names(s)
+    placement, events = _assigned(s, before, wanted)
     placement = placement.model_copy(update={"unschedulable": _unschedulable(s)})
     if placement.unschedulable and not before.unschedulable:
         events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
     due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]
     due += [s.now + RETRY] if _incomplete(s, placement) else []
-    ungate = tuple(_ungated(s, placement))
+    ungate = tuple(_ungated(s, placement, wanted))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
     due += _retries(s)
@@ -119,13 +120,14 @@ def _retries(s: Snapshot) -> list[float]:
     return [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
 
 
-def _released_to_others(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Iterator[Ungate]:
+def _released_to_others(s: Snapshot, status: JobStatus) -> Iterator[Ungate]:
     """Gated pods of other schedulers that the job needs, with all spares."""
-    if spec.scheduling.facts.assigns_nodes or not spec.scheduling.spare_nodes or status.outcome or status.suspended:
+    gated = [pod for pod in s.of(names.ROLE_TRAINER) if names.GATE in pod.gates and not pod.deleting]
+    current = target(s, status) if gated else None
+    if current is None or current.spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
         return
-    ordinals = wanted(s, status, spec)[names.ROLE_TRAINER]
-    for pod in s.of(names.ROLE_TRAINER):
-        if names.GATE in pod.gates and pod.ordinal in ordinals and not pod.deleting and not retry_at(s, pod.name):
+    for pod in gated:
+        if pod.ordinal in current.ordinals[names.ROLE_TRAINER] and not retry_at(s, pod.name):
             yield Ungate(pod)
 
 
@@ -163,7 +165,7 @@ def _unschedulable(s: Snapshot) -> str:
     return f"no node takes {pod}{others}: {why}"
 
 
-def _assigned(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tuple[Event, ...]]:
+def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[PlacementStatus, tuple[Event, ...]]:
     """The assignments by the scheduler's result, if the job has asked for one in this reconcile.
 
     If the whole gang does not fit, only pods that are on their nodes keep them: two jobs that each hold a part of their nodes would wait for each
@@ -171,8 +173,8 @@ def _assigned(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tu
     """
     result, excluded = s.scheduling, before.excluded
     if result is None:
-        wanted = set[str]().union(*_names(s).values())
-        kept = [x for x in before.assignments if x.pod in wanted]
+        known = set[str]().union(*wanted.values())
+        kept = [x for x in before.assignments if x.pod in known]
         return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": ""}), ()
     problem = result.plan.problem
     if problem:
@@ -181,28 +183,28 @@ def _assigned(s: Snapshot, before: PlacementStatus) -> tuple[PlacementStatus, tu
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
         return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": problem}), news
     gang = result.request.gang
-    requests = {role: gang.demand(role).requests for role, wanted in _names(s).items() if wanted}
+    requests = {role: gang.demand(role).requests for role, pods in wanted.items() if pods}
     return PlacementStatus(
-        assignments=_assignments(s, result), requests=requests, excluded=excluded, report=result.report
+        assignments=_assignments(s, result, wanted), requests=requests, excluded=excluded, report=result.report
     ), ()
 
 
-def _names(s: Snapshot) -> dict[str, list[str]]:
-    """Names of the pods that are wanted, by role."""
+def _names(s: Snapshot) -> PodNames:
     spec = s.spec_of(s.status.attempt)
     return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else {}
 
 
-def _assignments(s: Snapshot, result: SchedulingResult) -> list[PodAssignment]:
-    wanted, plan = _names(s), result.plan
-    gangs = {role: wanted.pop(role) for role in list(wanted) if names.is_model_role(role)}
+def _assignments(s: Snapshot, result: SchedulingResult, wanted: PodNames) -> list[PodAssignment]:
+    plan = result.plan
+    gangs = {role: pods for role, pods in wanted.items() if names.is_model_role(role)}
     old = {x.pod: x.rank for x in s.status.placement.assignments} if s.status.placement else {}
     found = list[PodAssignment]()
     for role, pods in gangs.items():
         nodes = plan.members(role)
         ranks = assign_ranks(pods[: len(nodes)], nodes, result.request.current, old)
         found += [PodAssignment(pod=pod, node=nodes[rank], rank=rank) for pod, rank in ranks.items()]
-    placed = [pair for role, pods in wanted.items() for pair in zip(pods, plan.servers(role), strict=True)]
+    servers = {role: pods for role, pods in wanted.items() if role not in gangs}
+    placed = [pair for role, pods in servers.items() for pair in zip(pods, plan.servers(role), strict=True)]
     placed += zip(gangs[names.ROLE_TRAINER][len(plan.trainers) :], plan.spares, strict=True)
     return found + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
@@ -266,11 +268,11 @@ def _not_bound(refused: Sequence[Pod], nodes: Mapping[str, str], why: str) -> st
     return f"pod {first} {where} and is placed anew{others}: {why}"
 
 
-def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
+def _ungated(s: Snapshot, placement: PlacementStatus, wanted: PodNames) -> Iterator[Ungate]:
     """Gated pods to release to their nodes: all at once when every pod of the gang has an assignment. A server that joins an open attempt needs only
     its own."""
     nodes = {x.pod: x.node for x in placement.assignments}
-    whole = not placement.problem and _whole(s, nodes)
+    whole = not placement.problem and _whole(s, nodes, wanted)
     for pod in s.pods:
         free = whole or (not names.is_model_role(pod.role) and is_open(s.status.attempt))
         waits = names.GATE in pod.gates and not pod.deleting and not retry_at(s, pod.name)
@@ -278,6 +280,6 @@ def _ungated(s: Snapshot, placement: PlacementStatus) -> Iterator[Ungate]:
             yield Ungate(pod, nodes[pod.name])
 
 
-def _whole(s: Snapshot, nodes: Mapping[str, str]) -> bool:
+def _whole(s: Snapshot, nodes: Mapping[str, str], wanted: PodNames) -> bool:
     spec = s.spec_of(s.status.attempt)
-    return spec is not None and all(name in nodes for name in required_names(spec, _names(s)))
+    return spec is not None and all(name in nodes for name in required_names(spec, wanted))

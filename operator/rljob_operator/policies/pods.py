@@ -13,7 +13,7 @@ from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, StuckPod
 from rljob_operator.cache.nodes import OUT_OF_SERVICE
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import certainly_dead, is_held, is_stuck, lost_at, wanted
+from rljob_operator.model.ordinals import certainly_dead, is_held, is_stuck, lost_at, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
@@ -83,13 +83,13 @@ def delete_pods(s: Snapshot, status: JobStatus) -> Change:
 def _unneeded(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
     """Pods that hold nodes for nothing: their own were lost and are back, and others have taken their places in the open attempt. A StatefulSet makes
     all pods below its highest ordinal, so it replaces them, and the replacements stay gated."""
-    spec = s.spec_of(status.attempt)
-    if spec is None or not is_open(status.attempt):
+    current, limit = target(s, status), s.lifecycle.node_loss_seconds
+    if current is None or not is_open(status.attempt):
         return
-    ordinals, limit = wanted(s, status, spec), s.lifecycle.node_loss_seconds
-    for role in gang_sizes(spec):
-        for pod in s.of(role) if has_gate(spec, role) else ():
-            keeps = pod.ordinal in ordinals[role] or pod.ordinal > max(ordinals[role])
+    for role in gang_sizes(current.spec):
+        ordinals = current.ordinals[role]
+        for pod in s.of(role) if has_gate(current.spec, role) else ():
+            keeps = pod.ordinal in ordinals or pod.ordinal > max(ordinals)
             if pod.node and not keeps and not pod.deleting and not is_held(pod, limit, s.now):
                 yield pod
 

@@ -7,7 +7,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
-from rljob_operator.model.ordinals import is_held, wanted
+from rljob_operator.model.ordinals import is_held, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
@@ -29,7 +29,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
         return _scaled_to_zero(s) if freed else []
     # While an attempt is open, templates stay as they are, even if the operator was updated, and only servers and spares may come and go
     in_use = is_open(status.attempt)
-    sizes = _sizes(s, status, spec)
+    sizes = _sizes(s, status)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
     objects = access(s.job, list(reports), s.policy.service_account.annotations)
     objects += [network_policy(s.job)] if s.network_policy else []
@@ -85,9 +85,10 @@ def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
     return {child["metadata"]["name"].removeprefix(names.gang(s.job.name, "")): child for child in live}
 
 
-def _sizes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
+def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
     """Replicas of each role's StatefulSet: enough for the highest ordinal that is wanted."""
-    return {role: max(found, default=-1) + 1 for role, found in wanted(s, status, spec).items()}
+    current = target(s, status)
+    return {role: max(found, default=-1) + 1 for role, found in current.ordinals.items()} if current else {}
 
 
 def _has_terminating_pods(s: Snapshot, role: str) -> bool:

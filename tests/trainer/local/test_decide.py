@@ -223,6 +223,9 @@ def test_a_status_line_says_where_the_job_is() -> None:
     evaluated = progress.model_copy(update={"evaluation": {"first": 0.25, "last": 0.3}})
     third = seen(report("t0", attempt=1, state="running", progress=evaluated), running("t1"))
     assert "1.2 s, held-out 0.300, 9 s left; " in status_line(FIRST, third)
+    strange = progress.model_copy(update={"evaluation": {"first": 0.25}})  # the last was no number
+    fourth = seen(report("t0", attempt=1, state="running", progress=strange), running("t1"))
+    assert "1.2 s, 9 s left; " in status_line(FIRST, fourth)
     loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
     expected = "attempt 1: loading the model into the trainer; trainers 2/2, rollouts 0/1"
     assert status_line(FIRST, loading) == expected

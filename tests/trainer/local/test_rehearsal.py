@@ -120,8 +120,27 @@ def test_a_failure_of_one_row_only_names_the_row_and_the_text(tmp_path: Path) ->
     found = reward_job(
         tmp_path, "def reward(response, answer): return 1 / (response != '') + (answer == response)\n"
     ).run()
-    assert f"({tmp_path}/train.jsonl row 1, with nothing as the response, and 1 more)" in found.err
+    assert f"({tmp_path}/train.jsonl row 1, with nothing as the response), and 1 more like it" in found.err
     assert "its answer             reward 2" in found.out and "nothing                no reward: " in found.out
+
+
+def test_one_line_that_fails_in_many_ways_is_one_mistake_and_another_line_another(tmp_path: Path) -> None:
+    code = "def reward(response, answer):\n    if response == '':\n        raise OSError\n    return float('x' + response)\n"
+    errors = reward_job(tmp_path, code).run().err.splitlines()
+    assert (
+        len(errors) == 3 and "(line 4: " in errors[0] and "and 5 more like it" in errors[0] and "(line 3: " in errors[1]
+    )
+
+
+def test_a_function_that_does_not_end_is_tried_on_one_row_only(tmp_path: Path) -> None:
+    rewards = [{"python": {"path": "/data/reward.py"}, "timeoutSeconds": 1}]
+    rows = [SUM | {"answer": str(i)} for i in range(40)]
+    trial = Trial(tmp_path, rows, rewards=rewards)
+    trial.write("reward.py", "import time\ndef reward(response): time.sleep(60)\n")
+    shown = trial.run()
+    assert (
+        shown.code == 1 and "raise timeoutSeconds, or answer sooner" in shown.err and "and 3 more like it" in shown.err
+    )
 
 
 def test_mistakes_of_several_rewards_the_agent_and_the_data_come_at_once(tmp_path: Path) -> None:

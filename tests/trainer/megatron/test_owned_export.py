@@ -1,11 +1,14 @@
 """Every tensor of a policy has one owner, which gathers it inside its own pipeline stage."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
+from rljob_api.sizing.network import owned
+from rljob_api.sizing.shape import Shape
 from trainer.megatron.gang import changed
 from trainer.megatron.models import job, make_model
 from trainer.ranks import run_ranks
@@ -74,6 +77,36 @@ def test_the_parts_of_all_ranks_are_the_policy_and_have_the_planned_size(
     assert [p for rank in ranks for p in rank.planned] == [sum(t.nbytes for t in part.values()) for part in parts]
     senders = [i for i, rank in enumerate(ranks) if any(rank.owned)]
     assert len(senders) == sizes.get("pipeline", 1) * (1 if kind == "gpt_oss" else sizes.get("expert", 1))
+
+
+FIRST_3 = {"num_layers_in_first_pipeline_stage": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "world", "sizes", "given"),
+    [
+        ("qwen2", 2, {"pipeline": 2}, FIRST_3),
+        ("qwen3_moe", 4, {"tensor": 2, "pipeline": 2, "expert": 2, "expertTensor": 1}, {}),
+        ("qwen3_moe", 4, {"pipeline": 2, "expert": 2}, FIRST_3),
+    ],
+    ids=["unequal stages", "tensor, pipeline, experts", "experts on unequal stages"],
+)
+def test_every_rank_sends_what_plan_counts_for_it(
+    megatron: None, tmp_path: Path, kind: str, world: int, sizes: dict[str, Any], given: dict[str, Any]
+) -> None:
+    """But for norms and biases."""
+    model = make_model(tmp_path, kind)
+    trainer = {"nodes": world, "parallelism": sizes, "transformerConfig": given}
+    spec = job(model, trainer=trainer, batches=GIVEN)
+    shape = Shape.of(json.loads((model / "config.json").read_text()))
+    assert shape
+    counted = owned(spec, shape)
+    ranks = run_ranks(world, lambda: export(spec))
+    sent = {rank: sum(found.planned) for rank, found in enumerate(ranks) if any(found.owned)}
+    assert sent == pytest.approx(counted, rel=0.03)
+    layers = [int(name.split(".")[2]) for name in ranks[0].owned[0] if ".q_proj.weight" in name]
+    assert layers == ([0, 1, 2] if given else [0, 1])
 
 
 def test_adapters_are_merged_by_their_owners(megatron: None, model: Path) -> None:

@@ -13,7 +13,7 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.weights.plan import Phase
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 
 
 class Exports:
@@ -49,7 +49,7 @@ def ranks(megatron: None, tmp_path: Path) -> Iterator[Ranks]:
 def publication(ranks: Ranks, engine: Any, driver: Any) -> Any:
     from rljob_trainer.rank.publication import Publication
 
-    senders = Senders(ranks, lambda: Publisher(1, "token", over_gloo("127.0.0.1")), lambda: None)
+    senders = Senders(ranks, lambda: Publisher(1, "token", over_tcp("127.0.0.1")), lambda: None)
     return Publication(SimpleNamespace(model=SimpleNamespace(lora=None)), ranks, engine, senders, driver)
 
 

@@ -21,7 +21,7 @@ from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.rank.weights.call import ReplicaError
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.rollout_client import answers
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 
 TOKEN, SECONDS = "token", 120.0
 
@@ -82,7 +82,7 @@ async def test_an_engine_that_was_killed_is_the_cause_and_not_what_a_rank_saw_of
     server: tuple[ServerProcess, RolloutEndpoint], tmp_path: Path
 ) -> None:
     started, endpoint = server
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     publisher.sleep([endpoint])
 
     async def end() -> int:

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+import signal
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,13 +15,16 @@ from typing import Any, NamedTuple
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.server.weights.reception import Connection, Reception, WorkerPlace
-from rljob_trainer.wire.weights import gloo
+from rljob_trainer.server.weights.reception import Reception
+from rljob_trainer.server.weights.source import Connection, WorkerPlace
+from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.bucket import Entry, digest, pack
+from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.protocol import Offer
 from trainer.traffic import Traffic
 
 Tensors = dict[str, torch.Tensor]
+HERE = "127.0.0.1"
 
 
 def digest_of(tensors: Tensors) -> str:
@@ -35,8 +40,8 @@ class Worker:
         self, place: WorkerPlace, before: Callable[[int], None], check: Callable[[Iterable[Entry]], None]
     ) -> None:
         """`before` is called with the number of buckets that are loaded, before the next is."""
-        self._place, self._before, self._check = place, before, check
-        self.sources: list[Connection] = []
+        self.place, self._before, self._check = place, before, check
+        self.connections: dict[Offer, Connection] = {}
         self.tensors: Tensors = {}
         self.order: list[list[str]] = []
         """Names in each bucket, as they came."""
@@ -45,27 +50,24 @@ class Worker:
         """Buckets at the same time."""
         self.reception: Reception | None = None
 
-    def known(self, offer: Offer) -> Connection | None:
-        same = (s for s in self.sources if (s.home.port, s.group) == (offer.port, offer.group))
-        return next(same, None)
-
-    def start(self, session: str, offers: list[Offer], known: list[bool]) -> None:
+    def start(self, update: str, offers: list[Offer]) -> None:
+        if self.reception:  # of an update that was left open
+            self.abandon()
         self.tensors, self.order = {}, []
-        sources = [self.known(offer) if one else None for offer, one in zip(offers, known, strict=True)]
-        self.reception = Reception(self._place, session, gloo.WorkerEnd, self._check, self._load)
-        self.reception.start(offers, sources)
+        self.reception = Reception(self.place, update, chain.WorkerEnd, self._check, self._load)
+        self.reception.start(offers, self.connections)
 
     def finish(self) -> str:
         """The digest of the update."""
         assert self.reception
         _, digest = self.reception.result(20)
-        self.sources = self.reception.sources
+        self.connections, self.reception = self.reception.connections, None
         return digest
 
     def abandon(self) -> None:
         if self.reception:
             self.reception.abandon()
-        self.sources = []
+        self.reception, self.connections = None, {}
 
     def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._before(len(self.order))
@@ -111,33 +113,34 @@ class Standing(ThreadingHTTPServer):
         check: Callable[[Iterable[Entry]], None] = lambda entries: None,
     ) -> None:
         """`before`: see Worker. `check` refuses what it raises for."""
-        super().__init__(("127.0.0.1", 0), Handler)
-        places = (WorkerPlace(i, workers, torch.device("cpu")) for i in range(workers))
+        super().__init__((HERE, 0), Handler)
+        self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://{HERE}:{self.server_port}")
+        places = (WorkerPlace(self.endpoint.pod_uid, i, Door(HERE), torch.device("cpu")) for i in range(workers))
         self.workers = [Worker(place, before, check) for place in places]
         self.asked: list[str] = []
-        self.joined: list[list[bool]] = []
+        self.groups: list[list[str]] = []
+        """Of every update that it has served: of each sender the group that its first worker was in."""
         self.served: list[str] = []
         """Digests of the policies that it has served."""
         self.highest = 0
         """Answer that a higher attempt owns this server."""
         self.answering = threading.Event()
         self.answering.set()
-        self.endpoint = RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}", url=f"http://127.0.0.1:{self.server_port}")
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def open(self, body: dict[str, Any]) -> dict[str, Any]:
-        offers = [Offer(**sender) for sender in body["senders"]]
-        joined = [all(worker.known(offer) for worker in self.workers) for offer in offers]
-        self.joined.append(joined)
+        assert body["server"] == self.endpoint.pod_uid
         for worker in self.workers:
-            worker.start(body["session"], offers, joined)
-        return {"joined": joined}
+            worker.start(body["session"], [Offer(**sender) for sender in body["senders"]])
+        return {"doors": [worker.place.door.address for worker in self.workers]}
 
-    def commit(self, body: dict[str, Any]) -> None:
+    def commit(self, body: dict[str, Any]) -> dict[str, Any]:
         digests = {worker.finish() for worker in self.workers}
         if digests != {body["digest"]}:
             raise ValueError(f"the update's digest is {digests}")
         self.served.append(body["digest"])
+        self.groups.append([connection.group for connection in self.workers[0].connections.values()])
+        return {"paused": 0.5}
 
     def abort(self, body: dict[str, Any]) -> None:
         for worker in self.workers:
@@ -150,7 +153,43 @@ class Standing(ThreadingHTTPServer):
         self.shutdown()
         for worker in self.workers:
             worker.abandon()
+            worker.place.door.close()
         self.server_close()
+
+
+def in_another_process(work: Callable[[], None]) -> int:
+    """Its process id."""
+    child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)
+            work()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    return child
+
+
+@contextmanager
+def server_apart(pod: str, prepare: Callable[[], None]) -> Iterator[RolloutEndpoint]:
+    """A server in a process of its own, in which `prepare` is called first."""
+    reader, writer = os.pipe()
+
+    def serve() -> None:
+        prepare()
+        with Standing(pod) as server:
+            os.write(writer, server.endpoint.dump_json().encode())
+            threading.Event().wait()
+
+    child = in_another_process(serve)
+    try:
+        yield RolloutEndpoint.model_validate_json(os.read(reader, 10_000))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
 
 
 class Held(NamedTuple):

@@ -1,6 +1,5 @@
 """What the publisher does without vLLM. With real servers: tests/trainer/server/test_publish.py."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,17 +13,17 @@ from rljob_trainer import failure
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health
-from rljob_trainer.rank.weights import rounds
+from rljob_trainer.rank.weights import delivery
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import Standing
 
 HERE = "127.0.0.1"
 TENSORS = [(f"t{i}", torch.full((4,), float(i))) for i in range(5)]
-IN_MANY = replace(over_gloo(HERE), bucket_bytes=1)
+IN_MANY = replace(over_tcp(HERE), bucket_bytes=1)
 
 
 def exported(log: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -44,7 +43,7 @@ def publish(publisher: Publisher, step: int, *servers: Standing) -> Published:
 def test_without_servers_the_digest_is_computed_and_the_export_drained() -> None:
     log: list[str] = []
     beats: list[None] = []
-    published = Publisher(3, "t", over_gloo(HERE)).publish(7, exported(log), [], lambda: beats.append(None))
+    published = Publisher(3, "t", over_tcp(HERE)).publish(7, exported(log), [], lambda: beats.append(None))
     assert len(log) == 5 and beats
     assert (published.version.attempt, published.version.step, published.ok, published.failed) == (3, 7, [], {})
     assert len(published.version.digest) == 64
@@ -54,7 +53,7 @@ def test_a_server_that_is_not_there_fails_alone_and_the_export_is_drained() -> N
     log: list[str] = []
     with Standing("fine") as fine:
         servers = [dead_endpoint(), fine.endpoint]
-        published = Publisher(3, "t", over_gloo(HERE)).publish(7, exported(log), servers, lambda: None)
+        published = Publisher(3, "t", over_tcp(HERE)).publish(7, exported(log), servers, lambda: None)
     assert len(log) == 5 and published.ok == ["fine"], published.failed
     assert "ConnectionRefusedError" in published.failed["rollout-0"]
 
@@ -66,17 +65,17 @@ def test_an_error_of_the_export_is_not_swallowed_and_the_update_abandoned() -> N
 
     with Standing("rollout-0") as server:
         with pytest.raises(RuntimeError, match="a rank died"):
-            Publisher(3, "t", over_gloo(HERE)).publish(7, broken(), [server.endpoint], lambda: None)
+            Publisher(3, "t", over_tcp(HERE)).publish(7, broken(), [server.endpoint], lambda: None)
         assert server.asked == [protocol.OPEN, protocol.ABORT] and server.served == []
 
 
 def test_a_rank_whose_server_is_gone_is_not_the_cause() -> None:
     with pytest.raises(RolloutLost, match="/rljob/sleep: ConnectionRefusedError") as raised:
-        Publisher(3, "t", over_gloo(HERE)).sleep([dead_endpoint()])
+        Publisher(3, "t", over_tcp(HERE)).sleep([dead_endpoint()])
     assert failure.classify(raised.value).kind == "collective"
 
 
-@pytest.mark.parametrize("transport", [over_gloo(HERE), IN_MANY], ids=["one bucket", "many buckets"])
+@pytest.mark.parametrize("transport", [over_tcp(HERE), IN_MANY], ids=["one bucket", "many buckets"])
 def test_an_update_takes_two_requests_whatever_its_buckets(transport: object) -> None:
     publisher = Publisher(3, "t", transport)  # type: ignore[arg-type]
     with Standing("rollout-0", workers=2) as server:
@@ -90,45 +89,39 @@ def test_an_update_takes_two_requests_whatever_its_buckets(transport: object) ->
 
 
 def test_a_server_that_takes_long_is_named_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "NAMED_SECONDS", 0.2)
+    monkeypatch.setattr(delivery, "NAMED_SECONDS", 0.2)
     said: list[str] = []
     with Standing("slow", before=lambda _: time.sleep(2.0)) as slow, Standing("quick") as quick:
-        assert publish(Publisher(3, "t", over_gloo(HERE), said.append), 7, slow, quick).failed == {}
+        assert publish(Publisher(3, "t", over_tcp(HERE), said.append), 7, slow, quick).failed == {}
     assert "slow to verify weights" in said and said[-1] == ""
     assert not any("quick" in what for what in said[said.index("slow to verify weights") :])
 
 
-def connected(port: int) -> bool:
-    try:
-        socket.create_connection((HERE, port), timeout=5).close()
-    except ConnectionRefusedError:
-        return False
-    return True
-
-
-def test_a_server_keeps_its_connection_until_a_step_comes_that_it_is_not_there_for() -> None:
-    publisher = Publisher(3, "t", over_gloo(HERE))
+def test_a_group_lives_on_while_the_same_servers_get_updates() -> None:
+    publisher = Publisher(3, "t", over_tcp(HERE))
     with Standing("leaves") as leaves, Standing("stays") as stays, Standing("comes") as comes:
-        for step, servers in enumerate(([leaves, stays], [leaves, stays, comes], [stays, comes], [leaves, stays])):
+        both, all_three = [leaves, stays], [leaves, stays, comes]
+        for step, servers in enumerate((both, both, [comes], both, all_three, all_three, [stays, comes])):
             assert len(publish(publisher, step, *servers).ok) == len(servers)
-            if not step:
-                assert publish(publisher, step, comes).ok, "it has come meanwhile"
-    assert leaves.joined == [[False], [True], [False]]
-    assert stays.joined == [[False], [True], [True], [True]]
-    assert comes.joined == [[False], [True], [True]]
+    (first,), *_ = leaves.groups
+    assert leaves.groups[:3] == stays.groups[:3] == [[first]] * 3, "the third time, another had come meanwhile"
+    assert leaves.groups[3:] == stays.groups[3:5] == comes.groups[1:3] and len(set(map(tuple, leaves.groups))) == 2
+    assert stays.groups[5] == comes.groups[3] != stays.groups[4]
 
 
-def test_a_server_in_the_place_of_another_gets_a_new_connection() -> None:
-    publisher = Publisher(3, "t", over_gloo(HERE))
-    for step in range(2):
-        with Standing("rollout-0") as server:
-            assert publish(publisher, step, server).ok and server.joined == [[False]]
+def test_a_server_in_the_place_of_another_is_connected_anew() -> None:
+    publisher = Publisher(3, "t", over_tcp(HERE))
+    with Standing("fine") as fine:
+        for step in range(3):
+            with Standing("rollout-0") as server:
+                assert publish(publisher, step, server, fine).failed == {}
+        assert len(set(map(tuple, fine.groups))) == 3
 
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_server_that_does_not_answer_fails_in_time(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     monkeypatch.setattr(protocol, "OPEN_SECONDS", 0.5)
-    publisher = Publisher(3, "t", over_gloo(HERE))
+    publisher = Publisher(3, "t", over_tcp(HERE))
     with Standing("hangs") as hangs, Standing("fine") as fine:
         for before in range(step):
             assert len(publish(publisher, before, hangs, fine).ok) == 2
@@ -139,7 +132,7 @@ def test_a_server_that_does_not_answer_fails_in_time(monkeypatch: pytest.MonkeyP
 
 
 def test_an_attempt_that_is_over_touches_no_server() -> None:
-    publisher = Publisher(3, "t", over_gloo(HERE))
+    publisher = Publisher(3, "t", over_tcp(HERE))
     with Standing("fenced") as fenced, Standing("other") as other:
         fenced.highest = 4
         with pytest.raises(AttemptSuperseded, match="attempt 4 holds"):
@@ -154,7 +147,7 @@ def refusing(message: str) -> Callable[[Iterable[Entry]], None]:
     return check
 
 
-@pytest.mark.parametrize("transport", [over_gloo(HERE), IN_MANY], ids=["one bucket", "many buckets"])
+@pytest.mark.parametrize("transport", [over_tcp(HERE), IN_MANY], ids=["one bucket", "many buckets"])
 def test_why_a_worker_refuses_a_bucket_is_the_cause_and_harms_no_other_server(transport: object) -> None:
     why = "t0 has shape [4], this model has [5]"
     publisher = Publisher(3, "t", transport)  # type: ignore[arg-type]
@@ -188,4 +181,4 @@ def test_a_server_that_hangs_costs_the_others_its_silence_and_not_the_update(
         published = publish(publisher, 0, hangs, fine)
         assert 2.0 < time.monotonic() - began < 10.0
         over.set()
-    assert published.ok == ["fine"] and "neither received nor loaded a bucket in time" in published.failed["hangs"]
+    assert published.ok == ["fine"] and "worker 0 neither received, loaded nor waited" in published.failed["hangs"]

@@ -11,7 +11,7 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import PolicyVersion
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import Standing, digest_of
 
 HERE = "127.0.0.1"
@@ -20,7 +20,7 @@ HERE = "127.0.0.1"
 @pytest.mark.parametrize("seed", range(4))
 def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed: int) -> None:
     draw = random.Random(seed)
-    transport = replace(over_gloo(HERE), bucket_bytes=draw.choice([1, 2 * 2**14, 2**30]))
+    transport = replace(over_tcp(HERE), bucket_bytes=draw.choice([1, 2 * 2**14, 2**30]))
     count = draw.randint(2, 3)
     parts = [
         [{f"{phase}.{i}.{n}": torch.rand(draw.randint(1, 5000)) for n in range(draw.randint(0, 6))} for phase in "ab"]
@@ -31,14 +31,12 @@ def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed:
     with Standing("one", workers=draw.randint(1, 2)) as one, Standing("two") as two, ThreadPoolExecutor(count) as pool:
         servers = [one.endpoint, two.endpoint]
         for step in range(2):
-            offers = [publisher.sender.offers(step, servers) for publisher in publishers]
             with publishers[0].update(servers) as update:
-                opened = update.open({s.pod_uid: [offer[s.pod_uid] for offer in offers] for s in servers})
+                opened = update.open([publisher.sender.offer for publisher in publishers])
                 sending = [
                     pool.submit(
                         publisher.sender.send,
                         [Phase(iter(tensors.items()), sends=bool(tensors)) for tensors in phases],
-                        servers,
                         opened,
                         i,
                         lambda: None,

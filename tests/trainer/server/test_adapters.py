@@ -13,7 +13,7 @@ from rljob_api.rules.lora import modules_of
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.parity import MismatchError, Probe
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models, test_families
 from trainer.server.servers import TOKEN, Server, spec
 from trainer.server.test_publish import PROMPTS, difference, generate
@@ -61,7 +61,7 @@ def publish(server: Server, adapters: Adapters, step: int, probe: Probe | None =
         for name, (a, b) in adapters.items()
         for side, tensor in (("A", a), ("B", SCALE * b))
     ]
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     return publisher.publish(step, iter(parts), [server.endpoint], lambda: None, probe)
 
 

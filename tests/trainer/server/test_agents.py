@@ -21,7 +21,7 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.wire.rollout_client import GenerationRequest
 from rljob_trainer.wire.trajectory import Trajectory
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
 
@@ -80,7 +80,7 @@ class Lab:
 
     def __init__(self, server: Server, policies: list[Path]):
         self.pool = RolloutPool(TOKEN, 1, 1, 64, lambda: None)
-        self._server, self._policies, self._publisher = server, policies, Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+        self._server, self._policies, self._publisher = server, policies, Publisher(1, TOKEN, over_tcp("127.0.0.1"))
 
     async def publish(self, step: int) -> None:
         await self.pool.trained()

@@ -12,7 +12,7 @@ from rljob_api.families import FAMILIES
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import KINDS, load_model, make_config, random_model, response_log_probs
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
@@ -36,7 +36,7 @@ def make(path: Path, kind: str, seed: int, **changes: int) -> Path:
 
 def publish_and_generate(server: Server, model: Path) -> list[Generation]:
     """One response to each of PROMPTS."""
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     published = publisher.publish(0, iter(tensors(model)), [server.endpoint], lambda: None, None)
     assert not published.failed
 

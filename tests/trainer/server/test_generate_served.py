@@ -21,7 +21,7 @@ from rljob_trainer.wire.generate import Completion, decode, encode
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RequestRefusedError, RolloutClient
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 
@@ -39,7 +39,7 @@ LONGEST = Sampling(temperature=2.0, max_tokens=100)
 def server(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server:
     """It serves the policy of step 3."""
     server = start(checkpoints["old"])
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     assert publisher.publish(3, iter(models.tensors(checkpoints["old"])), [server.endpoint], lambda: None).ok
     return server
 

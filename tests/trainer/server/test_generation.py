@@ -14,7 +14,7 @@ from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def publish(servers: list[Server], model: Path, step: int) -> Published:
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     return publisher.publish(step, iter(models.tensors(model)), [s.endpoint for s in servers], lambda: None)
 
 

@@ -19,7 +19,7 @@ from rljob_trainer.pod import health
 from rljob_trainer.pod.health import ENGINE, HealthCheck, Lost
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.rollout_client import GenerationRequest, RolloutClient
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 
@@ -41,7 +41,7 @@ async def checked(server: Server) -> AsyncIterator["asyncio.Task[Lost]"]:
 
 
 def publish(server: Server, model: Path) -> None:
-    published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(
+    published = Publisher(1, TOKEN, over_tcp("127.0.0.1")).publish(
         1, iter(models.tensors(model)), [server.endpoint], lambda: None
     )
     assert published.ok
@@ -92,7 +92,7 @@ async def test_an_update_that_waits_for_the_trainer_is_no_alarm_and_one_of_a_fro
         yield tensors[-1]
 
     def publish_slowly() -> dict[str, str]:
-        transport = replace(over_gloo("127.0.0.1"), bucket_bytes=1)
+        transport = replace(over_tcp("127.0.0.1"), bucket_bytes=1)
         return Publisher(1, TOKEN, transport).publish(1, slowly(), [server.endpoint], lambda: None).failed
 
     async with checked(server) as lost:

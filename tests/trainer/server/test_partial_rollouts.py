@@ -18,7 +18,7 @@ from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.wire.trajectory import Trajectory
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
 
@@ -43,7 +43,7 @@ class Lab:
 
     def __init__(self, server: Server, checkpoints: dict[str, Path]):
         self.policies = [checkpoints["old"], checkpoints["new"]]
-        self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+        self._endpoint, self._publisher = server.endpoint, Publisher(1, TOKEN, over_tcp("127.0.0.1"))
         sampling = {"maxTokens": LONGEST, "temperature": TEMPERATURE}
         self._job = job = spec(self.policies[0], sampling=sampling).model_copy(update={"train": TRAIN})
         self.pool, self.rewards = RolloutPool(TOKEN, 1, 1, ROOM, lambda: None), RewardManager(job.rewards)

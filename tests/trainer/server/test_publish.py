@@ -20,16 +20,16 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.parity import MismatchError, Probe
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient
-from rljob_trainer.wire.weights.gloo import SenderEnd
+from rljob_trainer.wire.weights.chain import SenderEnd
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, PolicyVersion
-from rljob_trainer.wire.weights.transport import Transport, over_gloo
+from rljob_trainer.wire.weights.transport import Transport, over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 
 pytestmark = pytest.mark.slow
 
-GLOO = over_gloo("127.0.0.1")
+OVER_TCP = over_tcp("127.0.0.1")
 PROMPTS = [tuple(2 + (i * 7 + j * 3) % 120 for j in range(length)) for i, length in enumerate((5, 17, 150))]
 
 
@@ -39,7 +39,7 @@ def publish(
     step: int,
     attempt: int = 1,
     probe: Probe | None = None,
-    transport: Transport = GLOO,
+    transport: Transport = OVER_TCP,
 ) -> Published:
     return Publisher(attempt, TOKEN, transport).publish(
         step, iter(models.tensors(model)), [server.endpoint], lambda: None, probe
@@ -105,7 +105,7 @@ def test_a_corrupted_bucket_is_refused_and_the_old_weights_are_served(
     server: Server, checkpoints: dict[str, Path]
 ) -> None:
     publish(server, checkpoints["old"], 2)
-    published = publish(server, checkpoints["new"], 3, transport=replace(GLOO, connect=Corrupting))
+    published = publish(server, checkpoints["new"], 3, transport=replace(OVER_TCP, connect=Corrupting))
     assert "checksum differs from the sender's" in published.failed[server.endpoint.pod]
     assert served(server) == 2
     assert difference(checkpoints["old"], generate(server)) < 1e-4
@@ -125,7 +125,7 @@ def test_an_update_that_does_not_fit_the_model_is_refused(
 ) -> None:
     publish(server, checkpoints["old"], 3)
     wrong = change(models.tensors(checkpoints["new"]))
-    published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(4, iter(wrong), [server.endpoint], lambda: None)
+    published = Publisher(1, TOKEN, over_tcp("127.0.0.1")).publish(4, iter(wrong), [server.endpoint], lambda: None)
     assert published.ok == [] and message in published.failed[server.endpoint.pod]
     assert served(server) == 3
     assert difference(checkpoints["old"], generate(server)) < 1e-4
@@ -142,12 +142,11 @@ def test_a_probe_compares_what_is_served_with_what_was_trained(server: Server, c
 
 def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path]) -> None:
     publish(server, checkpoints["old"], 5)
-    publisher = Publisher(1, TOKEN, GLOO)
-    servers, (offer,) = [server.endpoint], publisher.sender.offers(6, [server.endpoint]).values()
-    with publisher.update(servers) as update:
-        opened = update.open({server.endpoint.pod_uid: [offer]})
+    publisher = Publisher(1, TOKEN, OVER_TCP)
+    with publisher.update([server.endpoint]) as update:
+        opened = update.open([publisher.sender.offer])
         phase = Phase(iter(models.tensors(checkpoints["new"])), sends=True)
-        sent = publisher.sender.send([phase], servers, opened, 0, lambda: None)
+        sent = publisher.sender.send([phase], opened, 0, lambda: None)
         published = update.commit(PolicyVersion(1, 6, "0" * 64), sent.failed, None)
     assert "the update's digest is" in published.failed[server.endpoint.pod]
     assert served(server) == 5
@@ -162,12 +161,12 @@ from pathlib import Path
 from trainer.server import models
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.publisher import Publisher
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 def some():
     yield from models.tensors(Path("{checkpoints["new"]}"))[:5]
     os._exit(9)
 server = RolloutEndpoint.model_validate_json('''{server.endpoint.dump_json()}''')
-Publisher(1, "{TOKEN}", replace(over_gloo("127.0.0.1"), bucket_bytes=1)).publish(8, some(), [server], lambda: None)
+Publisher(1, "{TOKEN}", replace(over_tcp("127.0.0.1"), bucket_bytes=1)).publish(8, some(), [server], lambda: None)
 """
     died = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}, timeout=400
@@ -188,7 +187,7 @@ def test_prompts_that_were_cached_under_the_old_weights_are_computed_anew(
 
 def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(server: Server, checkpoints: dict[str, Path]) -> None:
     whole = publish(server, checkpoints["new"], 12).version
-    in_many = replace(GLOO, bucket_bytes=50_000)
+    in_many = replace(OVER_TCP, bucket_bytes=50_000)
     assert publish(server, checkpoints["new"], 12, transport=in_many).version == whole
     assert difference(checkpoints["new"], generate(server)) < 1e-4
 
@@ -196,7 +195,7 @@ def test_an_update_in_many_buckets_equals_one_in_a_single_bucket(server: Server,
 def test_a_connection_serves_many_updates_and_a_server_in_the_place_of_another_gets_a_new_one(
     server: Server, start: Callable[..., Server], checkpoints: dict[str, Path]
 ) -> None:
-    publisher, other = Publisher(1, TOKEN, over_gloo("127.0.0.1")), start(checkpoints["old"])
+    publisher, other = Publisher(1, TOKEN, over_tcp("127.0.0.1")), start(checkpoints["old"])
     for step, (name, target) in enumerate((("old", server), ("new", server), ("old", other), ("new", other)), start=20):
         endpoint = target.endpoint.model_copy(update={"pod_uid": "the same"})
         assert publisher.publish(step, iter(models.tensors(checkpoints[name])), [endpoint], lambda: None).ok
@@ -233,7 +232,7 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
         assert difference(checkpoints[name], generate(tied)) < 1e-4
     with_head = [*models.tensors(checkpoints["tied"])]
     with_head.append(("lm_head.weight", dict(with_head)["model.embed_tokens.weight"]))
-    published = Publisher(1, TOKEN, over_gloo("127.0.0.1")).publish(2, iter(with_head), [tied.endpoint], lambda: None)
+    published = Publisher(1, TOKEN, over_tcp("127.0.0.1")).publish(2, iter(with_head), [tied.endpoint], lambda: None)
     assert published.ok
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
 

@@ -16,7 +16,7 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.trajectory import Trajectory
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import job, train_step
 from trainer.ranks import run_ranks
 from trainer.server.servers import TOKEN, Server, spec
@@ -35,7 +35,7 @@ def replaying(start: Callable[..., Server], model: Path, dtype: str, **rollout: 
     given = spec(model, **rollout).model_dump(by_alias=True, exclude_defaults=True)
     changes = {"model": {"path": str(model), "dtype": dtype}, "algorithm": correction("rollout")}
     server = start(model, job=RLJobSpec.model_validate(given | changes))
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     weights = ((name, tensor.to(getattr(torch, dtype))) for name, tensor in tensors(model))
     assert not publisher.publish(0, weights, [server.endpoint], lambda: None, None).failed
     return server

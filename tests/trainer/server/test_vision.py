@@ -12,7 +12,7 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.data.vision import WORDS, save_processor
 from trainer.megatron.models import load_model, make_config, random_model
 from trainer.megatron.vision import FIRST, LAST, PAD, image_log_probs, make_image
@@ -50,7 +50,7 @@ def prompts() -> list[tuple[list[int], list[Placed]]]:
 
 
 def publish_and_generate(server: Server, model: Path, step: int) -> list[list[Generation]]:
-    publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"))
+    publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"))
     published = publisher.publish(step, iter(tensors(model)), [server.endpoint], lambda: None, None)
     assert not published.failed
 

@@ -11,6 +11,7 @@ from torch.nn import Module
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -30,11 +31,19 @@ def policy(path: Path, seed: int, kind: str, **settings: Any) -> Tensors:
 
 
 @contextmanager
-def engine(model: Path) -> Iterator[VllmConfig]:
-    found = EngineArgs(str(model), dtype="float32", skip_tokenizer_init=True).create_engine_config()
+def engine(model: Path, rank: int = 0, workers: int = 1, port: int = 0, experts: bool = False) -> Iterator[VllmConfig]:
+    """One worker of a server. `port`: where its workers meet. `experts`: they divide experts, not their matrices."""
+    arguments = EngineArgs(
+        str(model),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        tensor_parallel_size=workers,
+        enable_expert_parallel=experts,
+    )
+    found = arguments.create_engine_config()
     with set_current_vllm_config(found):
-        init_distributed_environment(1, 0, f"tcp://127.0.0.1:{free_port()}", 0, "gloo")
-        initialize_model_parallel(1, 1)
+        init_distributed_environment(workers, rank, f"tcp://127.0.0.1:{port or free_port()}", rank, "gloo")
+        initialize_model_parallel(workers, 1)
         try:
             yield found
         finally:
@@ -75,6 +84,17 @@ def loaded(config: VllmConfig, tensors: Tensors) -> Module:
         model = initialize_model(config)
         record_metadata_for_reloading(model)
         update(InPlace(model, config.model_config, keeps=True), tensors)
+    return model
+
+
+def loaded_from(files: Path, config: VllmConfig) -> Module:
+    """The model as vLLM's own reader of files has it, before `process_weights_after_loading`."""
+    config.compilation_config.static_forward_context.clear()  # of another one
+    config.model_config.model = config.model_config.model_weights = str(files)
+    with set_default_torch_dtype(torch.float32), torch.no_grad():
+        model = initialize_model(config)
+        record_metadata_for_reloading(model)
+        get_model_loader(config.load_config).load_weights(model, config.model_config)
     return model
 
 

@@ -1,4 +1,4 @@
-"""Messages of an update and the answers to them, both ends in one process."""
+"""Messages of an update and the lines of workers, both ends in one process."""
 
 import threading
 import time
@@ -10,123 +10,93 @@ from rljob_trainer.wire.weights.messages import (
     ABANDONED,
     COMPLETE,
     PHASE_OVER,
+    TURN_OVER,
     AbandonedError,
-    BucketRefusedError,
     Inbox,
+    Line,
     Outbox,
-    SenderMessage,
+    Progress,
 )
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 HERE = "127.0.0.1"
 
 
-def never() -> bool:
-    return False
-
-
 def nothing() -> None:
     """Called while a worker waits."""
 
 
-def ends(workers: int = 1, name: str = "u") -> tuple[SenderStore, Outbox, list[Inbox]]:
+def ends(*workers: str) -> tuple[SenderStore, Outbox, list[Inbox]]:
     home = SenderStore(HERE)
-    inboxes = [Inbox(RemoteStore(HERE, home.port).store, name, worker) for worker in range(workers)]
-    return home, Outbox(home.store, name, workers), inboxes
+    return home, Outbox(home.store, "u"), [Inbox(RemoteStore(home.offer).store, "u", worker) for worker in workers]
 
 
-def read(inbox: Inbox) -> list[SenderMessage]:
-    found: list[SenderMessage] = []
-    while not found or found[-1] != COMPLETE:
-        found.append(inbox.next(nothing))
-    return found
+def test_every_worker_reads_all_messages_in_order() -> None:
+    _, outbox, inboxes = ends("a/0", "a/1")
+    said = [{"group": "g"}, {"bucket": 0}, TURN_OVER, PHASE_OVER, COMPLETE]
+    for message in said:
+        outbox.say(message)
+    assert [[inbox.next(nothing) for _ in said] for inbox in inboxes] == [said] * 2
+    assert not inboxes[0].has_next
 
 
-def test_every_worker_reads_all_messages_in_order_and_then_the_end() -> None:
-    _, outbox, inboxes = ends(workers=2)
-    outbox.post({"number": 0})
-    outbox.end_phase()
-    outbox.post({"number": 1})
-    outbox.end(COMPLETE)
-    assert [read(inbox) for inbox in inboxes] == [[{"number": 0}, PHASE_OVER, {"number": 1}, COMPLETE]] * 2
+def test_a_line_says_how_far_its_worker_is_with_the_message_that_it_has_read() -> None:
+    _, outbox, (first, _) = ends("a/0", "a/1")
+    assert outbox.lines(["a/0", "a/1"]) == {}, "nobody has written one"
+    for number in range(2):
+        outbox.say({"bucket": number})
+        first.next(nothing)
+        for write, state in ((first.ready, Progress.READY), (first.done, Progress.DONE)):
+            write()
+            line = outbox.lines(["a/0", "a/1"])["a/0"]
+            assert (line.message, line.state) == (number, state)
 
 
-def test_a_bucket_is_sent_when_every_worker_takes_it_and_verified_when_every_worker_says_so() -> None:
-    _, outbox, (first, second) = ends(workers=2)
-    outbox.post({})
-    for inbox in (first, second):
-        inbox.next(nothing)
-    for done, wait in (
-        (Inbox.ready, outbox.await_workers),
-        (Inbox.acknowledge, lambda given_up: outbox.confirm(0, given_up)),
-    ):
-        done(first)
-        waited = threading.Event()
-
-        def given_up(done: object = done, waited: threading.Event = waited) -> bool:
-            if not waited.is_set():
-                waited.set()
-                done(second)  # type: ignore[operator]
-            return False
-
-        wait(given_up)  # type: ignore[operator]
-        assert waited.is_set(), "one worker's answer was taken for both"
-
-
-def test_the_last_buckets_may_be_verified_later() -> None:
-    _, outbox, (inbox,) = ends()
-    outbox.post({})
-    outbox.confirm(1, lambda: pytest.fail("it waited"))
-    outbox.end_phase()
-    outbox.post({})
+@pytest.mark.parametrize("write", [Inbox.failed, Inbox.refuse])
+def test_a_reason_is_kept_as_it_is(write: object) -> None:
+    _, outbox, (inbox,) = ends("a/0")
+    outbox.say(TURN_OVER)
     inbox.next(nothing)
-    inbox.acknowledge()  # arrives over the inbox's own connection, some time
-    outbox.confirm(1, never)
-
-
-def test_why_one_worker_refuses_an_update_is_what_the_sender_raises() -> None:
-    _, outbox, (first, second) = ends(workers=2)
-    outbox.post({})
-    for inbox in (first, second):
-        inbox.next(nothing)
-    first.acknowledge()
-    second.refuse("w: checksum differs from the sender's")
-    with pytest.raises(BucketRefusedError, match="^w: checksum differs from the sender's$"):
-        outbox.confirm(0, never)
-    assert outbox.refusal() == "w: checksum differs from the sender's"
+    write(inbox, "w:  checksum differs\nfrom the sender's ")  # type: ignore[operator]
+    inbox.alive()
+    line = outbox.lines(["a/0"])["a/0"]
+    assert line.reason == "w:  checksum differs\nfrom the sender's " and Line.parse(str(line)) == line
 
 
 def test_a_worker_that_waits_for_another_sender_shows_that_it_lives() -> None:
-    _, outbox, (_first, second) = ends(workers=2)
-    before = outbox.signs()
+    _, outbox, (first, second) = ends("a/0", "a/1")
+    outbox.say(TURN_OVER)
+    for inbox in (first, second):
+        inbox.next(nothing)
+    before = outbox.lines(["a/0", "a/1"])
     second.alive()
-    while outbox.signs() == before:
-        pass
-    assert [sign > old for sign, old in zip(outbox.signs(), before, strict=True)] == [False, True]
+    after = outbox.lines(["a/0", "a/1"])
+    assert after["a/0"] == before["a/0"] and after["a/1"] == before["a/1"]._replace(sign=after["a/1"].sign)
+    assert after["a/1"].sign > before["a/1"].sign
 
 
-def test_a_bucket_that_does_not_come_in_time_ends_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_does_not_come_in_time_ends_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "NEXT_SECONDS", 0.2)
     monkeypatch.setattr(protocol, "ALIVE_SECONDS", 0.1)
-    _, outbox, (inbox,) = ends()
-    outbox.post({})
-    assert inbox.next(nothing) == {} and not inbox.has_next
+    _, outbox, (inbox,) = ends("a/0")
+    outbox.say(TURN_OVER)
+    assert inbox.next(nothing) == TURN_OVER and not inbox.has_next
     waited: list[None] = []
-    with pytest.raises(RuntimeError, match="timeout"):
+    with pytest.raises(RuntimeError, match="said nothing in time"):
         inbox.next(lambda: waited.append(None))
-    assert waited, "other senders would give this worker up"
+    assert waited, "other senders would leave this worker out"
 
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_worker_that_waits_learns_that_the_sender_gave_up_or_is_gone(gone: bool) -> None:
-    home, outbox, (inbox,) = ends()
-    found: list[BaseException] = []
+    home, outbox, (inbox,) = ends("a/0")
+    raised: list[BaseException] = []
 
     def wait() -> None:
         try:
             inbox.next(nothing)
         except RuntimeError as error:
-            found.append(error)
+            raised.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
@@ -134,27 +104,20 @@ def test_a_worker_that_waits_learns_that_the_sender_gave_up_or_is_gone(gone: boo
     if gone:
         del home, outbox
     else:
-        outbox.end(ABANDONED)
+        outbox.say(ABANDONED)
     waiting.join(60)
-    assert time.monotonic() - began < protocol.NEXT_SECONDS / 2 and len(found) == 1
-    assert gone or isinstance(found[0], AbandonedError)
+    assert time.monotonic() - began < protocol.NEXT_SECONDS / 2 and len(raised) == 1
+    assert gone or isinstance(raised[0], AbandonedError)
 
 
-def test_nothing_of_a_complete_update_stays_in_the_store() -> None:
-    home, outbox, inboxes = ends(workers=2)
+def test_nothing_of_an_update_stays_in_the_store() -> None:
+    home, outbox, inboxes = ends("a/0", "b/0")
     before = home.store.num_keys()
     for _ in range(3):
-        outbox.post({})
+        outbox.say({"bucket": 0})
         for inbox in inboxes:
             inbox.next(nothing)
-            inbox.ready()
-            inbox.acknowledge()
-    outbox.end_phase()
-    outbox.end(COMPLETE)
-    for inbox in inboxes:
-        assert [inbox.next(nothing) for _ in range(2)] == [PHASE_OVER, COMPLETE]
-        inbox.acknowledge()
-    outbox.confirm(0, never)
-    assert home.store.num_keys() > before
+            inbox.done()
+    assert len(outbox.lines(["a/0", "b/0"])) == 2 and home.store.num_keys() > before
     outbox.clear()
     assert home.store.num_keys() == before

@@ -191,8 +191,10 @@ class Driver(DriverCalls):
     async def replicas(self) -> PublishTargets:
         if not await self._once(self._is_quiescent):
             return {}
-        await self._buffer.stop()
-        await self._rollouts.trained()
+        keeps = self._spec.keeps_requests and self._command != "drain"
+        assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
+        await (self._buffer.leave() if keeps else self._buffer.stop())
+        await self._rollouts.trained(keeps)
         self._reporter.enter("syncing")
         self._targets = self._rollouts.to_publish() if self._command != "drain" else []
         return {"replicas": [r.dump() for r in self._targets]}
@@ -215,6 +217,8 @@ class Driver(DriverCalls):
     async def save_buffer(self, directory: Path) -> None:
         assert self._handed is None, "the buffer has what was not trained"
         if isinstance(self._buffer, RolloutBuffer):
+            if self._command == "drain":
+                await self._buffer.stop()  # with the tokens that are on the servers
             writing = asyncio.to_thread(saved.write_hashed, directory, self._buffer.contents, self._spec)
             self._buffer_writing = asyncio.create_task(writing)
             self._buffer_writing.add_done_callback(lambda _: self._changed.set())
@@ -302,7 +306,7 @@ class Driver(DriverCalls):
 
     def _announce(self, batch: Batch) -> Next:
         self._announced = batch
-        return cast(Next, announced(batch, probe=probe_sequences(batch)))
+        return cast(Next, announced(batch, probe=probe_sequences(batch, self._spec.keeps_requests)))
 
     def _held_out_answer(self) -> Any:
         assert self._held_out is not None

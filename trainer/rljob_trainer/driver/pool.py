@@ -102,14 +102,14 @@ class RolloutPool:
                 reason = f"it did not take the policy of step {step}: {failed[endpoint.pod]}"
                 await self._lose(endpoint, reason)
                 self._replicas.rejected(endpoint, time.monotonic(), reason)
-            elif self._replicas.published(endpoint, step):
+            elif self._replicas.published(endpoint, step) and endpoint.pod_uid not in self._serving:
                 await self._connect(endpoint)
         self._tell()
 
-    async def trained(self) -> None:
-        """There is a newer policy, which no server has yet."""
+    async def trained(self, keeps: bool = False) -> None:
+        """There is a newer policy, which no server has yet. `keeps`: servers get it while they generate, and keep their requests."""
         self._replicas.trained()
-        for serving in list(self._serving.values()):
+        for serving in [] if keeps else list(self._serving.values()):
             await self._disconnect(serving.endpoint, "there is a newer policy")
         self._tell()
 

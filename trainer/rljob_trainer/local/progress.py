@@ -85,8 +85,8 @@ def _progress(progress: Progress | None) -> str:
         last = progress.history[-1]
         parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
         parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
-    if progress.evaluation:
-        parts.append(f"held-out {progress.evaluation['last']:.3f}")
+    if (held_out := progress.evaluation.get("last")) is not None:
+        parts.append(f"held-out {held_out:.3f}")
     if (seconds := left(progress)) is not None:
         parts.append(f"{duration(seconds)} left")
     if progress.phase not in STEADY:

@@ -62,8 +62,10 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
         "lengths": iter([np.array([len(s.tokens) for s in segments], np.int32)]),
         "policy_steps": iter([np.array([s.policy_step for s in segments], np.int32)]),
         "rewards": iter([np.array([s.reward for s in segments], np.float32)]),
-        "tokens": (s.tokens for s in segments),
-        "log_probs": (s.log_probs for s in segments if s.log_probs is not None),
+        "tokens": (_joined([s.tokens for s in t.segments], np.int32) for t in trajectories),
+        "log_probs": (
+            _joined([s.log_probs for s in t.segments if s.log_probs is not None], np.float32) for t in trajectories
+        ),
         "image_counts": iter([np.array([len(s.images) for s in segments], np.int32)]),
         "image_places": iter([np.array([start for start, _ in placed], np.int32)]),
         "image_numbers": iter([np.array([numbers[id(image)] for _, image in placed], np.int32)]),
@@ -72,6 +74,11 @@ def rows(trajectories: Sequence[Trajectory]) -> dict[str, Iterator[Array]]:
         "sources": iter([np.array([SOURCES.index(s.source) for s in segments], np.int8)]),
         "routed_experts": (t.routed_experts.reshape(-1) for t in trajectories if t.routed_experts is not None),
     }
+
+
+def _joined(pieces: Sequence[Array], kind: type[np.generic]) -> Array:
+    """A piece for each trajectory: an agent has hundreds of short ones, and each costs as much as a long one."""
+    return np.concatenate(pieces) if pieces else np.empty(0, kind)
 
 
 def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:

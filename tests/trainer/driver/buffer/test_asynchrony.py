@@ -59,7 +59,9 @@ class Loop:
             for _ in range(self._chance.choice([0, 0, 2, 10, 60])):
                 await asyncio.sleep(0)
             await until(lambda: buffer.may_stop)
-            await buffer.stop()
+            await (buffer.leave() if self._spec.keeps_requests else buffer.stop())
+            for _ in range(self._chance.choice([0, 5])):
+                await asyncio.sleep(0)
             self._generator.policy = step
             buffer.begin(step)
         await buffer.stop()
@@ -70,10 +72,11 @@ class Loop:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("staleness", [1, 2, 5])
-async def test_with_continue_every_prompt_is_trained_once_and_no_trajectory_begins_too_early(
-    tmp_path: Path, staleness: int, seed: int
+@pytest.mark.parametrize("interrupt", ["continue", "keep"])
+async def test_every_prompt_is_trained_once_and_no_trajectory_begins_too_early(
+    tmp_path: Path, interrupt: str, staleness: int, seed: int
 ) -> None:
-    found = await Loop(spec_of(tmp_path, staleness), seed).run()
+    found = await Loop(spec_of(tmp_path, staleness, interrupt), seed).run()
     for ready in found:
         begun = [s.sampled_segments[0].policy_step for s in ready.batch.samples]
         assert min(begun) >= ready.batch.step - 1 - staleness

@@ -69,7 +69,7 @@ class RolloutBuffer:
         return BufferContents(tuple(generated.ready for generated in self._batches), self._source.kept())
 
     def begin(self, policy: int) -> None:
-        """Evaluate and generate under the policy of this step. `stop` ends what was generated under the previous one."""
+        """Evaluate and generate under the policy of this step, after `stop` or `leave` under the previous one."""
         assert self._work is None, "one policy at a time"
         self._evaluated = False
         self._work = asyncio.create_task(self._fill(policy))
@@ -78,11 +78,15 @@ class RolloutBuffer:
     async def stop(self) -> None:
         """Stop generating under this policy. An incomplete batch is begun anew under the next one, or, where groups are kept, continued from the
         tokens generated so far."""
+        await self.leave()
+        await self._source.stop()
+
+    async def leave(self) -> None:
+        """Make no more batches under this policy, and begin no more groups. Those that were begun are generated further."""
         work, self._work = self._work, None
         if work is not None:
             work.cancel()
             await asyncio.wait([work])
-            await self._source.stop()
 
     @property
     def first(self) -> Ready | None:

@@ -1,5 +1,6 @@
 """What a rehearsal has to say in the end: mistakes, each once, and what looks wrong."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -12,6 +13,9 @@ from rljob_trainer.rewards import request
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.wire.trajectory import Trajectory
 
+Cause = tuple[str, str, str]
+"""Field, kind and line of a failure: what it says besides may differ from row to row."""
+LINE = re.compile(r"\(line \d+")
 ELSEWHERE = ("service", "none")
 """Kinds of failures that need be no mistake: a service that this machine does not reach, a sample that the agent leaves out."""
 
@@ -22,15 +26,14 @@ class Findings:
     def __init__(self, spec: RLJobSpec) -> None:
         self._spec = spec
         self._errors: list[str] = []
-        self._failures: Counter[str] = Counter()
-        self._first: dict[str, str] = {}
+        self._failures: Counter[Cause] = Counter()
+        self._first: dict[Cause, str] = {}
         self.notes: list[str] = []
 
     @property
     def mistakes(self) -> list[str]:
         """Each with how often it happened, and where first."""
-        failures = [f"{text} ({self._first[text]}{_more(count)})" for text, count in self._failures.items()]
-        return self._errors + failures
+        return self._errors + [self._first[cause] + _more(count) for cause, count in self._failures.items()]
 
     def refuse(self, error: ConfigurationError) -> None:
         """It cannot be loaded."""
@@ -52,8 +55,10 @@ class Findings:
         if failure.kind in ELSEWHERE:
             self._note(text)
             return
-        self._failures[text] += 1
-        self._first.setdefault(text, where)
+        line = LINE.search(failure.reason)
+        cause = failure.field, failure.kind, line[0] if line else ""
+        self._failures[cause] += 1
+        self._first.setdefault(cause, f"{text} ({where})")
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -61,7 +66,7 @@ class Findings:
 
 
 def _more(count: int) -> str:
-    return f", and {count - 1} more" if count > 1 else ""
+    return f", and {count - 1} more like it" if count > 1 else ""
 
 
 def _unscored(file: TriedFile, spec: RLJobSpec) -> list[str]:
@@ -72,9 +77,8 @@ def _unscored(file: TriedFile, spec: RLJobSpec) -> list[str]:
 
 def _undecided(file: TriedFile) -> Iterable[str]:
     """Rewards that tell no right response from a wrong one."""
-    told = [distinguishes(row) for row in file.rows]
-    decided = [found for found in told if found is not None]
-    if decided and not any(decided):
+    verdicts = [verdict for row in file.rows if (verdict := distinguishes(row)) is not None]
+    if verdicts and not any(verdicts):
         yield (
             f"{file.place.field} = {file.place.path}: no row's answer is worth more than a wrong text: if the reward wants answers in a form of "
             "its own (a box, tags), write one with --response, for example --response '<answer>{answer}</answer>'; else correct the reward"

@@ -77,8 +77,8 @@ def _example(schema: Mapping[str, Any]) -> Any:
 
 def end_of(spec: RLJobSpec, tokenizer: Tokenizer) -> list[int]:
     """The token with which a policy ends a turn; empty where there is none."""
-    found = turn_end(spec, tokenizer)
-    end = found[1] if found else cast(OffsetTokenizer, tokenizer).eos_token_id
+    written = turn_end(spec, tokenizer)
+    end = written[1] if written else cast(OffsetTokenizer, tokenizer).eos_token_id
     return [] if end is None else [end]
 
 

@@ -21,6 +21,7 @@ from rljob_trainer.driver.buffer.generation import Generator, GroupRequest
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.rehearsal.policy import Script, ScriptedPolicy, end_of, scripts
 from rljob_trainer.rewards.manager import RewardManager, is_scored_by_driver
+from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.rewards.rules import entries_of, validate_row
 
 SCORED = 16
@@ -74,9 +75,9 @@ class Rehearsal:
         if not await _mistakes(self._rewards.start()):
             return []
         alone = [RewardManager(self._spec.rewards, scored=partial(is_, entry)) for entry in within_reach(self._spec)]
-        found = [mistake for manager in alone for mistake in await _mistakes(manager.start())]
+        mistakes = [mistake for manager in alone for mistake in await _mistakes(manager.start())]
         await asyncio.gather(*(manager.stop() for manager in alone))
-        return found
+        return mistakes
 
     async def files(self) -> AsyncIterator[TriedFile | ConfigurationError]:
         """Of training, then held-out data, or what is wrong with each."""
@@ -104,14 +105,18 @@ class Rehearsal:
         return load_prompts(spec.data, [place], self._tokenizer, validate, scratch, images, vocabulary, self._most)
 
     async def _tried(self, prompts: PromptSet, sampling: Sampling) -> tuple[TriedRow, ...]:
+        """Where the first row takes too long, the others would too."""
         chosen = [prompts[i] for i in _spread(prompts)]
-        return tuple(await asyncio.gather(*(self._row(prompt, chosen, sampling) for prompt in chosen)))
+        first = await self._row(chosen[0], chosen, sampling)
+        if any(isinstance(o.result, SampleFailed) and o.result.kind == "timeout" for _, o in first.samples):
+            return (first,)
+        return (first, *await asyncio.gather(*(self._row(prompt, chosen, sampling) for prompt in chosen[1:])))
 
     async def _row(self, prompt: Prompt, others: Sequence[Prompt], sampling: Sampling) -> TriedRow:
         tools = self._agent.tools if self._agent else ()
         tried = scripts(prompt, others, self._said, tools) if self._answers else []
-        found = await asyncio.gather(*(self._sample(prompt, script, sampling) for script in tried))
-        return TriedRow(prompt, tuple(zip(tried, found, strict=True)))
+        outcomes = await asyncio.gather(*(self._sample(prompt, script, sampling) for script in tried))
+        return TriedRow(prompt, tuple(zip(tried, outcomes, strict=True)))
 
     async def _sample(self, prompt: Prompt, script: Script, sampling: Sampling) -> Outcome:
         """As the driver makes one."""

@@ -3,11 +3,11 @@
 A server that fails keeps its old weights; the others continue.
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -15,11 +15,11 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.failure import RolloutLost
 from rljob_trainer.rank.weights.call import ReplicaGoneError
 from rljob_trainer.rank.weights.rounds import Round
-from rljob_trainer.rank.weights.sender import Sender
+from rljob_trainer.rank.weights.sender import Opened, Sender
 from rljob_trainer.rank.weights.session import UpdateSession
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.plan import Phase
-from rljob_trainer.wire.weights.protocol import Offer, Opened, PolicyVersion
+from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
 from rljob_trainer.wire.weights.transport import Transport
 
 
@@ -34,27 +34,29 @@ class Published:
     """Pod -> reason. These serve their previous policy, or nothing, and get no requests until a later publication succeeds."""
     difference: tuple[float, float] | None = None
     """Mean and largest difference per token of the log-probabilities of a probe, for the replica with the largest mean. None without a probe."""
+    paused: float = 0.0
+    """Longest time that a server generated nothing to apply the policy, in seconds."""
 
 
 class OpenUpdate(AbstractContextManager["OpenUpdate"]):
     """One update of some servers, as the rank that coordinates it sees it. An exception inside abandons it at all of them."""
 
-    def __init__(self, sessions: Mapping[str, UpdateSession], awaits: Callable[[str], None]) -> None:
+    def __init__(self, name: str, sessions: Mapping[str, UpdateSession], awaits: Callable[[str], None]) -> None:
         """`sessions`: by pod."""
-        self._round = Round(sessions, UpdateSession.abort, awaits)
+        self._name, self._round = name, Round(sessions, UpdateSession.abort, awaits)
 
-    def open(self, offers: Mapping[str, list[Offer]]) -> dict[str, Opened]:
-        """By pod uid: what each server says that opens the update. `offers`: by pod uid, those of all senders in their order.
+    def open(self, offers: Sequence[Offer]) -> Opened:
+        """The servers that open the update, in the order in which they were given. `offers`: of all senders.
 
         Raises AttemptSuperseded when a server knows a higher attempt.
         """
-        opened: dict[str, Opened] = {}
+        workers: dict[str, tuple[Member, ...]] = {}
 
         def open_one(session: UpdateSession) -> None:
-            opened[session.server.pod_uid] = session.open(offers[session.server.pod_uid])
+            workers[session.server.pod] = session.open(offers)
 
         self._round.run(open_one, "open an update")
-        return opened
+        return Opened(self._name, {pod: workers[pod] for pod in self._round.live})
 
     def commit(self, version: PolicyVersion, lost: Mapping[str, str], probe: Probe | None) -> Published:
         """Have all servers apply the update, but those that a sender has lost. `lost`: pod -> why.
@@ -63,9 +65,10 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         """
         for pod in lost.keys() & self._round.live.keys():
             self._round.drop(pod, lost[pod])
-        self._round.run(partial(UpdateSession.commit, version=version), "apply weights")
+        paused: list[float] = []
+        self._round.run(lambda session: paused.append(session.commit(version)), "apply weights")
         difference = self._compare(probe) if probe else None
-        return Published(version, list(self._round.live), self._round.failed, difference)
+        return Published(version, list(self._round.live), self._round.failed, difference, max(paused, default=0.0))
 
     def _compare(self, probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []
@@ -82,16 +85,27 @@ class Publisher:
     """One process that coordinates updates of one attempt, or sends, or both."""
 
     def __init__(
-        self, attempt: int, token: str, transport: Transport, awaits: Callable[[str], None] | None = None
+        self,
+        attempt: int,
+        token: str,
+        transport: Transport,
+        awaits: Callable[[str], None] | None = None,
+        keeps: bool = False,
     ) -> None:
-        """`awaits`: called with what is waited for when that takes long, and with an empty text when it is over."""
+        """
+        Args:
+            awaits: called with what is waited for when that takes long, and with an empty text when it is over
+            keeps: requests in flight continue under the new policy, with their keys and values
+        """
         self._awaits = awaits or (lambda _: None)
-        self.attempt, self._token = attempt, token
+        self.attempt, self._token, self._keeps = attempt, token, keeps
         self.sender = Sender(transport, self._awaits)
 
     def update(self, servers: Sequence[RolloutEndpoint]) -> OpenUpdate:
         """A new update of these servers, which this process coordinates."""
-        return OpenUpdate({s.pod: UpdateSession(s, self._token, self.attempt) for s in servers}, self._awaits)
+        name = secrets.token_hex(8)
+        sessions = {s.pod: UpdateSession(s, self._token, self.attempt, name, self._keeps) for s in servers}
+        return OpenUpdate(name, sessions, self._awaits)
 
     def publish(
         self,
@@ -108,10 +122,9 @@ class Publisher:
         Raises AttemptSuperseded when a server knows a higher attempt, MismatchError when a server that has the weights disagrees with `probe`, and
         whatever the iterator raises; all servers keep their old weights then.
         """
-        offers = self.sender.offers(step, servers)
         with self.update(servers) as update:
-            opened = update.open({uid: [offer] for uid, offer in offers.items()})
-            sent = self.sender.send([Phase(tensors, sends=True)], servers, opened, 0, heartbeat)
+            opened = update.open([self.sender.offer])
+            sent = self.sender.send([Phase(tensors, sends=True)], opened, 0, heartbeat)
             return update.commit(PolicyVersion(self.attempt, step, sent.digest), sent.failed, probe)
 
     def sleep(self, servers: list[RolloutEndpoint]) -> None:

@@ -16,22 +16,18 @@ class Round[T](AbstractContextManager["Round[T]"]):
 
     def __init__(self, parts: Mapping[str, T], abandon: Callable[[T], None], awaits: Callable[[str], None]) -> None:
         """`parts`: by pod, what calls about its server are made on. `abandon`: ends the update at one that has failed."""
-        self._abandon, self._awaits, self._what = abandon, awaits, ""
+        self._abandon, self._awaits = abandon, awaits
         self.live = dict(parts)
         self.failed: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="publish")
         self._running: dict[str, Future[None]] = {}
 
-    def start(self, work: Callable[[T], None], what: str) -> None:
-        """`what`: that each server does, for messages."""
-        self._what = what
+    def run(self, work: Callable[[T], None], what: str) -> None:
+        """Wait for all servers, and drop those that failed. Names those that take long. `what`: that each server does, for messages."""
         self._running = {pod: self._pool.submit(work, part) for pod, part in self.live.items()}
-
-    def wait(self) -> None:
-        """Wait for all servers, and drop those that failed. Names those that take long."""
         _, late = wait(self._running.values(), NAMED_SECONDS)
         if late:
-            self._awaits(f"{_named([pod for pod, future in self._running.items() if future in late])} to {self._what}")
+            self._awaits(f"{named([pod for pod, future in self._running.items() if future in late])} to {what}")
             wait(late)
             self._awaits("")
         for pod, future in self._running.items():
@@ -40,11 +36,6 @@ class Round[T](AbstractContextManager["Round[T]"]):
             except ReplicaError as error:
                 self.drop(pod, str(error))
         self._running = {}
-
-    def run(self, work: Callable[[T], None], what: str) -> None:
-        """`start` and `wait`."""
-        self.start(work, what)
-        self.wait()
 
     def drop(self, pod: str, why: str) -> None:
         """Have a server take part no longer. Nothing must be running."""
@@ -61,6 +52,7 @@ class Round[T](AbstractContextManager["Round[T]"]):
         self._pool.shutdown(wait=kind is not None)  # leaving a connection that hangs may take as long as a transfer
 
 
-def _named(pods: list[str]) -> str:
+def named(pods: list[str]) -> str:
+    """For a sentence."""
     more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""
     return ", ".join(sorted(pods)[:MOST_NAMED]) + more

@@ -1,19 +1,30 @@
-"""One rank's part of the policy, on its way to the servers: every bucket goes to all servers at once, while the next one is exported."""
+"""One rank's part of the policy, on its way to the servers: every bucket goes to all of them, while the next one is exported."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rank.weights.link import Link
-from rljob_trainer.rank.weights.rounds import Round
+from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
 from rljob_trainer.wire.weights.bucket import digest, pack, total
 from rljob_trainer.wire.weights.plan import Phase
-from rljob_trainer.wire.weights.protocol import Offer, Opened
+from rljob_trainer.wire.weights.protocol import Member, Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
-from rljob_trainer.wire.weights.transport import End, Transport
+from rljob_trainer.wire.weights.transport import Transport
+
+MOST_GROUPS = 2
+"""Groups that live on between updates: that of all servers, and that of those which came later and got their first policy alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An update that servers have opened."""
+
+    name: str
+    servers: dict[str, tuple[Member, ...]]
+    """By pod: its workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,74 +34,88 @@ class Sent:
     digest: str
     """Of its tensors (bucket.digest)."""
     bytes: int
-    """Of its tensors, to each server."""
+    """Of its tensors."""
     failed: dict[str, str]
     """Pod -> why it did not get them."""
 
 
 class Sender:
-    """This rank's end of the connections to all servers, which live as long as the attempt."""
+    """This rank's end of the groups with servers, which live as long as the attempt."""
 
     def __init__(self, transport: Transport, awaits: Callable[[str], None]) -> None:
         self._transport, self._awaits = transport, awaits
         self._home = SenderStore(transport.address)
-        self._step = 0
-        self._ends: dict[str, tuple[str, End]] = {}
-        """By pod uid: the connection of the last update, with its group's name."""
+        self._groups: dict[tuple[Member, ...], KeptGroup] = {}
 
-    def offers(self, step: int, servers: Iterable[RolloutEndpoint]) -> dict[str, Offer]:
-        """By pod uid: how each server's workers reach this rank for the policy of `step`.
+    @property
+    def offer(self) -> Offer:
+        """Where servers find this sender."""
+        return self._home.offer
 
-        At a new step, connections to servers that do not get it are closed: they are gone, or connect anew.
-        """
-        kept = {server.pod_uid: self._ends.get(server.pod_uid) for server in servers}
-        for uid in self._ends.keys() - kept if step != self._step else ():
-            self._ends.pop(uid)[1].close()
-        self._step = step
-        return {uid: Offer(self._home.address, self._home.port, end[0] if end else "") for uid, end in kept.items()}
-
-    def send(
-        self,
-        phases: Iterable[Phase],
-        servers: Sequence[RolloutEndpoint],
-        opened: Mapping[str, Opened],
-        index: int,
-        heartbeat: Callable[[], None],
-    ) -> Sent:
-        """Send to those of `servers` that have opened the update. `opened`: by pod uid. `index`: this sender's place among the offers.
+    def send(self, phases: Iterable[Phase], opened: Opened, index: int, heartbeat: Callable[[], None]) -> Sent:
+        """Send to all servers that have opened the update. `index`: this sender's place among the offers; each begins its chain at another server.
 
         All phases are exhausted even if every server fails. Raises what they raise; the servers keep their old weights then.
         """
-        targets = {s.pod: s.pod_uid for s in servers if s.pod_uid in opened}
-        links = {pod: self._link(uid, opened[uid], index) for pod, uid in targets.items()}
-        digests, size = [], 0
-        with Round(links, Link.close, self._awaits) as round_:
-            round_.run(Link.join, "connect")
-            for tensors, sends, _ in phases:
-                if sends:
-                    for bucket in pack(tensors, self._transport.bucket_bytes, self._memory()):
+        delivery = Delivery(self._transport, self._home, opened.name, _chain(opened.servers, index), self._awaits)
+        digests, size, device = [], 0, self._memory()
+        with ThreadPoolExecutor(1, "weights", initializer=partial(_use, device)) as pool:
+            talk = _Talk(pool)
+            try:
+                talk.add(lambda: delivery.join(self._groups.pop(delivery.members, None)))
+                for tensors, sends, _ in phases:
+                    for bucket in pack(tensors, self._transport.bucket_bytes, device) if sends else ():
                         digests.append(digest(bucket.entries))
                         size += sum(entry.size for entry in bucket.entries)
-                        round_.wait()
-                        round_.start(partial(Link.send, bucket=bucket), "receive weights")
+                        talk.wait()
+                        talk.add(partial(delivery.send, bucket))
                         heartbeat()
-                    round_.wait()
-                round_.run(Link.end_phase, "receive weights")
-                for _ in tensors:
-                    pass
-            round_.run(Link.complete, "verify weights")
-        for pod, link in round_.live.items():
-            assert link.end
-            self._ends[targets[pod]] = link.group, link.end
-        return Sent(total(digests), size, round_.failed)
+                    talk.add(delivery.end_phase)
+                    for _ in tensors:
+                        pass
+                talk.add(delivery.complete)
+                talk.wait()
+            except BaseException:
+                talk.add(delivery.close)
+                raise
+        self._keep(delivery.group)
+        return Sent(total(digests), size, delivery.failed)
 
-    def _link(self, uid: str, opened: Opened, index: int) -> Link:
-        group, end = self._ends.pop(uid, ("", None))
-        if end and not opened.joined[index]:
-            end.close()
-            group, end = "", None
-        return Link(self._transport, self._home, opened.session, group, end)
+    def _keep(self, group: KeptGroup | None) -> None:
+        if group:
+            self._groups[group.members] = group
+        while len(self._groups) > MOST_GROUPS:
+            self._groups.pop(next(iter(self._groups))).end.close()
 
     def _memory(self) -> torch.device:
         """The device of buckets."""
         return torch.device("cuda", torch.cuda.current_device()) if self._transport.on_gpu else torch.device("cpu")
+
+
+def _use(device: torch.device) -> None:
+    """Have this thread use a GPU, which CUDA does not inherit from the one that made it."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+class _Talk:
+    """What is said to servers, one thing after another, while this rank exports: other ranks may need it for what they send."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._under_way: list[Future[None]] = []
+
+    def add(self, say: Callable[[], None]) -> None:
+        self._under_way.append(self._pool.submit(say))
+
+    def wait(self) -> None:
+        """Wait for everything. Raises what it raises."""
+        while self._under_way:
+            self._under_way.pop(0).result()
+
+
+def _chain(servers: Mapping[str, Sequence[Member]], index: int) -> dict[str, Sequence[Member]]:
+    """In the order in which the sender at `index` reaches them: the first is another one for each sender."""
+    pods = list(servers)
+    first = index % len(pods) if pods else 0
+    return {pod: servers[pod] for pod in pods[first:] + pods[:first]}

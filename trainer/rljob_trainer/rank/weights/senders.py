@@ -1,7 +1,7 @@
 """Publication over ranks: who leads an update, who sends which part of the policy, and what became of it."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
@@ -9,13 +9,13 @@ from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.publisher import OpenUpdate, Published, Publisher
-from rljob_trainer.rank.weights.sender import Sent
+from rljob_trainer.rank.weights.sender import Opened, Sent
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.messages import GIVEN_UP
 from rljob_trainer.wire.weights.plan import Phase, TransferPlan
-from rljob_trainer.wire.weights.protocol import Offer, Opened, PolicyVersion
+from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +60,13 @@ class Senders:
         Returns the result on rank 0 at least. Raises as Publisher.publish.
         """
         targets = [s for s in servers if not self.colocated or s.pod_uid in self._own]
-        offered = self._ranks.gather(self._offer(step, phases, targets))
+        offered = self._ranks.gather(self._offer(phases))
         senders = [rank for rank, offer in enumerate(offered) if offer and offer["leader"] == self._leader]
         self._plan([offer and offer["bytes"] for offer in offered], len(servers))
         with self._publisher.update(targets) if self.leads else nullcontext() as update:
-            offers = {s.pod_uid: [Offer(**offered[rank]["offers"][s.pod_uid]) for rank in senders] for s in targets}
-            opened = self._everywhere(update.open(offers) if update else {})
-            part = self._send(phases, targets, opened, senders)
+            offers = [Offer(**offered[rank]["offer"]) for rank in senders]
+            opened = self._everywhere(update.open(offers) if update else None)
+            part = self._send(phases, opened, senders)
             parts = [sent_by and Sent(**sent_by) for sent_by in self._ranks.gather(part and asdict(part))]
             sent()
             found = [part for rank, part in enumerate(parts) if part and rank in senders]
@@ -89,29 +89,28 @@ class Senders:
         """The rank that leads updates to which this one sends."""
         return self._ranks.rank if self.colocated else FIRST
 
-    def _offer(self, step: int, phases: Sequence[Phase], targets: Sequence[RolloutEndpoint]) -> dict[str, Any] | None:
+    def _offer(self, phases: Sequence[Phase]) -> dict[str, Any] | None:
         """How servers reach this rank; None: it sends nothing."""
         if not any(phase.sends for phase in phases):
             return None
-        offers = {uid: asdict(offer) for uid, offer in self._publisher.sender.offers(step, targets).items()}
-        return {"leader": self._leader, "offers": offers, "bytes": sum(phase.bytes for phase in phases)}
+        offer = asdict(self._publisher.sender.offer)
+        return {"leader": self._leader, "offer": offer, "bytes": sum(phase.bytes for phase in phases)}
 
-    def _everywhere(self, opened: Mapping[str, Opened]) -> dict[str, Opened]:
-        """By pod uid: what all leaders have opened."""
-        found = self._ranks.gather({uid: asdict(one) for uid, one in opened.items()})
-        return {uid: Opened(**one) for part in found for uid, one in part.items()}
+    def _everywhere(self, opened: Opened | None) -> Opened:
+        """What this rank's leader has opened, on all ranks."""
+        name, servers = self._ranks.gather([opened.name, opened.servers] if opened else ["", {}])[self._leader]
+        return Opened(name, {pod: tuple(Member(*m) for m in members) for pod, members in servers.items()})
 
     def _send(
         self,
         phases: Sequence[Phase],
-        targets: Sequence[RolloutEndpoint],
-        opened: Mapping[str, Opened],
+        opened: Opened,
         senders: Sequence[int],
     ) -> Sent | None:
         """None: this rank sends nothing, and has taken part in what others send."""
         if self._ranks.rank in senders:
             place = senders.index(self._ranks.rank)
-            return self._publisher.sender.send(phases, targets, opened, place, self._heartbeat)
+            return self._publisher.sender.send(phases, opened, place, self._heartbeat)
         for phase in phases:
             for _ in phase.tensors:
                 pass
@@ -141,4 +140,5 @@ class Senders:
             ok=[pod for p in found for pod in p["ok"]],
             failed={pod: why for p in found for pod, why in p["failed"].items()},
             difference=max((tuple(p["difference"]) for p in found if p["difference"]), default=None),
+            paused=max(p["paused"] for p in found),
         )

@@ -1,6 +1,5 @@
 """The coordinator's side of updating one server: its requests. Calls block, so each session runs in a thread of its own."""
 
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -9,25 +8,30 @@ from typing import Any
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.call import ask
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.protocol import Offer, Opened, PolicyVersion
+from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
 
 
 class UpdateSession:
     """One update: open, then commit when all senders have sent, or abort. Every call has a time limit (protocol.py), and raises ReplicaError or
     AttemptSuperseded."""
 
-    def __init__(self, server: RolloutEndpoint, token: str, attempt: int) -> None:
-        self.server, self._token, self._attempt = server, token, attempt
-        self._id = secrets.token_hex(8)
+    def __init__(
+        self, server: RolloutEndpoint, token: str, attempt: int, update: str = "", keeps: bool = False
+    ) -> None:
+        """`update`: its name, the same at all servers. `keeps`: see Publisher."""
+        self.server, self._token, self._attempt, self._update, self._keeps = server, token, attempt, update, keeps
 
-    def open(self, offers: Sequence[Offer]) -> Opened:
-        """Have the workers join these senders, and receive what they send."""
-        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, senders=[asdict(offer) for offer in offers])
-        return Opened(self._id, answer["joined"])
+    def open(self, offers: Sequence[Offer]) -> tuple[Member, ...]:
+        """Have the workers receive what these senders send. Returns the workers."""
+        uid, senders = self.server.pod_uid, [asdict(offer) for offer in offers]
+        body = {"server": uid, "senders": senders, "keep": self._keeps}
+        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, **body)
+        return tuple(Member(uid, worker, *door) for worker, door in enumerate(answer["doors"]))
 
-    def commit(self, version: PolicyVersion) -> None:
-        """Returns when the replica serves the new policy."""
-        self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+    def commit(self, version: PolicyVersion) -> float:
+        """Returns when the replica serves the new policy: the seconds in which it generated nothing for that."""
+        answer = self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+        return float(answer["paused"])
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities of all tokens but the first of each sequence, at temperature 1, under the policy that the replica serves."""
@@ -51,7 +55,7 @@ class UpdateSession:
         self._call(protocol.SLEEP, protocol.COMMIT_SECONDS)
 
     def _call(self, path: str, seconds: float, **body: Any) -> Any:
-        return self._ask(path, seconds, {"session": self._id} | body)
+        return self._ask(path, seconds, {"session": self._update} | body)
 
     def _ask(self, path: str, seconds: float, body: dict[str, Any]) -> Any:
         return ask(self.server.url, self._token, self._attempt, path, seconds, body)

@@ -19,12 +19,14 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from rljob_trainer.server.weights.adapters import AdapterUpdate, ExpectedAdapters
 from rljob_trainer.server.weights.expected import TIED, ExpectedTensors, RefusedUpdateError
-from rljob_trainer.server.weights.reception import Connection, Reception, WorkerEnd, WorkerPlace
+from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.reload import InPlace, computes_with_what_it_loads
 from rljob_trainer.server.weights.room import shadow_device
 from rljob_trainer.server.weights.shadow import Shadow
-from rljob_trainer.wire.weights import gloo, ipc, nccl, protocol
-from rljob_trainer.wire.weights.protocol import GLOO, IPC, NCCL, AttemptFence, Offer
+from rljob_trainer.server.weights.source import Connection, WorkerEnd, WorkerPlace
+from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
+from rljob_trainer.wire.weights.door import Door, own_address
+from rljob_trainer.wire.weights.protocol import CHAIN, IPC, NCCL, AttemptFence, Offer
 
 
 class Target(Protocol):
@@ -59,8 +61,9 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._fence = AttemptFence()
-        self._sources: dict[tuple[str, int], Connection] = {}
-        """Connections of the last update, by the address of their senders."""
+        self._door: Door | None = None
+        self._connections: dict[Offer, Connection] = {}
+        """Those of the last update."""
         self._reception: Reception | None = None
         self._target: Target | None = None
         self._shadow: Shadow | None = None
@@ -72,22 +75,22 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         model = ExpectedTensors.of(Path(self.model_config.model), name)
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
-    def joined(self, attempt: int, offers: Sequence[Offer], serves: bool) -> tuple[list[bool], bool]:
-        """[sender] -> whether this worker still has the connection that it offers; and whether the update can be received without touching the
-        model. `serves`: the server serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
+    def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> tuple[tuple[str, int], bool]:
+        """Where senders and other workers reach this one; and whether the update can be received without touching the model. `serves`: the server
+        serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
         self._fence.admit(attempt)
-        known = [self._known(offer) is not None for offer in offers]
-        return known, self.vllm_config.lora_config is not None or (serves and self._has_shadow())
+        self._door = self._door or Door(own_address(offers[0].address))
+        return self._door.address, self.vllm_config.lora_config is not None or (serves and self._has_shadow())
 
-    def start(self, session: str, offers: Sequence[Offer], known: Sequence[bool], apart: bool) -> None:
-        """Begin to receive an update. `known`: the connections that all workers have. `apart`: the model is not touched before `apply`."""
+    def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:
+        """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""
+        assert self._door, "the update has been admitted"
         self._target, self._verified = self._target_of(apart), False
-        parallel = self.parallel_config
-        place = WorkerPlace(parallel.rank, parallel.world_size, self.device)
-        sources = [self._known(offer) if is_known else None for offer, is_known in zip(offers, known, strict=True)]
-        self._leave(but=sources)
-        self._reception = Reception(place, session, self.end_cls, self.expected.check, self._load)
-        self._reception.start(offers, sources)
+        place = WorkerPlace(server, self.parallel_config.rank, self._door, self.device)
+        kept = {offer: self._connections.pop(offer) for offer in offers if offer in self._connections}
+        self._leave()
+        self._reception = Reception(place, update, self.end_cls, self.expected.check, self._load)
+        self._reception.start(offers, kept)
 
     def verify(self, attempt: int, expected: str) -> None:
         """Check that the update is complete, and that it is what the trainer sent. Raises AttemptSuperseded, RefusedUpdateError, and what ended the
@@ -108,7 +111,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
             raise RefusedUpdateError("the update was not verified")
         with torch.no_grad():
             self._target.apply()
-        self._sources = {(s.home.address, s.home.port): s for s in self._reception.sources}
+        self._connections = self._reception.connections
         self._reception, self._target, self._verified = None, None, False
         if self.device.type == "cuda":
             torch.cuda.synchronize()
@@ -152,15 +155,10 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
             if name.endswith("embed_tokens.weight") and self.model_config.word_embeddings_untied_by_checkpoint:
                 yield TIED, tensor
 
-    def _known(self, offer: Offer) -> Connection | None:
-        source = self._sources.get((offer.address, offer.port))
-        return source if source and offer.group and source.group == offer.group else None
-
-    def _leave(self, but: Sequence[Connection | None] = ()) -> None:
-        for source in self._sources.values():
-            if source not in but:
-                source.end.close()
-        self._sources = {}
+    def _leave(self) -> None:
+        for connection in self._connections.values():
+            connection.end.close()
+        self._connections = {}
 
     def _has_shadow(self) -> bool:
         """Whether there is a shadow, or room for one."""
@@ -185,10 +183,10 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         return computes_with_what_it_loads(self.model)
 
 
-class GlooEngine(ReceivingEngine):
+class ChainEngine(ReceivingEngine):
     """Buckets in host memory."""
 
-    end_cls = gloo.WorkerEnd
+    end_cls = chain.WorkerEnd
 
 
 class NcclEngine(ReceivingEngine):
@@ -203,7 +201,7 @@ class IpcEngine(ReceivingEngine):
     end_cls = ipc.WorkerEnd
 
 
-for _name, _engine in ((GLOO, GlooEngine), (NCCL, NcclEngine), (IPC, IpcEngine)):
+for _name, _engine in ((CHAIN, ChainEngine), (NCCL, NcclEngine), (IPC, IpcEngine)):
     if _name not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(_name, _engine)
 
@@ -217,15 +215,15 @@ class WorkerExtension:
     vllm_config: VllmConfig
     weight_transfer_engine: ReceivingEngine
 
-    def rljob_joined(self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool) -> tuple[list[bool], bool]:
-        """See ReceivingEngine.joined."""
-        return self.weight_transfer_engine.joined(attempt, [Offer(**sender) for sender in senders], serves)
+    def rljob_admit(
+        self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool
+    ) -> tuple[tuple[str, int], bool]:
+        """See ReceivingEngine.admit."""
+        return self.weight_transfer_engine.admit(attempt, [Offer(**sender) for sender in senders], serves)
 
-    def rljob_receive(
-        self, session: str, senders: Sequence[Mapping[str, Any]], known: Sequence[bool], apart: bool
-    ) -> None:
+    def rljob_receive(self, update: str, server: str, senders: Sequence[Mapping[str, Any]], apart: bool) -> None:
         """See ReceivingEngine.start."""
-        self.weight_transfer_engine.start(session, [Offer(**sender) for sender in senders], known, apart)
+        self.weight_transfer_engine.start(update, server, [Offer(**sender) for sender in senders], apart)
 
     def rljob_verify(self, attempt: int, digest: str) -> None:
         """Verify the whole update."""

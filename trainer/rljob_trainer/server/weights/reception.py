@@ -1,11 +1,11 @@
 """One update as a worker of a server receives it: in a thread of its own, so the server generates meanwhile.
 
 The worker takes buckets of all senders in turn, one at a time, and loads each while the next one is transferred. So it holds two buckets, however
-many senders there are; and all workers of a server take them in the same order, as collective transfers require.
+many senders there are; and all workers of all servers take them in the same order, as transfers that pass through all of them require.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,42 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljob_trainer.wire.weights import gloo, ipc, nccl
+from rljob_trainer.server.weights.source import Connection, Source, WorkerEnd, WorkerPlace
 from rljob_trainer.wire.weights.bucket import Entry, digest, payload_size, total, unpack
-from rljob_trainer.wire.weights.messages import COMPLETE, AbandonedError, Inbox
-from rljob_trainer.wire.weights.protocol import Offer
+from rljob_trainer.wire.weights.messages import COMPLETE, TURN_OVER, AbandonedError
+from rljob_trainer.wire.weights.polling import now_and_then
+from rljob_trainer.wire.weights.protocol import ALIVE_SECONDS, Offer
 from rljob_trainer.wire.weights.rendezvous import RemoteStore
 
-WorkerEnd = gloo.WorkerEnd | nccl.WorkerEnd | ipc.WorkerEnd
 NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """A sender, as a worker reaches it."""
+class Arrived:
+    """A bucket that is not loaded yet."""
 
-    home: RemoteStore
-    group: str
-    """Name of the connection."""
-    end: WorkerEnd
-
-
-@dataclass(frozen=True, slots=True)
-class Arriving:
-    """A bucket that is in transfer, or not loaded yet."""
-
-    inbox: Inbox
     entries: list[Entry]
     payload: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """This process in its server."""
-
-    worker: int
-    workers: int
-    device: torch.device
 
 
 class Reception:
@@ -57,26 +37,27 @@ class Reception:
     def __init__(
         self,
         place: WorkerPlace,
-        session: str,
+        update: str,
         end_cls: type[WorkerEnd],
         check: Callable[[Iterable[Entry]], None],
         load: Callable[[NamedTensors], None],
     ) -> None:
-        """`session`: the update. `check` refuses entries by an exception, before they are received; `load` takes verified tensors, views of a bucket
-        that is reused."""
-        self._place, self._session, self._end_cls = place, session, end_cls
+        """`update`: its name at all senders. `check` refuses entries by an exception, before they are received; `load` takes verified tensors, views
+        of a bucket that is reused."""
+        self._place, self._update, self._end_cls = place, update, end_cls
         self._check, self._load = check, load
-        self.sources: list[Connection] = []
-        self._inboxes: list[Inbox] = []
+        self._sources: list[Source] = []
+        self._pending: Arrived | None = None
         self._names: set[str] = set()
         self._digests: list[str] = []
         self._abandoned = threading.Event()
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="weights")
+        self._show = now_and_then(ALIVE_SECONDS, self._shown)
 
-    def start(self, offers: Sequence[Offer], known: Sequence[Connection | None]) -> None:
-        """Join the senders, and receive what they send. `known`: connections to some of them that still exist."""
-        self._offers, self._known = offers, known
+    def start(self, offers: Sequence[Offer], kept: Mapping[Offer, Connection]) -> None:
+        """Receive what these senders send. `kept`: connections to some of them that still exist."""
+        self._offers, self._kept = offers, kept
         self._thread.start()
 
     def result(self, seconds: float) -> tuple[set[str], str]:
@@ -88,24 +69,31 @@ class Reception:
             raise RuntimeError("not all buckets of this update have come")
         return self._names, total(self._digests)
 
+    @property
+    def connections(self) -> dict[Offer, Connection]:
+        """To all senders of a complete update."""
+        return {o: s.connection for o, s in zip(self._offers, self._sources, strict=True) if s.connection}
+
     def abandon(self) -> None:
         """End the thread and leave all senders, whose connections may be broken."""
         self._abandoned.set()
         if self._thread.ident:
             self._thread.join()
-        for source in self.sources:
-            source.end.close()
+        for source in self._sources:
+            source.leave()
 
     def _run(self) -> None:
         try:
             with torch.no_grad(), self._own_stream():
-                self._join()
+                self._find()
                 self._receive()
         except Exception as error:
             self._error = error
-            for inbox in self._inboxes:
+            for source in self._sources:
                 with suppress(RuntimeError):  # this sender may be gone
-                    inbox.refuse(str(error) or repr(error))
+                    source.inbox.refuse(str(error) or repr(error))
+            for source in self._sources:
+                source.leave()
 
     def _own_stream(self) -> AbstractContextManager[Any]:
         """On a GPU: a context in which this thread's work does not wait for what the server computes."""
@@ -114,68 +102,68 @@ class Reception:
         torch.cuda.set_device(self._place.device)
         return torch.cuda.stream(torch.cuda.Stream())
 
-    def _join(self) -> None:
-        pairs = list(zip(self._offers, self._known, strict=True))
-        homes = [known.home if known else RemoteStore(offer.address, offer.port) for offer, known in pairs]
-        self._inboxes = [Inbox(home.store, self._session, self._place.worker) for home in homes]
-        for home, (_, known) in zip(homes, pairs, strict=True):
-            if not known:
-                end = self._end_cls(home, self._session, self._place.worker, self._place.workers)
-                known = Connection(home, self._session, end)
-            self.sources.append(known)
+    def _find(self) -> None:
+        for offer in self._offers:
+            connection = self._kept.get(offer) or RemoteStore(offer)
+            self._sources.append(Source(self._place, self._end_cls, connection, self._update, self._wait))
             self._wait()
 
     def _wait(self) -> None:
-        """Called while this worker waits for one sender: the others see that it lives."""
+        """Called while this worker waits or loads: all senders see that it lives."""
         if self._abandoned.is_set():
             raise AbandonedError("this update was abandoned")
-        for inbox in self._inboxes:
-            inbox.alive()
+        self._show()
+
+    def _shown(self) -> bool:
+        for source in self._sources:
+            source.inbox.alive()
+        return True
 
     def _receive(self) -> None:
-        everyone, pending, ended = list(zip(self.sources, self._inboxes, strict=True)), None, ""
+        ended = ""
         while ended != COMPLETE:
-            active = list(everyone)
+            active = list(self._sources)
             while active:
-                for source, inbox in tuple(active):
-                    pending, ended = self._turn(source, inbox, pending)
-                    if ended:
-                        active.remove((source, inbox))
-        if pending:
-            self._take(pending)
-        for inbox in self._inboxes:
-            inbox.acknowledge()
+                for source in tuple(active):
+                    if (ended := self._turn(source)) != TURN_OVER:
+                        active.remove(source)
+        self._take()
+        for source in self._sources:
+            source.inbox.done()
 
-    def _turn(self, source: Connection, inbox: Inbox, pending: Arriving | None) -> tuple[Arriving | None, str]:
-        """Handle the next message of one sender. Returns a bucket that has to be loaded, and, if the message was none, which.
+    def _turn(self, source: Source) -> str:
+        """Do what one sender says until its turn is over. Returns by which message."""
+        while True:
+            if not source.inbox.has_next:
+                self._take()
+            message = source.inbox.next(self._wait)
+            if isinstance(message, str):
+                return message
+            if "group" in message:
+                source.join(message)
+            else:
+                self._receive_bucket(source, message)
 
-        `pending`: the bucket before. It is loaded at once if this sender lets the worker wait, since its own sender waits for that.
-        """
-        if pending and not inbox.has_next:
-            self._take(pending)
-            pending = None
-        message = inbox.next(self._wait)
-        if isinstance(message, str):
-            return pending, message
-        bucket = self._begin(source, inbox, message)
-        if pending:
-            self._take(pending)
-        source.end.wait()
-        return bucket, ""
-
-    def _begin(self, source: Connection, inbox: Inbox, message: dict[str, Any]) -> Arriving:
+    def _receive_bucket(self, source: Source, message: dict[str, Any]) -> None:
         entries = [Entry.from_json(e) for e in message["entries"]]
         self._check(entries)
         size = payload_size(e.size for e in entries)
         payload = torch.empty(size, dtype=torch.uint8, device=self._place.device)
-        source.end.receive(payload, message["transport"])
-        inbox.ready()
-        return Arriving(inbox, entries, payload)
+        if source.receive(message, payload, self._take):
+            self._pending = Arrived(entries, payload)
 
-    def _take(self, bucket: Arriving) -> None:
-        self._load(unpack(bucket.entries, bucket.payload))
+    def _take(self) -> None:
+        """Load the bucket that has arrived, if there is one."""
+        bucket, self._pending = self._pending, None
+        if bucket is None:
+            return
+        self._load(self._alive_between(unpack(bucket.entries, bucket.payload)))
         if bucket.payload.is_cuda:
             torch.cuda.current_stream().synchronize()
         self._names |= {entry.name for entry in bucket.entries}
         self._digests.append(digest(bucket.entries))
-        bucket.inbox.acknowledge()
+
+    def _alive_between(self, tensors: NamedTensors) -> Iterator[tuple[str, Tensor]]:
+        for named in tensors:
+            self._wait()
+            yield named

@@ -5,14 +5,16 @@ torch/csrc/CudaIPCTypes.cpp). So a payload that two workers read has to be share
 the payload or is gone, has to be counted as read in its place.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rljob_trainer.wire.weights.polling import wait_until
-from rljob_trainer.wire.weights.rendezvous import NOT_JOINED, RemoteStore, SenderStore
+from rljob_trainer.wire.weights.door import Door
+from rljob_trainer.wire.weights.polling import CalledOffError, wait_until
+from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 Handle = list[int | bool | str]
 """What torch needs to open shared memory: handle, size, offset, the counter of readers with its offset, and an event. Bytes are written in hex."""
@@ -21,12 +23,8 @@ Handle = list[int | bool | str]
 class SenderEnd:
     """The sender's end. There is no group: every message carries the handles that the workers need."""
 
-    def __init__(self, home: SenderStore, name: str, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join. Raises RuntimeError when `given_up` before that."""
-        self.workers = home.workers(name, given_up)
-        if not self.workers:
-            raise RuntimeError(NOT_JOINED)
-        self._store, self._name = home.store, name
+    def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
+        self._store, self._group, self._workers = home.store, group, len(members)
         self._sent: Tensor | None = None
         self._handles: list[Handle] = []
         """Of the payload, by worker."""
@@ -35,20 +33,21 @@ class SenderEnd:
     def describe(self, payload: Tensor) -> dict[str, Any]:
         """Share the payload, which is kept until `wait` has returned. Returns the GPU and a handle for each worker, for the message."""
         self._sent, self._payloads = payload, self._payloads + 1
-        self._handles = [_shared(payload) for _ in range(self.workers)]
+        self._handles = [_shared(payload) for _ in range(self._workers)]
         return {"gpu": _uuid(payload.get_device()), "handles": self._handles}
 
     def send(self, payload: Tensor) -> None:
         """Nothing to do: the workers copy it."""
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until every worker has copied the payload, or `given_up`, which is the time limit."""
-        if wait_until(lambda: not self._unread(), given_up):
-            self._sent, self._handles = None, []
+        """Wait until every worker has copied the payload. Raises CalledOffError when `given_up`, which is the time limit."""
+        if not wait_until(lambda: not self._unread(), given_up):
+            raise CalledOffError
+        self._sent, self._handles = None, []
 
     def _unread(self) -> list[Handle]:
         """Handles of the last payload whose workers have not copied it."""
-        copied = (int(self._store.add(_copies(self._name, i), 0)) for i in range(self.workers))
+        copied = (int(self._store.add(_copies(self._group, i), 0)) for i in range(self._workers))
         return [h for h, count in zip(self._handles, copied, strict=False) if count < self._payloads]
 
     def close(self) -> None:
@@ -62,24 +61,31 @@ class SenderEnd:
 class WorkerEnd:
     """A process on the same host, to which the sender's GPU is visible."""
 
-    def __init__(self, home: RemoteStore, name: str, worker: int, workers: int) -> None:
-        """Join the group `name` as `worker` of `workers`: this process's place in its server. Raises RuntimeError when the sender does not answer."""
-        home.join(name, worker, workers)
-        self._store, self._name, self._worker = home.store, name, worker
+    def __init__(
+        self,
+        home: RemoteStore,
+        group: str,
+        members: Sequence[Member],
+        place: int,
+        door: Door,
+        given_up: Callable[[], bool],
+    ) -> None:
+        """`place`: of this worker among `members`."""
+        self._store, self._group, self._place = home.store, group, place
 
     def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
         """Fill `payload`. Raises RuntimeError when the sender's memory cannot be opened."""
         self._copy(payload, message)
-        self._store.add(_copies(self._name, self._worker), 1)  # the sender's memory is closed by now
+        self._store.add(_copies(self._group, self._place), 1)  # the sender's memory is closed by now
 
-    def wait(self) -> None:
+    def wait(self, given_up: Callable[[], bool]) -> None:
         """Nothing to do: `receive` has waited."""
 
     def _copy(self, payload: Tensor, message: dict[str, Any]) -> None:
         where = [i for i in range(torch.cuda.device_count()) if _uuid(i) == message["gpu"]]
         if not where:
             raise RuntimeError(f"the sender's GPU {message['gpu']} is not visible to this server")
-        handle = [bytes.fromhex(h) if isinstance(h, str) else h for h in message["handles"][self._worker]]
+        handle = [bytes.fromhex(h) if isinstance(h, str) else h for h in message["handles"][self._place]]
         storage = torch.UntypedStorage._new_shared_cuda(where[0], *handle)
         sent = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
         payload.copy_(sent[: payload.numel()])
@@ -88,9 +94,9 @@ class WorkerEnd:
     def close(self) -> None: ...
 
 
-def _copies(name: str, worker: int) -> str:
+def _copies(group: str, place: int) -> str:
     """Key of a worker's count of payloads that it has copied."""
-    return f"{name}/copies/{worker}"
+    return f"{group}/copies/{place}"
 
 
 def _shared(payload: Tensor) -> Handle:

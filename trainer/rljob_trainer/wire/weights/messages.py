@@ -1,177 +1,167 @@
-"""Messages about the buckets that a sender has for the workers of one server: the sender announces each, and every worker acknowledges or refuses it.
+"""Messages of a sender to the workers of all servers, and what each worker does about them.
 
-They go through the sender's store (rendezvous.py), which takes a tenth of a millisecond. `name` is that of the update at this server. A sender's
-buckets come in phases: workers take buckets of all senders in turn, and no bucket of a phase before all senders have ended the phase before it.
+They go through the sender's store (rendezvous.py), which takes a tenth of a millisecond. `update` is the name of an update. The sender says one thing
+after another, and every worker has one line, in which it says where it is:
+
+    Group        make a group (transport.py) of these workers: the line is READY when the worker begins, DONE when it is connected
+    Bucket       receive it through the group: READY when the worker can, DONE when it is received and the one before it is verified
+    TURN_OVER    all have the bucket; take one of the next sender
+    PHASE_OVER   the sender has no more buckets in this phase: workers take those of all senders in turn, and none of a phase before all senders
+                 have ended the one before
+    COMPLETE     DONE when all buckets of all senders are verified
+    ABANDONED    the update will not be completed
+
+A sender says the next thing when all workers are DONE. If it says something before that, what it said last is called off: a worker has failed, and
+the others make a new group without it. A worker's line is FAILED when it could not do what was said, which need not be its fault, and REFUSED when it
+does not take the update; it then takes part no longer.
 """
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from datetime import timedelta
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.polling import wait_until
+from rljob_trainer.wire.weights.polling import now_and_then, wait_until
 
 GIVEN_UP = "the trainer has abandoned this update"
-"""A worker's reason when one of its senders has; the others are not the cause."""
-PHASE_OVER, COMPLETE, ABANDONED = "phase over", "complete", "abandoned"
+"""A worker's reason when one of its senders has, or has left it out; the others are not the cause."""
+TURN_OVER, PHASE_OVER, COMPLETE, ABANDONED = "turn over", "phase over", "complete", "abandoned"
 SenderMessage = dict[str, Any] | str
-"""A bucket, PHASE_OVER or COMPLETE."""
+"""A group {"group": name, "members": [Member], "made": whether it is that of an earlier update}, a bucket {"bucket": number, "entries": [Entry],
+"transport": what the transport needs}, or one of the above."""
+
+LONGEST_PAUSE = 0.02
+"""Seconds between two looks for a message or at the lines, in the end: there may be hundreds of workers."""
+
+
+class Progress(StrEnum):
+    """Of a worker, concerning the message that it has read last."""
+
+    READ = "read"
+    READY = "ready"
+    DONE = "done"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+class Line(NamedTuple):
+    """Where a worker is."""
+
+    message: int
+    """Number of the message that it has read last."""
+    state: Progress
+    sign: int
+    """Grows while the worker lives."""
+    reason: str
+    """Why it has failed or refused."""
+
+    @staticmethod
+    def parse(text: str) -> "Line":
+        message, state, sign, reason = text.split(" ", 3)
+        return Line(int(message), Progress(state), int(sign), reason)
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.state} {self.sign} {self.reason}"
 
 
 class AbandonedError(RuntimeError):
     """The trainer will not complete this update."""
 
 
-class BucketRefusedError(RuntimeError):
-    """A worker has refused a bucket; the message says why."""
-
-
 class Outbox:
-    """The sender's end, for one update of one server."""
+    """The sender's end."""
 
-    def __init__(self, store: dist.Store, name: str, workers: int) -> None:
-        self._store, self._name, self._workers = store, name, range(workers)
-        self._posted = 0
-        self._buckets: list[int] = []
-        """Numbers of the messages that are answered: those that announce buckets, and COMPLETE."""
-        self._verified = 0
-        """How many buckets are."""
+    def __init__(self, store: dist.Store, update: str) -> None:
+        self._store, self._update = store, update
+        self.said = 0
+        """Number of messages."""
+        self._written: set[str] = set()
+        """Workers whose line exists."""
 
-    def post(self, bucket: Mapping[str, Any]) -> None:
-        """Announce the next bucket."""
-        self._buckets.append(self._posted)
-        self._say(bucket)
+    def say(self, message: Mapping[str, Any] | str) -> None:
+        self._store.set(_message(self._update, self.said), json.dumps(message))
+        self.said += 1
 
-    def end_phase(self) -> None:
-        self._say(PHASE_OVER)
-
-    def end(self, how: str) -> None:
-        """Say that there are no more buckets, COMPLETE or ABANDONED. Workers confirm COMPLETE like a bucket, once they have those of all senders."""
-        if how == COMPLETE:
-            self._buckets.append(self._posted)
-        self._say(how)
-
-    def await_workers(self, given_up: Callable[[], bool]) -> None:
-        """Wait until all workers take the bucket that was announced last. Raises what `given_up` raises."""
-        keys = [_ready(self._name, self._buckets[-1], worker) for worker in self._workers]
-        wait_until(partial(self._store.check, keys), given_up)
-
-    def confirm(self, unverified: int, given_up: Callable[[], bool]) -> None:
-        """Wait until all buckets but the last `unverified` are verified. Raises BucketRefusedError, and what `given_up` raises."""
-        while self._verified < len(self._buckets) - unverified:
-            keys = self._answers(self._buckets[self._verified])
-            if not wait_until(partial(self._store.check, keys), given_up):
-                return
-            for problem in (self._store.get(key).decode() for key in keys):
-                if problem:
-                    raise BucketRefusedError(problem)
-            self._verified += 1
-
-    def refusal(self) -> str:
-        """Why a worker has refused the update; empty when none has."""
-        keys = (_refusal(self._name, worker) for worker in self._workers)
-        return next((self._store.get(key).decode() for key in keys if self._store.check([key])), "")
-
-    def signs(self) -> list[int]:
-        """[worker] -> a number that grows while it waits for another sender, and with every bucket that it has verified."""
-        return [int(self._store.add(_alive(self._name, worker), 0)) for worker in self._workers]
+    def lines(self, workers: Iterable[str]) -> dict[str, Line]:
+        """By worker: its line, if it has written one."""
+        asked = list(workers)
+        self._written |= {w for w in asked if w not in self._written and self._store.check([_line(self._update, w)])}
+        there = [worker for worker in asked if worker in self._written]
+        texts: Any = self._store.multi_get([_line(self._update, worker) for worker in there]) if there else []
+        return {worker: Line.parse(text.decode()) for worker, text in zip(there, texts, strict=True)}
 
     def clear(self) -> None:
-        """Delete all messages. Called when the update is over at this server, since the store outlives it."""
-        for number in range(self._posted):
-            ready = (_ready(self._name, number, worker) for worker in self._workers)
-            for key in (_message(self._name, number), *ready, *self._answers(number)):
-                self._store.delete_key(key)
-        for worker in self._workers:
-            self._store.delete_key(_alive(self._name, worker))
-            self._store.delete_key(_refusal(self._name, worker))
-
-    def _say(self, message: Mapping[str, Any] | str) -> None:
-        self._store.set(_message(self._name, self._posted), json.dumps(message))
-        self._posted += 1
-
-    def _answers(self, number: int) -> list[str]:
-        return [_answer(self._name, number, worker) for worker in self._workers]
+        """Delete all messages and lines. Called when the update is over, since the store outlives it."""
+        for key in [_message(self._update, number) for number in range(self.said)]:
+            self._store.delete_key(key)
+        for worker in self._written:
+            self._store.delete_key(_line(self._update, worker))
 
 
 class Inbox:
-    """A worker's end, for one update."""
+    """A worker's end."""
 
-    def __init__(self, store: dist.Store, name: str, worker: int) -> None:
-        self._store, self._name, self._worker = store, name, worker
-        self._read = 0
-        self._unanswered: list[int] = []
+    def __init__(self, store: dist.Store, update: str, worker: str) -> None:
+        self._store, self._update, self._worker = store, update, worker
+        self._read, self._sign, self._state, self._reason = 0, 0, Progress.READ, ""
 
     @property
     def has_next(self) -> bool:
-        return bool(self._store.check([_message(self._name, self._read)]))
+        """Whether the sender has said more. If something is under way, that is called off."""
+        return bool(self._store.check([_message(self._update, self._read)]))
 
     def next(self, waiting: Callable[[], None]) -> SenderMessage:
         """The next message. `waiting` is called every ALIVE_SECONDS until it is there, and may raise.
 
         Raises AbandonedError, or RuntimeError when the sender is gone or silent for NEXT_SECONDS.
         """
-        message: SenderMessage = json.loads(self._get(_message(self._name, self._read), waiting))
+        self._await_next(waiting)
+        message: SenderMessage = json.loads(self._store.get(_message(self._update, self._read)))
         if message == ABANDONED:
             raise AbandonedError(GIVEN_UP)
-        if message != PHASE_OVER:
-            self._unanswered.append(self._read)
         self._read += 1
+        self._write(Progress.READ)
         return message
 
     def alive(self) -> None:
-        """Show the sender that this worker waits for another one."""
-        self._store.add(_alive(self._name, self._worker), 1)
+        """Show the sender that this worker lives."""
+        self._write(self._state, self._reason)
 
     def ready(self) -> None:
-        """Report that this worker takes the bucket that was read last."""
-        self._store.set(_ready(self._name, self._unanswered[-1], self._worker), "")
+        self._write(Progress.READY)
 
-    def acknowledge(self) -> None:
-        """Report that the first bucket without an answer is verified, or, after the last one, that the update is complete."""
-        self.alive()
-        self._store.set(_answer(self._name, self._unanswered.pop(0), self._worker), "")
+    def done(self) -> None:
+        self._write(Progress.DONE)
 
-    def refuse(self, problem: str) -> None:
-        """Report why this worker takes no more buckets."""
-        self._store.set(_refusal(self._name, self._worker), problem)
-        for number in self._unanswered:
-            self._store.set(_answer(self._name, number, self._worker), problem)
+    def failed(self, why: str) -> None:
+        self._write(Progress.FAILED, why)
 
-    def _get(self, key: str, waiting: Callable[[], None]) -> bytes:
+    def refuse(self, why: str) -> None:
+        self._write(Progress.REFUSED, why)
+
+    def _write(self, state: Progress, reason: str = "") -> None:
+        self._state, self._reason, self._sign = state, reason, self._sign + 1
+        self._store.set(_line(self._update, self._worker), str(Line(self._read - 1, state, self._sign, reason)))
+
+    def _await_next(self, waiting: Callable[[], None]) -> None:
         deadline = time.monotonic() + protocol.NEXT_SECONDS
-        while True:
-            began = time.monotonic()
-            try:
-                self._store.wait([key], timedelta(seconds=protocol.ALIVE_SECONDS))
-                return bytes(self._store.get(key))
-            except dist.DistStoreError:
-                now = time.monotonic()
-                if now > deadline or now < began + protocol.ALIVE_SECONDS / 2:  # another error than a timeout
-                    raise
+
+        def is_late() -> bool:
             waiting()
+            return time.monotonic() > deadline
+
+        often = now_and_then(protocol.ALIVE_SECONDS, is_late, at_once=False)
+        if not wait_until(lambda: self.has_next, often, LONGEST_PAUSE):
+            raise RuntimeError("the sender said nothing in time")
 
 
-def _message(name: str, number: int) -> str:
-    return f"{name}/{number}"
+def _message(update: str, number: int) -> str:
+    return f"{update}/{number}"
 
 
-def _answer(name: str, number: int, worker: int) -> str:
-    return f"{name}/{number}/{worker}"
-
-
-def _ready(name: str, number: int, worker: int) -> str:
-    return f"{name}/{number}/ready/{worker}"
-
-
-def _alive(name: str, worker: int) -> str:
-    return f"{name}/alive/{worker}"
-
-
-def _refusal(name: str, worker: int) -> str:
-    return f"{name}/refused/{worker}"
+def _line(update: str, worker: str) -> str:
+    return f"{update}/at/{worker}"

@@ -1,16 +1,19 @@
-"""Transport over NCCL, for buckets on GPUs: a communicator of one sender and the workers of one server. A server that dies
-breaks only its own."""
+"""Transport over NCCL, for buckets on GPUs: a communicator of one sender and all workers of all servers. NCCL broadcasts along a ring, in which
+everyone passes on what it receives while it receives. So a bucket leaves the sender once, however many servers there are."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.wire.weights import protocol
+from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.nccl_library import Communicator, unique_id
-from rljob_trainer.wire.weights.rendezvous import NOT_JOINED, RemoteStore, SenderStore
+from rljob_trainer.wire.weights.polling import CalledOffError
+from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 SENDER = 0
 
@@ -18,9 +21,9 @@ SENDER = 0
 class _Transfer:
     """One broadcast at a time, on a stream of its own."""
 
-    def __init__(self, unique: bytes, rank: int, size: int) -> None:
+    def __init__(self, unique: bytes, rank: int, size: int, given_up: Callable[[], bool]) -> None:
         self._device = torch.cuda.current_device()
-        self._communicator = Communicator(unique, rank, size, _deadline())
+        self._communicator = Communicator(unique, rank, size, _deadline(), given_up)
         self._stream = torch.cuda.Stream()
         self._done = torch.cuda.Event()
         self._deadline = 0.0
@@ -31,12 +34,13 @@ class _Transfer:
             self._deadline = _deadline()
             self._communicator.broadcast(payload.data_ptr(), payload.numel(), SENDER, self._stream.cuda_stream)
 
-    def finish(self, given_up: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the broadcast is done, or `given_up`. Returns whether it is done. Raises NcclError, a RuntimeError."""
+    def finish(self, given_up: Callable[[], bool]) -> None:
+        """Wait until the broadcast is done. Raises NcclError, a RuntimeError, and CalledOffError when `given_up`."""
         self._communicator.wait_for_calls(self._deadline, given_up)
         self._done.record(self._stream)
         self._communicator.wait(lambda: self._done.query() or given_up(), self._deadline)
-        return self._done.query()
+        if not self._done.query():
+            raise CalledOffError
 
     def abort(self) -> None:
         self._communicator.abort()
@@ -45,14 +49,11 @@ class _Transfer:
 class SenderEnd:
     """Rank 0 of the group."""
 
-    def __init__(self, home: SenderStore, name: str, given_up: Callable[[], bool]) -> None:
-        """Wait for the workers to join the group `name`. Raises NcclError, and RuntimeError when `given_up` before that."""
-        self.workers = home.workers(name, given_up)
-        if not self.workers:
-            raise RuntimeError(NOT_JOINED)
+    def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
+        """Wait for all workers. Raises NcclError, and CalledOffError when `given_up` before they are there."""
         unique = unique_id()
-        home.store.set(_id(name), unique.hex())
-        self._transfer = _Transfer(unique, SENDER, self.workers + 1)
+        home.store.set(_id(group), unique.hex())
+        self._transfer = _Transfer(unique, SENDER, len(members) + 1, given_up)
         self._sent: Tensor | None = None
 
     def describe(self, payload: Tensor) -> dict[str, Any]:
@@ -65,9 +66,9 @@ class SenderEnd:
         self._transfer.begin(payload)
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the bucket is sent, or `given_up`. Raises NcclError when the other end is gone, or after SILENT_SECONDS."""
-        if self._sent is not None and self._transfer.finish(given_up):
-            self._sent = None
+        """Wait until the bucket is sent. Raises NcclError when a worker is gone, or after SILENT_SECONDS; CalledOffError when `given_up`."""
+        self._transfer.finish(given_up)
+        self._sent = None
 
     def close(self) -> None:
         self._transfer.abort()
@@ -77,10 +78,18 @@ class SenderEnd:
 class WorkerEnd:
     """Rank 1 and up of the group."""
 
-    def __init__(self, home: RemoteStore, name: str, worker: int, workers: int) -> None:
-        """Join the group `name` as `worker` of `workers`: this process's place in its server. Raises RuntimeError when the sender does not answer."""
-        home.join(name, worker, workers)
-        self._transfer = _Transfer(bytes.fromhex(home.store.get(_id(name)).decode()), worker + 1, workers + 1)
+    def __init__(
+        self,
+        home: RemoteStore,
+        group: str,
+        members: Sequence[Member],
+        place: int,
+        door: Door,
+        given_up: Callable[[], bool],
+    ) -> None:
+        """Wait for the others. `place`: of this worker among `members`. Raises NcclError, and CalledOffError when `given_up`."""
+        unique = bytes.fromhex(home.store.get(_id(group)).decode())
+        self._transfer = _Transfer(unique, place + 1, len(members) + 1, given_up)
         self._received: Tensor | None = None
         """Kept as long as NCCL may write to it."""
 
@@ -90,9 +99,9 @@ class WorkerEnd:
         self._received = payload
         self._transfer.begin(payload)
 
-    def wait(self) -> None:
-        """Wait until the payload is received. Raises NcclError when the sender is gone, or after SILENT_SECONDS."""
-        self._transfer.finish()
+    def wait(self, given_up: Callable[[], bool]) -> None:
+        """Wait until the payload is received. Raises NcclError when another is gone, or after SILENT_SECONDS; CalledOffError when `given_up`."""
+        self._transfer.finish(given_up)
         self._received = None
 
     def close(self) -> None:
@@ -104,5 +113,5 @@ def _deadline() -> float:
     return time.monotonic() + protocol.SILENT_SECONDS
 
 
-def _id(name: str) -> str:
-    return f"{name}/nccl"
+def _id(group: str) -> str:
+    return f"{group}/nccl"

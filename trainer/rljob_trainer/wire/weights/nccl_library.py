@@ -51,15 +51,17 @@ def unique_id() -> bytes:
 class Communicator:
     """One rank of a communicator, on the current device. Not thread-safe."""
 
-    def __init__(self, unique: bytes, rank: int, size: int, deadline: float) -> None:
-        """Join the other ranks. `deadline`: of time.monotonic(). Raises NcclError."""
+    def __init__(
+        self, unique: bytes, rank: int, size: int, deadline: float, given_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Join the other ranks, until the `deadline` of time.monotonic(), or until `given_up`. Raises NcclError."""
         self._handle = ctypes.c_void_p()
         config = _Config(ctypes.sizeof(_Config), 0xCAFEBEEF, _CONFIG_VERSION, 0)
         name = _UniqueId.from_buffer_copy(unique)
         self._code = _library().ncclCommInitRankConfig(
             ctypes.byref(self._handle), ctypes.c_int(size), name, ctypes.c_int(rank), ctypes.byref(config)
         )
-        self.wait_for_calls(deadline)
+        self.wait_for_calls(deadline, given_up)
 
     def broadcast(self, address: int, size: int, root: int, stream: int) -> None:
         """Start to enqueue a broadcast of `size` bytes at a device address on a CUDA stream; `wait_for_calls` waits until it is enqueued."""

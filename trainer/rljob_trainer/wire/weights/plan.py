@@ -23,7 +23,7 @@ class Phase(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What one rank sends to each server at every update."""
+    """What one rank sends at every update, once, however many servers there are."""
 
     rank: int
     bytes: int
@@ -53,6 +53,6 @@ class TransferPlan:
         """One line for the log."""
         most = max(self.shares, key=lambda share: share.bytes)
         return (
-            f"weights: {len(self.shares)} of the ranks send {self.total / GIB:.2f} GiB to each of {servers} servers, "
+            f"weights: {len(self.shares)} of the ranks send {self.total / GIB:.2f} GiB through {servers} servers, "
             f"rank {most.rank} most with {most.bytes / GIB:.2f} GiB"
         )

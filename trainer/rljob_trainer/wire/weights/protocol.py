@@ -3,13 +3,15 @@ here."""
 
 import hmac
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rljob_api.spec import RLJobSpec
 
 ATTEMPT_HEADER = "X-RLJob-Attempt"
 """Number of the attempt, in every request. A server that has seen a higher one answers 409."""
 STEP_HEADER = "X-RLJob-Policy-Step"
-"""Step of the policy that generated an answer. Missing when the policy changed while the request was served."""
+"""Step of the policy that was served when a request came. Answers of GENERATE say which tokens are of a later one (wire/generate.py); of other
+routes' it is missing when the policy changed meanwhile."""
 
 STATE = "/rljob/state"
 HEALTH = "/rljob/health"
@@ -34,10 +36,10 @@ OPEN_SECONDS = 15.0
 """Time limit for opening an update: the engine answers between two of its steps, and joins the senders later. A server that takes longer gets the
 policy with a later publication."""
 SILENT_SECONDS = 15.0
-"""A worker that has neither received, loaded nor shown that it waits for another sender for this long is given up, with its server. So a server that
-dies or hangs in the middle of an update costs the others no more."""
+"""A worker that shows no sign of life for this long is left out, with its server. So a server that hangs in the middle of an update costs the others
+no more. Also the time limit of one transfer, and of making one group."""
 ALIVE_SECONDS = 1.0
-"""Interval at which a worker that waits for one sender shows all senders that it waits."""
+"""Interval at which a worker shows all senders that it lives."""
 NEXT_SECONDS = 70.0
 """Longest wait of a server for the next bucket of a sender, while that one exports it, or waits for another server that will be given up."""
 PROBE_SECONDS = 60.0
@@ -48,7 +50,8 @@ COMMIT_SECONDS = 120.0
 """Time limit for verifying and applying an update, and resetting the caches."""
 
 
-GLOO = "gloo"
+CHAIN = "rljob-chain"
+"""Over TCP, in host memory."""
 NCCL = "rljob-nccl"
 """vLLM's own engine `nccl` overwrites the model while weights arrive."""
 IPC = "rljob-ipc"
@@ -70,29 +73,33 @@ class PolicyVersion:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How the workers of a server reach one sender."""
+    """Where workers find the messages of one sender (rendezvous.py)."""
 
     address: str
     port: int
-    group: str
-    """The connection that the sender still has from an earlier update; empty: none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """An update that a server has opened."""
+class Member(NamedTuple):
+    """A worker of a server, as senders and other workers reach it."""
 
-    session: str
-    """The update at this server: name of its messages, and of groups that are made for it."""
-    joined: list[bool]
-    """[sender] -> whether all workers still have the connection that it offered."""
+    server: str
+    """Pod uid."""
+    worker: int
+    """Its place in the server."""
+    host: str
+    port: int
+    """Of its door (door.py)."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.server}/{self.worker}"
 
 
 def backend(spec: RLJobSpec) -> str:
     """The transport of a job, by its name as a backend in vLLM's `--weight-transfer-config`. Each has a trainer's end (transport.py) and an engine in
     vLLM's workers (engine.py)."""
     if spec.trainer.device == "cpu":
-        return GLOO
+        return CHAIN
     return IPC if spec.rollout.placement == "colocated" else NCCL
 
 

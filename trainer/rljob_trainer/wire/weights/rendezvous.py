@@ -1,63 +1,38 @@
-"""Rendezvous of a sender with the workers of its servers: the sender hosts a TCPStore, which lives as long as its attempt. Into it the first worker
-of a server writes the size of a group that they form, and all exchange messages about buckets (messages.py)."""
+"""Where the workers of all servers find one sender: it hosts a TCPStore, which lives as long as its attempt. Messages go through it (messages.py)."""
 
 import socket
-from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.polling import wait_until
+from rljob_trainer.wire.weights.protocol import Offer
 
-NOT_JOINED = "its workers did not join the sender in time"
+FIND_SECONDS = 5.0
+"""Time limit for connecting to a sender. The next update of this server waits for it if the sender is gone, and has to open in time."""
 
 
 class SenderStore:
-    """The sender's side, for all servers."""
+    """The sender's side."""
 
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine that the workers can reach."""
-        self.address = address
-        self.store = dist.TCPStore(address, 0, None, True, timeout(), wait_for_workers=False)
-
-    @property
-    def port(self) -> int:
-        return int(self.store.port)
-
-    def workers(self, group: str, given_up: Callable[[], bool]) -> int:
-        """Wait for the workers of a server to join `group`; their number, or 0 when `given_up`."""
-        if not wait_until(lambda: self.store.check([_size(group)]), given_up):
-            return 0
-        return int(self.store.get(_size(group)))
+        self.store = dist.TCPStore(address, 0, None, True, _timeout(), wait_for_workers=False)
+        self.offer = Offer(address, int(self.store.port))
 
 
 class RemoteStore:
-    """A worker's side, for one sender."""
+    """A worker's side."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, offer: Offer) -> None:
         """Raises OSError or RuntimeError when the sender does not answer."""
-        self.address, self.port = address, port
-        self.own_address = _own_address(
-            address, port
-        )  # fails at once when it is gone, where the store would keep trying
-        """This machine's address on the route to the sender."""
-        self.store = dist.TCPStore(address, port, None, False, timeout(), wait_for_workers=False)
-
-    def join(self, group: str, worker: int, workers: int) -> None:
-        """Say that this worker joins the group, one of `workers`."""
-        if worker == 0:
-            self.store.set(_size(group), str(workers))
+        self.offer = offer
+        with socket.create_connection((offer.address, offer.port), timeout=FIND_SECONDS):
+            pass  # fails at once when the sender is gone, where the store would keep trying
+        limit = timedelta(seconds=FIND_SECONDS)
+        self.store = dist.TCPStore(offer.address, offer.port, None, False, limit, wait_for_workers=False)
+        self.store.set_timeout(_timeout())
 
 
-def timeout() -> timedelta:
+def _timeout() -> timedelta:
     return timedelta(seconds=protocol.SILENT_SECONDS)
-
-
-def _size(group: str) -> str:
-    return f"{group}/size"
-
-
-def _own_address(peer: str, port: int) -> str:
-    with socket.create_connection((peer, port), timeout=protocol.SILENT_SECONDS) as connection:
-        return str(connection.getsockname()[0])

@@ -1,15 +1,16 @@
-"""The three transports of buckets from senders to the workers of a server, chosen by device and placement."""
+"""The three transports of buckets from a sender to the workers of servers, chosen by device and placement. Each has a group of a sender and workers,
+which is made anew when a member is lost: `SenderEnd` is its end at the sender, `WorkerEnd` that of a worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rljob_api.sizing.arrival import COLOCATED_BUCKET, CPU_BUCKET, GPU_BUCKET
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.wire.weights import gloo, ipc, nccl, protocol
-from rljob_trainer.wire.weights.protocol import backend
+from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
+from rljob_trainer.wire.weights.protocol import Member, backend
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 
-End = gloo.SenderEnd | nccl.SenderEnd | ipc.SenderEnd
+End = chain.SenderEnd | nccl.SenderEnd | ipc.SenderEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +19,17 @@ class Transport:
 
     address: str
     """IP of this machine, which the servers connect to."""
-    connect: Callable[[SenderStore, str, Callable[[], bool]], End]
-    """Makes the sender's end of a connection to one server: from the sender's store, the name of their group, and what ends the waiting."""
+    connect: Callable[[SenderStore, str, Sequence[Member], Callable[[], bool]], End]
+    """Makes the sender's end of a group: from the sender's store, the group's name, its workers, and what ends the waiting."""
     bucket_bytes: int
     """Largest size of a bucket; a larger tensor gets a bucket of its own."""
     on_gpu: bool
     """Whether buckets are on the sender's GPU, or in host memory."""
 
 
-def over_gloo(address: str) -> Transport:
+def over_tcp(address: str) -> Transport:
     """`address`: see Transport."""
-    return Transport(address, gloo.SenderEnd, CPU_BUCKET, on_gpu=False)
+    return Transport(address, chain.SenderEnd, CPU_BUCKET, on_gpu=False)
 
 
 def over_nccl(address: str) -> Transport:
@@ -44,8 +45,8 @@ def over_ipc(address: str) -> Transport:
 def transport_of(spec: RLJobSpec, address: str) -> Transport:
     """The transport of a job. `address`: see Transport."""
     match backend(spec):
-        case protocol.GLOO:
-            return over_gloo(address)
+        case protocol.CHAIN:
+            return over_tcp(address)
         case protocol.NCCL:
             return over_nccl(address)
         case _:
