@@ -89,7 +89,7 @@ class Job:
     async def _save(self, store: Store, rank: Rank, step: int) -> None:
         data = await call(rank.saving)
         directory = store.begin(step)
-        await call(rank.save_buffer, directory / BUFFERS[0])
+        await save_buffer(rank, directory / BUFFERS[0])
         made = contents(step, fingerprints(directory))
         store.commit(type(made)(**{field: getattr(made, field) for field in made.__slots__} | {"data": data}))
 

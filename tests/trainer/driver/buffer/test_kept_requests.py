@@ -87,7 +87,7 @@ async def test_a_drain_takes_the_tokens_from_the_servers_into_the_checkpoint(ben
         bench.control("drain", (a.endpoint,))
         assert await until(rank, "over") == "drained"
         await call(rank.saving)
-        await call(rank.save_buffer, tmp_path / "buffer")
+        await save_buffer(rank, tmp_path / "buffer")
     groups = saved.read(tmp_path / "buffer", RLJobSpec.model_validate(bench.spec), 1).groups
     (begun_first,) = [g for g in groups if g.position == 0]
     for sample in begun_first.samples:

@@ -22,6 +22,7 @@ from trainer.driver.bench import (
     call,
     publish,
     replicas,
+    save_buffer,
     trained,
     until,
     whole_batch,
@@ -341,10 +342,8 @@ async def test_a_resumed_attempt_trains_what_was_complete_and_continues_what_was
         await trained(rank, 1)
         await publish(rank, 1, [a])
         state = await call(rank.saving)
-        await call(rank.save_buffer, buffer)
-        while not (written := await call(rank.buffer_saved, True)):
-            continue
-        assert {f"buffer/{name}": list(file) for name, file in fingerprints(buffer).items()} == written["files"]
+        written = await save_buffer(rank, buffer)
+        assert {f"buffer/{name}": list(file) for name, file in fingerprints(buffer).items()} == written
     async with Thinker("demo-rollout-0", pace) as b:
         bench.control(rollouts=(b.endpoint,))
         rank = await bench.connect()
