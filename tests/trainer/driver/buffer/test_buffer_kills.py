@@ -20,7 +20,7 @@ from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from trainer.checkpoint.saving import contents, open_store
-from trainer.driver.bench import Bench, Characters, Rank, call, publish, trained, whole_batch
+from trainer.driver.bench import Bench, Characters, Rank, call, publish, save_buffer, trained, whole_batch
 from trainer.driver.servers import Thinker
 
 ROWS, PROMPTS, SAMPLES, EVERY = 12, 2, 2, 2

@@ -8,7 +8,7 @@ from rljob_trainer.driver import main
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.wire.parity import PROBE_SEQUENCES
-from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
+from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, save_buffer, trained, until
 from trainer.driver.buffer.test_staleness import ages, asked
 from trainer.driver.servers import Thinker
 
