@@ -102,6 +102,7 @@ METRICS: dict[str, str] = {
     "time/critic": "Seconds in which a critic on a gang of its own learnt from the step's batch, while the policy did.",
     "time/train": "Seconds spent on log-probabilities, loss, gradients and optimizer.",
     "time/sync": "Seconds spent on sending the step's weights to the rollout servers.",
+    "time/pause": "Longest time that a rollout server generated nothing to apply the policy of the step before, in seconds.",
     "time/save": "Seconds for which the step's checkpoint stopped the loop, in this step or later ones.",
     "time/save_background": "Seconds in which rank 0 wrote the step's checkpoint in the background.",
     "time/upload": "Seconds in which the step's checkpoint was copied to `checkpoint.upload`, while training continued.",

@@ -103,12 +103,12 @@ class SchedulingDefaults(Model):
     def of(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The defaults for such a `spec.scheduling`, by the backend that it names."""
         backend = given.get("backend", SchedulingSpec().backend)
-        found = self.dump()
+        defaults = self.dump()
         if backend not in readers_of("topologyLevels"):
-            found.pop("topologyLevels", None)
+            defaults.pop("topologyLevels", None)
         if backend not in WITHOUT_SCHEDULER:
-            found.pop("schedulerName", None)
-        return found
+            defaults.pop("schedulerName", None)
+        return defaults
 
 
 class TemplateDefaults(Model):

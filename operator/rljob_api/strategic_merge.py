@@ -26,13 +26,13 @@ def merged(live: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """The map with the patch applied; null removes a key."""
     if patch.get(DIRECTIVE) in ("delete", "replace"):
         return {k: v for k, v in patch.items() if k != DIRECTIVE and patch[DIRECTIVE] == "replace"}
-    found = dict(live)
+    result = dict(live)
     for key, value in patch.items():
         if value is None:
-            found.pop(key, None)
+            result.pop(key, None)
         else:
-            found[key] = _value(key, found.get(key), value)
-    return found
+            result[key] = _value(key, result.get(key), value)
+    return result
 
 
 def _value(key: str, live: Any, patch: Any) -> Any:
@@ -49,9 +49,9 @@ def _entries(live: list[Any], patch: list[Any], name: str) -> list[Any]:
     place = {entry[name]: i for i, entry in enumerate(live)}
     named = {entry[name] for entry in patch}
     rest = [entry for entry in live if entry[name] not in named]
-    found = []
+    result = []
     for entry in (entry for entry in patch if entry.get(DIRECTIVE) != "delete"):
         while rest and place[rest[0][name]] < place.get(entry[name], 0):
-            found.append(rest.pop(0))
-        found.append(merged(live[place[entry[name]]] if entry[name] in place else {}, entry))
-    return found + rest
+            result.append(rest.pop(0))
+        result.append(merged(live[place[entry[name]]] if entry[name] in place else {}, entry))
+    return result + rest

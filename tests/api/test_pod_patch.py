@@ -12,9 +12,9 @@ SIDECAR = {"name": "agent", "image": "agent:1", "restartPolicy": "Always", "env"
 
 
 def refused(**patch: Any) -> str:
-    with pytest.raises(ValidationError) as found:
+    with pytest.raises(ValidationError) as error:
         JobPolicy.model_validate({"podPatch": patch})
-    return first_problem(found.value)
+    return first_problem(error.value)
 
 
 def trainer(**fields: Any) -> dict[str, Any]:

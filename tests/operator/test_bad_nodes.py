@@ -12,6 +12,7 @@ from rljob_api.protocol import Failure
 from rljob_operator.kube.api import Object
 from rljob_operator.model.ordinals import MOST_NODES, REMEMBERED_SECONDS
 from rljob_operator.policies.nodes import STUCK_SECONDS, names_gpu
+from simulator.life import kill_after_writes
 from simulator.makers import NOW, make_job
 from simulator.objects import node_object
 from simulator.world import NAMESPACE, World
@@ -414,7 +415,7 @@ async def test_a_quarantine_wakes_the_job_and_so_does_time_when_it_waits_for_a_n
     assert (entry := the_node(world, bad)) and entry.state == "excluded"
 
 
-async def leave_and_be_killed(world: World) -> World:
+async def leave_two_nodes(world: World) -> tuple[object, ...]:
     """The end of a job that leaves a quarantined node, and later one that fails it twice."""
     on_nodes(world, "n1", "n2", "n3", "n4", "n5")
     await world.until(state="Running", step=3)
@@ -424,20 +425,13 @@ async def leave_and_be_killed(world: World) -> World:
     for attempt in (2, 3):
         await kill_on(world, bad, attempt)
     await world.until(state="Succeeded", turns=400)
-    return world
+    s = world.status
+    return s.outcome, s.attempt and s.attempt.number, s.restarts.total, len(s.nodes), s.progress.step
 
 
 async def test_an_operator_killed_after_any_third_write_leaves_the_same_nodes() -> None:
-    def end(world: World) -> object:
-        s = world.status
-        return s.outcome, s.attempt and s.attempt.number, s.restarts.total, len(s.nodes), s.progress.step
-
-    undisturbed = await leave_and_be_killed(World(steps=30))
-    assert end(undisturbed)[:3] == ("Succeeded", 4, 3)  # type: ignore[index]
-    for crash_after in range(1, len(undisturbed.cluster.writes), 3):
-        world = World(steps=30)
-        world.cluster.crash_after = crash_after
-        assert end(await leave_and_be_killed(world)) == end(undisturbed), undisturbed.cluster.writes[crash_after - 1]
+    ended = await kill_after_writes(3, leave_two_nodes, steps=30)
+    assert ended == ("Succeeded", 4, 3, 2, 30)
 
 
 def test_signs_are_bounded_and_plain() -> None:

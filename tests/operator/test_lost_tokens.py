@@ -2,6 +2,7 @@
 
 from rljob_api import names, reasons
 from rljob_api.protocol import RolloutState
+from simulator.life import kill_after_writes
 from simulator.world import NAMESPACE, World
 
 
@@ -95,7 +96,7 @@ async def test_pods_whose_service_account_was_made_again_are_replaced() -> None:
 
 
 async def test_an_operator_killed_after_any_write_replaces_token_and_account_all_the_same() -> None:
-    async def live(world: World) -> tuple[object, ...]:
+    async def story(world: World) -> tuple[object, ...]:
         world.apply()
         await world.until(state="Running", step=3)
         delete_secrets(world)
@@ -105,10 +106,4 @@ async def test_an_operator_killed_after_any_write_replaces_token_and_account_all
         await world.until(state="Running", attempt=3, turns=120)
         return len(tokens_in_use(world)), world.status.attempt and world.status.attempt.number
 
-    undisturbed = World(steps=10**6)
-    assert await live(undisturbed) == (1, 3)
-    for crash_after in range(1, len(undisturbed.cluster.writes)):
-        world = World(steps=10**6)
-        world.cluster.crash_after = crash_after
-        assert await live(world) == (1, 3), undisturbed.cluster.writes[crash_after - 1]
-        assert world.crashes == 1
+    assert await kill_after_writes(1, story, steps=10**6) == (1, 3)

@@ -5,7 +5,7 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.backends import BACKENDS, BackendName
 from rljob_operator.schedulers import SCHEDULERS
-from simulator.life import end, live
+from simulator.life import end, kill_after_writes, live
 from simulator.makers import META, make_job
 from simulator.scraping import samples_of
 from simulator.world import World, of_rollouts
@@ -19,11 +19,7 @@ async def test_a_job_without_rollouts_lives_as_any_other(task: str, backend: Bac
 
 
 async def test_an_operator_killed_after_a_write_changes_nothing() -> None:
-    undisturbed = await live(World(steps=12), task="sft")
-    for crash_after in range(1, len(undisturbed.cluster.writes), 3):
-        world = World(steps=12)
-        world.cluster.crash_after = crash_after
-        assert end(await live(world, task="sft")) == end(undisturbed), world.cluster.writes[crash_after - 1]
+    await kill_after_writes(every=3, task="sft")
 
 
 async def test_conditions_roles_and_metrics_say_nothing_of_rollouts() -> None:

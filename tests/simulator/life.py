@@ -1,5 +1,6 @@
 """A whole life of a job, and what of it must not depend on when the operator died."""
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from simulator.world import World
@@ -20,15 +21,27 @@ async def live(world: World, **changes: Any) -> World:
     return world
 
 
-async def kill_after_writes(every: int, **changes: Any) -> None:
-    """An operator that is killed after the first write of this life, after that and `every` more, and so on, ends each like the one that was not."""
-    undisturbed = await live(World(steps=12), **changes)
+Story = Callable[[World], Awaitable[object]]
+"""What happens in a world, and what of its end must not depend on when the operator died."""
+
+
+async def kill_after_writes(every: int, story: Story | None = None, steps: int = 12, **changes: Any) -> object:
+    """An operator that is killed after the first write of a story, after that and `every` more, and so on, ends each like the one that was not.
+
+    Returns that end. `story`: the whole life above, of a job with these `changes`, if there is no other."""
+
+    async def life(world: World) -> object:
+        return end(await live(world, **changes))
+
+    story = story or life
+    undisturbed = World(steps=steps)
+    expected = await story(undisturbed)
     for crash_after in range(1, len(undisturbed.cluster.writes), every):
-        world = World(steps=12)
+        world = World(steps=steps)
         world.cluster.crash_after = crash_after
-        ended = end(await live(world, **changes))
-        assert ended == end(undisturbed), f"killed after {world.cluster.writes[crash_after - 1]}"
+        assert await story(world) == expected, f"killed after {world.cluster.writes[crash_after - 1]}"
         assert world.crashes == 1
+    return expected
 
 
 def end(world: World) -> tuple[object, ...]:

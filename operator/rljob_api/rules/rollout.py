@@ -21,7 +21,8 @@ from rljob_api.spec import RLJobSpec
 AGENT_KINDS = ("python", "tools", "environment")
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED = present("train.batches.replay")
-CONTINUES = field("rollout.interrupt").equals("continue")
+INTERRUPT = field("rollout.interrupt")
+CONTINUES = INTERRUPT.equals("continue") | INTERRUPT.equals("keep")
 
 OBJECT_RULES = (
     Rule(
@@ -131,10 +132,10 @@ def staleness_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def interrupt_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Settings with which a response cannot continue under another policy."""
-    if spec.rollout.interrupt == "continue" and spec.rollout.sampling.stop:
+    if spec.rollout.interrupt != "wait" and spec.rollout.sampling.stop:
         yield Violation(
             "spec.rollout.interrupt",
-            "continue",
+            spec.rollout.interrupt,
             "a text of spec.rollout.sampling.stop that begins in one part of a response and ends in the next would not be seen",
             "set wait, or remove spec.rollout.sampling.stop",
         )

@@ -132,7 +132,12 @@ class RLJobSpec(Model):
     @property
     def generates_on(self) -> bool:
         """Whether responses that are being generated when a new policy comes continue under it."""
-        return self.train.staleness > 0 and self.rollout.interrupt == "continue"
+        return self.train.staleness > 0 and self.rollout.interrupt != "wait"
+
+    @property
+    def keeps_requests(self) -> bool:
+        """Whether they even continue in the same request, with their keys and values."""
+        return self.generates_on and self.rollout.interrupt == "keep"
 
     @property
     def keeps_groups(self) -> bool:

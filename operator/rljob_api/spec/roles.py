@@ -183,10 +183,12 @@ class RolloutSpec(Model):
     """Smallest number of servers with the current policy: generation waits while there are fewer."""
     tensor_parallel: Processes = 1
     """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
-    interrupt: Literal["wait", "continue"] = "wait"
+    interrupt: Literal["wait", "continue", "keep"] = "wait"
     """What a new policy does to responses that are being generated ahead (`train.staleness` of at least 1). `wait`: it is published once the batches
     that the policy before may begin are complete, so that a batch has one policy. `continue`: it is published at once; responses continue behind
-    the tokens that they have, which keep their policy and log-probabilities, and the first groups to complete make the next step."""
+    the tokens that they have, which keep their policy and log-probabilities, and the first groups to complete make the next step. `keep`: as
+    `continue`, but servers receive the policy while they generate, and responses keep their keys and values, so that nothing is computed again.
+    Tokens then depend on keys and values of older policies; each keeps the log-probability with which it was sampled."""
     sampling: Sampling = Sampling()
     """How training responses are sampled."""
     agent: AgentSpec | None = None

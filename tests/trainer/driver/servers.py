@@ -74,12 +74,13 @@ class Server:
 class Thinker(Server):
     """Writes `thoughts` blanks before it answers, a token every PACE seconds, from where the request left off, until it is interrupted.
 
-    The log-probability of every token is less 1 the step of the policy that wrote it.
+    The log-probability of every token is less 1 the step of the policy that wrote it, which may come while it writes.
     """
 
     def __init__(self, pod: str, thoughts: Callable[[int, int], int]):
         super().__init__(pod)
         self.thoughts, self._writing = thoughts, asyncio.Event()
+        self.interrupted = 0
         self.answered = 0
         """Requests whose answer was written to its end."""
         self.finished = set[tuple[int, int]]()
@@ -93,19 +94,22 @@ class Thinker(Server):
         question, written = "".join(map(chr, body["prompt"])).split("=")
         left, right = map(int, question.split("+"))
         whole = f"{' ' * self.thoughts(left, right)}{left + right}."
-        text = ""
+        text, writers = "", list[int]()
         while written + text != whole and len(text) < body["max_tokens"] and not stop.is_set():
             text += whole[len(written + text)]
+            writers.append(self.policy_step)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), PACE)
         ended = "stop" if written + text == whole else "abort" if stop.is_set() else "length"
         if ended == "stop":
             self.answered += 1
             self.finished.add((left - 1, right - 1))
-        drawn = Completion([*map(ord, text)], [-1.0 - policy] * len(text), ended)
+        later = [(i, step) for i, step in enumerate(writers) if step != ([policy, *writers])[i]]
+        drawn = Completion([*map(ord, text)], [-1.0 - step for step in writers], ended, None, later)
         return web.json_response(encode([drawn] * body["n"]), headers={STEP_HEADER: str(policy)})
 
     async def _interrupt(self, _: web.Request) -> web.Response:
+        self.interrupted += 1
         self._writing.set()
         self._writing = asyncio.Event()
         return web.json_response({})

@@ -134,12 +134,13 @@ class Standing(ThreadingHTTPServer):
             worker.start(body["session"], [Offer(**sender) for sender in body["senders"]])
         return {"doors": [worker.place.door.address for worker in self.workers]}
 
-    def commit(self, body: dict[str, Any]) -> None:
+    def commit(self, body: dict[str, Any]) -> dict[str, Any]:
         digests = {worker.finish() for worker in self.workers}
         if digests != {body["digest"]}:
             raise ValueError(f"the update's digest is {digests}")
         self.served.append(body["digest"])
         self.groups.append([connection.group for connection in self.workers[0].connections.values()])
+        return {"paused": 0.5}
 
     def abort(self, body: dict[str, Any]) -> None:
         for worker in self.workers:

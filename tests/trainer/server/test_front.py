@@ -36,6 +36,8 @@ class Engine:
         self.fails = ""
         self.room = True
         """Its workers can keep a policy while they receive the next."""
+        self.meanwhile: Callable[[str], Awaitable[Any]] | None = None
+        """Happens during each call."""
         self.engine_core = self.renderer = self
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(enable_sleep_mode=True),
@@ -46,7 +48,9 @@ class Engine:
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **named: Any) -> Any:
             what = args[0] if name == "collective_rpc" else name
-            self.calls.append(what)
+            self.calls.append(f"{what}:keep" if named.get("mode") == "keep" else what)
+            if self.meanwhile:
+                await self.meanwhile(self.calls[-1])
             if what == self.fails:
                 raise RuntimeError(f"{what} failed")
             if what == "rljob_admit":
@@ -98,10 +102,10 @@ class Caller:
         self.headers = {k.decode(): v.decode() for k, v in sent[0].get("headers", [])}
         return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
 
-    async def update(self, attempt: int, step: int = 1) -> list[int]:
+    async def update(self, attempt: int, step: int = 1, keep: bool = False) -> list[int]:
         """Statuses of a whole update."""
         steps: list[tuple[str, dict[str, Any]]] = [
-            (protocol.OPEN, {"session": "s", "server": "uid", "senders": SENDERS}),
+            (protocol.OPEN, {"session": "s", "server": "uid", "senders": SENDERS, "keep": keep}),
             (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
@@ -195,7 +199,7 @@ async def test_a_header_or_body_that_makes_no_sense_is_a_client_error(call: Call
 
 
 RECEIVED = ["rljob_admit", "rljob_receive", "rljob_verify", "clear_mm_cache_async", "pause_scheduler_async"]
-APPLIED = ["rljob_apply", "reset_prefix_cache", "resume_generation"]
+APPLIED = ["rljob_apply", "reset_prefix_cache", "update_weight_version", "resume_generation"]
 
 
 async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: Caller) -> None:
@@ -206,13 +210,13 @@ async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: 
 
 
 async def test_whoever_opens_an_update_learns_where_all_workers_are_reached(call: Caller) -> None:
-    status, body = await call("POST", protocol.OPEN, of(1), session="s", server="uid", senders=SENDERS)
+    status, body = await call("POST", protocol.OPEN, of(1), session="s", server="uid", senders=SENDERS, keep=False)
     assert (status, body) == (200, {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]]})
 
 
 async def test_the_old_policy_is_served_while_the_next_one_comes_and_after_an_abort(call: Caller) -> None:
     await call.update(1)
-    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
     assert (await call("POST", protocol.ABORT, of(1), session="another"))[0] == 500
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
@@ -236,7 +240,7 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     await call.update(1, step=1)
     call.engine.room = False
     call.engine.calls.clear()
-    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
     assert call.engine.calls == ["rljob_admit", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
@@ -244,6 +248,73 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2) == [200, 200]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+KEPT = ["rljob_admit", "rljob_receive", "rljob_verify", "pause_scheduler_async:keep", "rljob_apply"]
+
+
+async def test_an_update_that_keeps_requests_empties_no_cache_and_turns_nobody_away(call: Caller) -> None:
+    await call.update(1, step=1)
+    call.engine.calls.clear()
+    during: list[tuple[str, int]] = []
+
+    async def ask(what: str) -> None:
+        during.append((what, (await call("POST", "/v1/completions", of(1)))[0]))
+
+    call.engine.meanwhile = ask
+    assert await call.update(1, step=2, keep=True) == [200, 200]
+    assert call.engine.calls == [*KEPT, "update_weight_version", "resume_generation"]
+    assert during == [(what, 200) for what in call.engine.calls]
+    call.engine.meanwhile = None
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert call.headers[protocol.STEP_HEADER.lower()] == "2"
+
+
+async def test_requests_stand_still_while_an_update_that_keeps_them_is_loaded_over_the_weights(call: Caller) -> None:
+    """Where there is no room to keep a policy while the next one comes."""
+    await call.update(1, step=1)
+    call.engine.room = False
+    call.engine.calls.clear()
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=True)
+    assert call.engine.calls == ["rljob_admit", "pause_scheduler_async:keep", "rljob_receive"]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200, "it waits in the engine"
+    call.engine.calls.clear()
+    assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
+    assert call.engine.calls == ["pause_scheduler_async"], "the weights are no policy's, so nothing may run"
+    assert await call.update(1, step=2, keep=True) == [200, 200]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert call.headers[protocol.STEP_HEADER.lower()] == "2"
+
+
+async def test_requests_end_when_an_update_over_the_weights_fails(call: Caller) -> None:
+    await call.update(1, step=1)
+    call.engine.room = False
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=True)
+    call.engine.calls.clear()
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    discarded = ["rljob_discard", "clear_mm_cache_async", "pause_scheduler_async", "resume_generation"]
+    assert call.engine.calls == discarded, "nothing is generated with weights that are no policy's"
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 503
+    assert await call.update(1, step=2, keep=True) == [200, 200]
+    assert call.engine.calls[-4:] == APPLIED, "nothing was kept, so the caches are emptied"
+
+
+@pytest.mark.parametrize("fails", ["rljob_admit", "rljob_receive", "rljob_verify"])
+async def test_requests_that_are_kept_go_on_after_an_update_that_failed(call: Caller, fails: str) -> None:
+    await call.update(1, step=1)
+    call.engine.fails = fails
+    call.engine.calls.clear()
+    assert 500 in await call.update(1, step=2, keep=True)
+    assert call.engine.calls[-1] == "rljob_discard" and not any("pause" in c for c in call.engine.calls)
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+    assert call.headers[protocol.STEP_HEADER.lower()] == "1"
+
+
+async def test_a_policy_of_another_attempt_keeps_nothing(call: Caller) -> None:
+    await call.update(1, step=1)
+    call.engine.calls.clear()
+    assert await call.update(2, step=1, keep=True) == [200, 200]
+    assert "pause_scheduler_async" in call.engine.calls and call.engine.calls[-4:] == APPLIED
 
 
 async def test_an_answer_names_no_policy_when_it_was_updated_since_the_request_was_let_in(call: Caller) -> None:
@@ -268,7 +339,7 @@ async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_cache
 
 
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
-    await call("POST", protocol.OPEN, of(1), session="dead", server="uid", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="dead", server="uid", senders=SENDERS, keep=False)
     assert await call.update(2) == [200, 200]
     assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
 
@@ -307,7 +378,7 @@ async def test_a_server_that_was_asleep_is_asleep_again_after_an_abort(call: Cal
     """Generation must not run without a KV cache, and the trainer needs the memory."""
     await call.update(1)
     await call("POST", protocol.SLEEP, of(1))
-    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS)
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
     call.engine.calls.clear()
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls == ["rljob_discard", "sleep"]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from rljob_trainer.server import generate as module
-from rljob_trainer.server.generate import generate, routed_experts
+from rljob_trainer.server.generate import generate, later, routed_experts
 from rljob_trainer.wire.generate import Completion, decode, encode, pack_tokens
+from rljob_trainer.wire.weights.protocol import PolicyVersion
 
 BODY = {"prompt": pack_tokens([2, 3, 4]), "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}
 DRAWN = [
@@ -21,6 +22,9 @@ DRAWN = [
     Completion((9,), (-math.pi,), "length"),
     Completion((), (), "abort"),
 ]
+VERSIONS = [SimpleNamespace(version="3", start=0), SimpleNamespace(version="5", start=1)]
+"""Of the weights that drew a response, as vLLM says them: the first token is of step 3, those behind it are of step 5."""
+POLICY = PolicyVersion(attempt=1, step=3, digest="d")
 
 
 class Engine:
@@ -34,7 +38,7 @@ class Engine:
         self._failure, self._silent = failure, silent
 
     async def generate(self, prompt: Any, parameters: Any, request_id: str, lora_request: None) -> AsyncIterator[Any]:
-        self.asked.append((prompt["prompt_token_ids"], parameters["seed"]))
+        self.asked.append((prompt["prompt_token_ids"], prompt["cache_salt"], parameters["seed"]))
         if self._failure:
             raise self._failure
         try:
@@ -44,7 +48,7 @@ class Engine:
             raise
         outputs = [
             SimpleNamespace(token_ids=d.tokens, logprobs=SimpleNamespace(logprobs=d.log_probs), finish_reason=d.finish_reason,
-                            routed_experts=None)
+                            routed_experts=None, weight_versions=VERSIONS[:len(d.tokens)])
             for d in DRAWN
         ]  # fmt: skip
         yield SimpleNamespace(outputs=outputs)
@@ -72,16 +76,26 @@ async def ask(engine: Engine, body: Any, leaves: bool = False) -> tuple[int, byt
 
     app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": [], "app": app}
-    await asyncio.wait_for(generate(scope, receive, send), 50)
+    await asyncio.wait_for(generate(POLICY, scope, receive, send), 50)
     return sent[0]["status"], sent[1]["body"]
 
 
 async def test_the_engine_s_tokens_and_log_probabilities_are_the_answer() -> None:
     engine = Engine()
     status, body = await ask(engine, BODY)
-    assert status == 200 and engine.asked == [([2, 3, 4], 5)]
+    assert status == 200 and engine.asked == [([2, 3, 4], "d", 5)], "what is cached under one policy is not for another"
     assert [d.tokens.tolist() for d in decode(json.loads(body))] == [list(d.tokens) for d in DRAWN]
     assert [d.finish_reason for d in decode(json.loads(body))] == ["stop", "length", "abort"]
+
+
+async def test_an_answer_says_from_which_token_on_another_policy_drew_it() -> None:
+    _, body = await ask(Engine(), BODY)
+    assert [[*d.later] for d in decode(json.loads(body))] == [[(1, 5)], [], []]
+    output = SimpleNamespace(weight_versions=VERSIONS)
+    assert later(output, PolicyVersion(1, 2, "d")) == [(0, 3), (1, 5)], (
+        "a request that reached the engine after an update"
+    )
+    assert later(SimpleNamespace(weight_versions=None), POLICY) == []
 
 
 def test_a_log_probability_arrives_as_the_float32_that_it_was() -> None:

@@ -141,8 +141,16 @@ class Scheduler:
     def __init__(self) -> None:
         stops = {A: None, B: [], STOPPED: ["</answer>"]}
         self.requests = {
-            name: SimpleNamespace(sampling_params=SimpleNamespace(stop=stop)) for name, stop in stops.items()
+            name: SimpleNamespace(sampling_params=SimpleNamespace(stop=stop), client_index=0)
+            for name, stop in stops.items()
         }
+        self.pause = 0
+
+    def set_pause_state(self, state: int) -> None:
+        self.pause = state
+
+    def has_requests(self) -> bool:
+        return self.pause == 0
 
     def update_from_output(self, outputs: list[Any], computed: Any) -> dict[int, Any]:
         for i, o in enumerate(outputs):
@@ -195,3 +203,17 @@ def test_what_is_held_back_of_an_aborted_request_goes_out_with_its_end(busy: boo
     assert said(found.outputs) == [(B, [2, 4])] * busy + [(A, [1, 3])]
     assert found.outputs[-1].finish_reason == "aborted"
     assert scheduler.step() == {}
+
+
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_a_pause_is_complete_when_nothing_is_held_back(in_flight: bool) -> None:
+    """Tokens that come after it may be of another policy. A step that was computed before it may still end in it."""
+    scheduler = UnderTest()
+    scheduler.step(output(A, 1), output(B, 2))
+    scheduler.set_pause_state(2)
+    assert scheduler.has_requests(), "the engine makes a step to let go of them"
+    found = scheduler.step(*([output(A, 3)] if in_flight else []))[0]
+    assert sorted(said(found.outputs)) == sorted([(A, [1, 3] if in_flight else [1]), (B, [2])])
+    assert not scheduler.has_requests() and scheduler.step() == {}
+    scheduler.set_pause_state(0)
+    assert scheduler.step(output(A, 4))[0].outputs == [], "held back as ever"

@@ -69,7 +69,9 @@ class PolicyObjective(Objective):
         self._formulas = Formulas.of(spec.algorithm)
         self.files = self._formulas.files
         self._bypass = spec.algorithm.rollout_correction.bypass
-        self._replayed = spec.train.batches.replay is not None
+        self._comparable = spec.train.batches.replay is None and not spec.keeps_requests
+        """Whether rollouts computed the tokens of the policy that is trained as the trainer does. Requests that are kept have keys and values of
+        older policies; with them every update is probed (parity.py)."""
         self.temperature = spec.rollout.sampling.temperature
         self.critic = ValueObjective(spec.critic) if spec.critic else None
         self.kl_coefficient = spec.algorithm.kl.coefficient
@@ -210,7 +212,7 @@ class PolicyObjective(Objective):
         )
         terms = policy_terms(self._algorithm, self._formulas.loss, self.kl_coefficient, tokens, sequences)
         age = columns["age"] * mask
-        on_policy = (columns["age"] == 0) * mask * (not self._replayed)
+        on_policy = (columns["age"] == 0) * mask * self._comparable
         further = (age, on_policy, on_policy * terms.difference)
         return TokenLoss(terms.loss, mask, dict(zip(self.token_metrics, (*terms[1:], *further), strict=True)))
 

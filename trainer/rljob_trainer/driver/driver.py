@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
+from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
@@ -70,6 +71,8 @@ class Driver(DriverCalls):
         self._announced: Batch | None = None
         """The batch that `part` returns rows of."""
         self._held_out: asyncio.Task[Batch] | None = None
+        self._buffer_writing: asyncio.Task[Files] | None = None
+        """The last save of the rollout buffer."""
         self._ending = contextlib.AsyncExitStack()
         self._end: RunStatus = "failed"
         """How the attempt ends, for the trackers; failed until rank 0 calls `end`."""
@@ -188,8 +191,10 @@ class Driver(DriverCalls):
     async def replicas(self) -> PublishTargets:
         if not await self._once(self._is_quiescent):
             return {}
-        await self._buffer.stop()
-        await self._rollouts.trained()
+        keeps = self._spec.keeps_requests and self._command != "drain"
+        assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
+        await (self._buffer.leave() if keeps else self._buffer.stop())
+        await self._rollouts.trained(keeps)
         self._reporter.enter("syncing")
         self._targets = self._rollouts.to_publish() if self._command != "drain" else []
         return {"replicas": [r.dump() for r in self._targets]}
@@ -212,7 +217,14 @@ class Driver(DriverCalls):
     async def save_buffer(self, directory: Path) -> None:
         assert self._handed is None, "the buffer has what was not trained"
         if isinstance(self._buffer, RolloutBuffer):
-            await asyncio.to_thread(saved.write, directory, self._buffer.contents, self._spec)
+            if self._command == "drain":
+                await self._buffer.stop()  # with the tokens that are on the servers
+            writing = asyncio.to_thread(saved.write_hashed, directory, self._buffer.contents, self._spec)
+            self._buffer_writing = asyncio.create_task(writing)
+            self._buffer_writing.add_done_callback(lambda _: self._changed.set())
+
+    async def buffer_saved(self, wait: bool) -> dict[str, Any]:
+        return await self._once(self._written_buffer) if wait else self._written_buffer()
 
     async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
@@ -275,6 +287,13 @@ class Driver(DriverCalls):
         self._targets = self._rollouts.to_publish()
         return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
 
+    def _written_buffer(self) -> dict[str, Any]:
+        """Raises OSError when it could not be written."""
+        writing = self._buffer_writing
+        if writing is None:
+            return {"files": {}}
+        return {"files": writing.result()} if writing.done() else {}
+
     @property
     def _own_critic(self) -> Critic:
         assert self._critic, "the critic has ranks of its own"
@@ -287,7 +306,7 @@ class Driver(DriverCalls):
 
     def _announce(self, batch: Batch) -> Next:
         self._announced = batch
-        return cast(Next, announced(batch, probe=probe_sequences(batch)))
+        return cast(Next, announced(batch, probe=probe_sequences(batch, self._spec.keeps_requests)))
 
     def _held_out_answer(self) -> Any:
         assert self._held_out is not None

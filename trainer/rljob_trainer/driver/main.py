@@ -39,6 +39,7 @@ from rljob_trainer.rewards.rules import validate_row
 from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
+from rljob_trainer.wire.parity import PROBE_SEQUENCES
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,8 @@ async def _reinforcement(
         train, held_out = _prompts(directory, spec, tokenizer)
         await rewards.start()
         control = _counted(control, train)
-        rollouts = RolloutPool(token, control.attempt, required_servers(spec), sequences(spec))
+        room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
+        rollouts = RolloutPool(token, control.attempt, required_servers(spec), max(1, sequences(spec) - room))
         reporter = _reporter(control.spec, progress, rollouts, pools, gangs)
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, rollouts, progress.heartbeat, agent)
         source: BatchSource = (

@@ -137,7 +137,8 @@ def _senders(
     transport = transport_of(spec, os.environ[names.ENV_POD_IP])
 
     def publisher() -> Publisher:
-        return Publisher(control.attempt, token, transport, driver.awaiting if driver else None)
+        awaits = driver.awaiting if driver else None
+        return Publisher(control.attempt, token, transport, awaits, spec.keeps_requests)
 
     if spec.rollout.placement != "colocated":
         return Senders(ranks, publisher, heartbeat)

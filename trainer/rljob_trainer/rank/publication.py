@@ -35,7 +35,7 @@ class Publication:
         self._probe: Sequence[Sequence[int]] = ()
         """Token sequences from the last batch; empty when that batch itself proved that the rollouts had the policy."""
         self.metrics: dict[str, float] = {}
-        """Differences that the last probe found."""
+        """Differences that the last probe found, and how long servers paused for the last update."""
 
     def expect(self, step: int, digest: str) -> None:
         """See Task.restored."""
@@ -49,7 +49,8 @@ class Publication:
             self._senders.sleep()
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Wait until nothing is generated under the previous policy any more; the rollouts that are to get the new one, as endpoints."""
+        """Wait until nothing is generated under the previous policy any more, or need not end; the rollouts that are to get the new one, as
+        endpoints."""
         while "replicas" not in (answer := self._ranks.broadcast(self._driver.replicas() if self._driver else None)):
             pass
         return answer["replicas"]
@@ -80,9 +81,11 @@ class Publication:
         if not (self._driver and published):
             return
         digest = published.version.digest
+        if published.ok:
+            self.metrics["time/pause"] = published.paused
         if published.difference:
             mean, largest = published.difference
-            self.metrics = {"train_rollout/probe_diff_mean": mean, "train_rollout/probe_diff_max": largest}
+            self.metrics |= {"train_rollout/probe_diff_mean": mean, "train_rollout/probe_diff_max": largest}
         if self._digests.get(step, digest) != digest:
             raise PolicyMismatchError(f"step {step} was restored as {digest}, its manifest says {self._digests[step]}")
         self._digests = {step: digest}

@@ -4,6 +4,9 @@ vLLM's own routes detokenize every token, make an object of every log-probabilit
 ids, packed), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and
 are part of it), `top_p`, `top_k` and `min_p`, for evaluations, since they change the distribution; and `images` in the prompt. Statuses: 400
 invalid request (with the `code` CONTEXT_TOO_LONG where that is why), 500 the engine failed. When a client disconnects, its generation is aborted.
+
+A request may continue under another policy (`rollout.interrupt: keep`). vLLM records the version of the weights of every token, which is the step of
+the policy. What it caches of a prompt is only for requests that came under the same policy: their cache salt is the policy's digest.
 """
 
 import asyncio
@@ -20,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from rljob_trainer.wire.generate import CONTEXT_TOO_LONG, Completion, encode, unpack_tokens
 from rljob_trainer.wire.trajectory import Experts
-from rljob_trainer.wire.weights.protocol import ADAPTERS, SERVED_MODEL
+from rljob_trainer.wire.weights.protocol import ADAPTERS, SERVED_MODEL, PolicyVersion
 
 NEUTRAL = {
     "top_p": 1.0,
@@ -35,7 +38,7 @@ CLIENT_LEFT = 499
 """Status for the access log when the client has disconnected."""
 
 
-def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], request: str) -> Any:
+def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], request: str, salt: str) -> Any:
     """vLLM's engine input for models like Qwen2-VL, as its own processor would make it (vllm/model_executor/models/qwen2_vl.py,
     `_create_qwen2vl_field_factory`).
 
@@ -55,7 +58,7 @@ def multimodal_input(tokens: list[int], images: Sequence[dict[str, Any]], reques
     places = [PlaceholderRange(image["place"], n) for image, n in zip(images, lengths, strict=True)]
     names = [f"{request}-{i}" for i in range(len(images))]
     items: Any = MultiModalKwargsItems.from_hf_inputs(given, fields)
-    return mm_input(tokens, items, {"image": names}, {"image": places})
+    return mm_input(tokens, items, {"image": names}, {"image": places}, cache_salt=salt)
 
 
 def _pixels(image: dict[str, Any]) -> Any:
@@ -68,16 +71,16 @@ class ContextTooLongError(ValueError):
     """Prompt and response do not fit into the model's context."""
 
 
-async def generate(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application."""
+async def generate(policy: PolicyVersion, scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application, given the policy that is served."""
     request = Request(scope, receive)
-    await (await _answer(request))(scope, receive, send)
+    await (await _answer(policy, request))(scope, receive, send)
 
 
-async def _answer(request: Request) -> Response:
+async def _answer(policy: PolicyVersion, request: Request) -> Response:
     try:
         body = await request.json()
-        completions = await _unless_gone(request, _generate(request.app.state.engine_client, body))
+        completions = await _unless_gone(request, _generate(request.app.state.engine_client, policy, body))
     except ContextTooLongError as error:
         return JSONResponse({"error": str(error), "code": CONTEXT_TOO_LONG}, 400)
     except (KeyError, TypeError, ValueError) as error:
@@ -94,22 +97,28 @@ def _is_refusal(error: Exception) -> bool:
     return isinstance(error, VLLMClientError)
 
 
-async def _generate(engine: Any, body: dict[str, Any]) -> list[Completion]:
-    """The `n` responses by index. `engine`: vLLM's AsyncLLM."""
+async def _generate(engine: Any, policy: PolicyVersion, body: dict[str, Any]) -> list[Completion]:
+    """The `n` responses by index. `engine`: vLLM's AsyncLLM; `policy`: the one that is served."""
     tokens, longest = unpack_tokens(body["prompt"]), engine.model_config.max_model_len
     if len(tokens) + body["max_tokens"] > longest:  # the engine would silently truncate the response
         rule = f"{len(tokens)} and {body['max_tokens']} more tokens do not fit into max-model-len {longest}"
         raise ContextTooLongError(rule)
     name = secrets.token_hex(8)
-    prompt: Any = {"type": "token", "prompt_token_ids": tokens}
+    prompt: Any = {"type": "token", "prompt_token_ids": tokens, "cache_salt": policy.digest}
     if images := body.get("images"):
-        prompt = multimodal_input(tokens, images, name)
+        prompt = multimodal_input(tokens, images, name, policy.digest)
     async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
         final = found
     return [
-        Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason, routed_experts(o, len(tokens)))
+        Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason, routed_experts(o, len(tokens)), later(o, policy))
         for o in final.outputs
     ]
+
+
+def later(output: Any, policy: PolicyVersion) -> list[tuple[int, int]]:
+    """See Completion.later. `policy`: the one that was served when the request came."""
+    found = [(span.start, int(span.version)) for span in output.weight_versions or ()]
+    return found[1:] if found and found[0][1] == policy.step else found
 
 
 def cache_tokens(engine: Any) -> int:

@@ -26,6 +26,8 @@ class Completion(NamedTuple):
     finish_reason: str
     routed_experts: Experts | None = None
     """See Trajectory.routed_experts."""
+    later: Sequence[tuple[int, int]] = ()
+    """(tokens before, step) of each policy that came while the response was generated, in that order."""
 
 
 def pack_tokens(tokens: Sequence[int] | Ints) -> str:
@@ -56,14 +58,16 @@ def encode_images(images: Sequence[Placed]) -> list[dict[str, Any]]:
 
 def encode(responses: Iterable[Completion]) -> dict[str, Any]:
     """The body of an answer."""
-    return {"responses": [[*_numbers(r), *_routing(r)] for r in responses]}
+    return {"responses": [[*_numbers(r), list(r.later), *_routing(r)] for r in responses]}
 
 
 def decode(body: dict[str, Any]) -> list[Completion]:
     """The responses in a body that `encode` made, with arrays of int32 and float32."""
     return [
-        Completion(_unpack(tokens, "<i4"), _unpack(log_probs, "<f4"), reason, *_routed(routing))
-        for tokens, log_probs, reason, *routing in body["responses"]
+        Completion(
+            _unpack(tokens, "<i4"), _unpack(log_probs, "<f4"), reason, _routed(routing), [(a, b) for a, b in later]
+        )
+        for tokens, log_probs, reason, later, *routing in body["responses"]
     ]
 
 
@@ -76,8 +80,8 @@ def _routing(response: Completion) -> list[Any]:
     return [] if experts is None else [_pack(experts, "|u1"), list(experts.shape)]
 
 
-def _routed(routing: list[Any]) -> list[Experts]:
-    return [_unpack(routing[0], "|u1").reshape(routing[1])] if routing else []
+def _routed(routing: list[Any]) -> Experts | None:
+    return _unpack(routing[0], "|u1").reshape(routing[1]) if routing else None
 
 
 def _pack(numbers: Any, kind: str) -> str:

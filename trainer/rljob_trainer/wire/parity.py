@@ -95,13 +95,15 @@ class Probe:
         return mean, worst
 
 
-def probe_sequences(batch: Batch) -> list[list[int]]:
+def probe_sequences(batch: Batch, keeps_requests: bool = False) -> list[list[int]]:
     """Token sequences for a probe: the beginnings of a few samples, up to their first image.
 
     Empty when the policy of the previous step generated some of the batch: then training compares the log-probabilities of the batch itself
-    (PolicyObjective.check). The last token of a sample is left out, since the server generates one more within the model's length.
+    (PolicyObjective.check), unless requests keep keys and values of older policies (`keeps_requests`), which the trainer does not have. The last
+    token of a sample is left out, since the server generates one more within the model's length.
     """
-    if any(s.policy_step == batch.step - 1 for sample in batch.samples for s in sample.sampled_segments):
+    written = (s.policy_step for sample in batch.samples for s in sample.sampled_segments)
+    if not keeps_requests and any(step == batch.step - 1 for step in written):
         return []
     found = (s.tokens[:-1][: min([PROBE_TOKENS, *(at for at, _ in s.images)])].tolist() for s in batch.samples)
     return list(islice((tokens for tokens in found if len(tokens) > 1), PROBE_SEQUENCES))

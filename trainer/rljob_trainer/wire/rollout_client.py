@@ -13,7 +13,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.wire.generate import decode, encode_images, pack_tokens
 from rljob_trainer.wire.images import Placed
-from rljob_trainer.wire.trajectory import Experts, Floats, Ints
+from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
     ATTEMPT_HEADER,
     GENERATE,
@@ -78,9 +78,19 @@ class Generation:
     """Of each token, under the distribution from which it was sampled (temperature applied)."""
     finish_reason: FinishReason
     policy_step: int
-    """Step of the policy that generated it."""
+    """Step of the policy that was served when the request came."""
     routed_experts: Experts | None = None
     """For prompt and response; see Trajectory.routed_experts."""
+    later: Sequence[tuple[int, int]] = ()
+    """See Completion.later."""
+
+    @property
+    def segments(self) -> list[Segment]:
+        """A segment for each policy that generated some of it."""
+        starts = [(0, self.policy_step), *self.later]
+        ends = [begin for begin, _ in self.later] + [len(self.tokens)]
+        parts = [(slice(begin, end), step) for (begin, step), end in zip(starts, ends, strict=True) if begin < end]
+        return [sampled(self.tokens[at], self.log_probs[at], step) for at, step in parts]
 
 
 class RolloutClient:
@@ -113,7 +123,7 @@ class RolloutClient:
         sent = await asyncio.to_thread(request.body) if request.images else request.body()
         body, headers = await self._call("POST", GENERATE, sent)
         if STEP_HEADER not in headers:
-            raise ReplicaLost(f"{self.endpoint.pod}: another policy came while it generated")
+            raise ReplicaLost(f"{self.endpoint.pod}: its answer names no policy")
         return _generations(body, request.n, int(headers[STEP_HEADER]))
 
     async def interrupt(self) -> None:
@@ -170,4 +180,4 @@ def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     found = decode(body)
     if len(found) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in found):
         raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[r.finish_reason for r in found]}")
-    return [Generation(*r[:3], policy_step, r.routed_experts) for r in found]  # type: ignore[arg-type]
+    return [Generation(*r[:3], policy_step, r.routed_experts, r.later) for r in found]  # type: ignore[arg-type]

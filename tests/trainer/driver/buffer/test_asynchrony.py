@@ -5,7 +5,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.order import Cursor, permutation
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.driver.buffer.buffer import RolloutBuffer
-from rljob_trainer.driver.buffer.priority_event import Priority, PriorityEvent
+from rljob_trainer.driver.buffer.priority_event import AT_ONCE, Priority, PriorityEvent
 from rljob_trainer.driver.buffer.selection import fit_later
 from rljob_trainer.driver.buffer.sources import GeneratedBatches, Ready
 from trainer.driver.buffer.specs import job
@@ -59,7 +59,9 @@ class Loop:
             for _ in range(self._chance.choice([0, 0, 2, 10, 60])):
                 await asyncio.sleep(0)
             await until(lambda: buffer.may_stop)
-            await buffer.stop()
+            await (buffer.leave() if self._spec.keeps_requests else buffer.stop())
+            for _ in range(self._chance.choice([0, 5])):
+                await asyncio.sleep(0)
             self._generator.policy = step
             buffer.begin(step)
         await buffer.stop()
@@ -70,10 +72,11 @@ class Loop:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("staleness", [1, 2, 5])
-async def test_with_continue_every_prompt_is_trained_once_and_no_trajectory_begins_too_early(
-    tmp_path: Path, staleness: int, seed: int
+@pytest.mark.parametrize("interrupt", ["continue", "keep"])
+async def test_every_prompt_is_trained_once_and_no_trajectory_begins_too_early(
+    tmp_path: Path, interrupt: str, staleness: int, seed: int
 ) -> None:
-    found = await Loop(spec_of(tmp_path, staleness), seed).run()
+    found = await Loop(spec_of(tmp_path, staleness, interrupt), seed).run()
     for ready in found:
         begun = [s.sampled_segments[0].policy_step for s in ready.batch.samples]
         assert min(begun) >= ready.batch.step - 1 - staleness
@@ -148,3 +151,22 @@ async def test_what_began_first_continues_first() -> None:
     event.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert passed == [(1, 0), (3, 0), (3, 1), (7, 0)]
+
+
+async def test_many_waiters_are_woken_in_order_over_several_turns_of_the_loop() -> None:
+    event, passed = PriorityEvent(), list[int]()
+
+    async def wait(number: int) -> None:
+        await event.wait((number, 0))
+        passed.append(number)
+
+    tasks = [asyncio.create_task(wait(number)) for number in reversed(range(300))]
+    await asyncio.sleep(0)
+    event.set()
+    turns = [0]
+    while len(passed) < 300:
+        await asyncio.sleep(0)
+        turns.append(len(passed))
+    assert passed == list(range(300))
+    assert max(b - a for a, b in pairwise(turns)) <= AT_ONCE
+    await asyncio.gather(*tasks)

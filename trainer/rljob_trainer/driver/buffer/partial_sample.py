@@ -10,7 +10,7 @@ import numpy as np
 
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.wire.rollout_client import FinishReason, Generation, GenerationRequest
-from rljob_trainer.wire.trajectory import Experts, Segment, appended, sampled
+from rljob_trainer.wire.trajectory import Experts, Segment, appended
 
 
 def training_seed(job_uid: str, seed: int, step: int, position: int) -> int:
@@ -60,8 +60,8 @@ class PartialSample:
         return sum(len(s.tokens) for s in self.response)
 
     def add(self, piece: Generation) -> None:
-        segment = sampled(piece.tokens, piece.log_probs, piece.policy_step)
-        self.response = appended(self.response, segment)
+        for segment in piece.segments:
+            self.response = appended(self.response, segment)
         self.finish_reason, self.routed_experts = piece.finish_reason, piece.routed_experts
 
     def continuation(self, begun: GenerationRequest, index: int) -> GenerationRequest:

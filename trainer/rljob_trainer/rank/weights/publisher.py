@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -35,6 +34,8 @@ class Published:
     """Pod -> reason. These serve their previous policy, or nothing, and get no requests until a later publication succeeds."""
     difference: tuple[float, float] | None = None
     """Mean and largest difference per token of the log-probabilities of a probe, for the replica with the largest mean. None without a probe."""
+    paused: float = 0.0
+    """Longest time that a server generated nothing to apply the policy, in seconds."""
 
 
 class OpenUpdate(AbstractContextManager["OpenUpdate"]):
@@ -64,9 +65,10 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         """
         for pod in lost.keys() & self._round.live.keys():
             self._round.drop(pod, lost[pod])
-        self._round.run(partial(UpdateSession.commit, version=version), "apply weights")
+        paused: list[float] = []
+        self._round.run(lambda session: paused.append(session.commit(version)), "apply weights")
         difference = self._compare(probe) if probe else None
-        return Published(version, list(self._round.live), self._round.failed, difference)
+        return Published(version, list(self._round.live), self._round.failed, difference, max(paused, default=0.0))
 
     def _compare(self, probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []
@@ -83,17 +85,26 @@ class Publisher:
     """One process that coordinates updates of one attempt, or sends, or both."""
 
     def __init__(
-        self, attempt: int, token: str, transport: Transport, awaits: Callable[[str], None] | None = None
+        self,
+        attempt: int,
+        token: str,
+        transport: Transport,
+        awaits: Callable[[str], None] | None = None,
+        keeps: bool = False,
     ) -> None:
-        """`awaits`: called with what is waited for when that takes long, and with an empty text when it is over."""
+        """
+        Args:
+            awaits: called with what is waited for when that takes long, and with an empty text when it is over
+            keeps: requests in flight continue under the new policy, with their keys and values
+        """
         self._awaits = awaits or (lambda _: None)
-        self.attempt, self._token = attempt, token
+        self.attempt, self._token, self._keeps = attempt, token, keeps
         self.sender = Sender(transport, self._awaits)
 
     def update(self, servers: Sequence[RolloutEndpoint]) -> OpenUpdate:
         """A new update of these servers, which this process coordinates."""
         name = secrets.token_hex(8)
-        sessions = {s.pod: UpdateSession(s, self._token, self.attempt, name) for s in servers}
+        sessions = {s.pod: UpdateSession(s, self._token, self.attempt, name, self._keeps) for s in servers}
         return OpenUpdate(name, sessions, self._awaits)
 
     def publish(

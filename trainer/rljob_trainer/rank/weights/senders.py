@@ -140,4 +140,5 @@ class Senders:
             ok=[pod for p in found for pod in p["ok"]],
             failed={pod: why for p in found for pod, why in p["failed"].items()},
             difference=max((tuple(p["difference"]) for p in found if p["difference"]), default=None),
+            paused=max(p["paused"] for p in found),
         )

@@ -15,19 +15,23 @@ class UpdateSession:
     """One update: open, then commit when all senders have sent, or abort. Every call has a time limit (protocol.py), and raises ReplicaError or
     AttemptSuperseded."""
 
-    def __init__(self, server: RolloutEndpoint, token: str, attempt: int, update: str = "") -> None:
-        """`update`: its name, the same at all servers."""
-        self.server, self._token, self._attempt, self._update = server, token, attempt, update
+    def __init__(
+        self, server: RolloutEndpoint, token: str, attempt: int, update: str = "", keeps: bool = False
+    ) -> None:
+        """`update`: its name, the same at all servers. `keeps`: see Publisher."""
+        self.server, self._token, self._attempt, self._update, self._keeps = server, token, attempt, update, keeps
 
     def open(self, offers: Sequence[Offer]) -> tuple[Member, ...]:
         """Have the workers receive what these senders send. Returns the workers."""
         uid, senders = self.server.pod_uid, [asdict(offer) for offer in offers]
-        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, server=uid, senders=senders)
+        body = {"server": uid, "senders": senders, "keep": self._keeps}
+        answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, **body)
         return tuple(Member(uid, worker, *door) for worker, door in enumerate(answer["doors"]))
 
-    def commit(self, version: PolicyVersion) -> None:
-        """Returns when the replica serves the new policy."""
-        self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+    def commit(self, version: PolicyVersion) -> float:
+        """Returns when the replica serves the new policy: the seconds in which it generated nothing for that."""
+        answer = self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+        return float(answer["paused"])
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-probabilities of all tokens but the first of each sequence, at temperature 1, under the policy that the replica serves."""

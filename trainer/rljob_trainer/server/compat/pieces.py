@@ -1,7 +1,8 @@
 """A request's outputs leave vLLM's engine in pieces of PIECE steps: a token's log-probability costs the API server as much to receive as 16 do.
 
 What is held back of a request that is aborted goes out with its end. Nothing may be lost there: of what is held back all that ends a response
-has gone out already, so drawing the rest again would end responses more often than the policy does. No vLLM and no torch here.
+has gone out already, so drawing the rest again would end responses more often than the policy does. A pause is complete when nothing is held back
+any more, because the next tokens may be of another policy, and vLLM names the policy of an output when it goes out. No vLLM and no torch here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -67,6 +68,11 @@ class Pieces:
         held = self._held.pop(request_id, None)
         return held and joined(held, self._rows)
 
+    @property
+    def held(self) -> list[str]:
+        """Requests of which something is held back."""
+        return list(self._held)
+
 
 class InPieces:
     """Mixed into one of vLLM's schedulers."""
@@ -80,6 +86,15 @@ class InPieces:
         super().__init__(*arguments, **more)
         self._pieces = Pieces(type(self).new_rows)
         self._ends: list[tuple[int, Any]] = []
+        self._paused = False
+
+    def set_pause_state(self, state: int) -> None:
+        super().set_pause_state(state)  # type: ignore[misc]
+        self._paused = state != 0
+
+    def has_requests(self) -> bool:
+        """Whether the engine has to make a step: one without tokens lets go what is held back in a pause."""
+        return super().has_requests() or (self._paused and bool(self._pieces.held))  # type: ignore[misc]
 
     def update_from_output(self, scheduled: Any, computed: Any) -> dict[int, Any]:
         """By client. What a step has to say besides its requests' outputs is not held back."""
@@ -91,6 +106,9 @@ class InPieces:
         for client, end in self._ends:
             found.setdefault(client, type(self).new_outputs()).outputs.append(end)
         self._ends.clear()
+        for request in self._pieces.held if self._paused else ():
+            client = self.requests[request].client_index  # type: ignore[attr-defined]
+            found.setdefault(client, type(self).new_outputs()).outputs.append(self._pieces.take(request))
         return found
 
     def finish_requests(self, *which: Any) -> list[Any]:

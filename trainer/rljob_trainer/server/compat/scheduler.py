@@ -45,4 +45,18 @@ PATCHES = (
             "vllm/v1/outputs.py:LogprobsLists": "8487fac20ac007a1",
         },
     ),
+    Patch(
+        "nothing held back in a pause",
+        "vllm",
+        VERSIONS,
+        replaces={
+            "vllm/v1/core/sched/scheduler.py:Scheduler.set_pause_state": "773a7b504af4c304",
+            "vllm/v1/core/sched/scheduler.py:Scheduler.has_requests": "2fabdf9440a786f5",
+            "vllm/v1/engine/core.py:EngineCoreProc.has_work": "816d2ca95a6c5562",
+            "vllm/v1/engine/core.py:EngineCoreProc.pause_scheduler": "d3535cd96ff32545",
+            "vllm/v1/engine/core.py:EngineCore._attach_weight_version": "699ed46f9dcc3aef",
+            "vllm/v1/engine/output_processor.py:RequestState.track_weight_version": "d980e31f6014fe2b",
+            "vllm/v1/engine/output_processor.py:RequestState._weight_version_spans": "e364fb070a269747",
+        },
+    ),
 )

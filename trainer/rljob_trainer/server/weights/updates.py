@@ -4,15 +4,20 @@ The workers receive in threads of their own (reception.py), so the server genera
 its policy meanwhile: then the update is loaded over it. After a failure before the weights are touched, the server continues with the old ones; after
 one in an update over them it serves nothing until the next update. A failure while a verified update is applied ends the server, because vLLM would
 keep answering with a broken model; the supervisor starts a new one.
+
+Requests in flight are aborted, or, if the update keeps them, stand still while it is applied, and continue with their keys and values under the next
+policy. Requests that come meanwhile wait in the engine. What was cached for requests that come later is not dropped then, since vLLM can drop it only
+with what running requests use; its salt keeps it from requests of the next policy (generate.py).
 """
 
 import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, AttemptSuperseded, Gate, PolicyVersion
 
@@ -33,6 +38,10 @@ class WeightUpdates:
         self._open = False
         """An update is."""
         self._asleep = False
+        self._keeps = False
+        """The update keeps requests in flight."""
+        self._still_since = 0.0
+        """When they were stopped, since it is loaded over the weights; 0: they were not."""
 
     @property
     def running(self) -> bool:
@@ -50,25 +59,30 @@ class WeightUpdates:
             async with self._abandon_on_error(engine, attempt):
                 self._open, self._session = True, session
                 serves = self._gate.served() is not None
+                self._keeps = serves and body["keep"]
                 workers = await engine.collective_rpc("rljob_admit", args=(attempt, senders, serves))
                 apart = not self._asleep and all(possible for _, possible in workers)
                 if not apart:
-                    await self._stop_serving(engine)
+                    await (self._stand_still(engine) if self._keeps else self._stop_serving(engine))
                 await engine.collective_rpc("rljob_receive", args=(session, server, senders, apart))
         return {"doors": [door for door, _ in workers]}
 
-    async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
-        """Verify the digest of the whole update, apply it, reset the caches, and serve the new policy. Requests in flight are aborted."""
+    async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
+        """Verify the digest of the whole update, apply it, and serve the new policy. Returns {"paused": seconds without generation for it}."""
         version = PolicyVersion(attempt, body["step"], body["digest"])
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
                 await engine.collective_rpc("rljob_verify", args=(attempt, version.digest))
-                self._gate.updating = True
-                await _pause(engine)
-            await self._apply(engine)
-            self._gate.serving = version
-            self._gate.updating, self._open, self._session = False, False, ""
+                began = self._still_since or time.monotonic()
+                if self._keeps:
+                    await _pause(engine, "keep")
+                else:
+                    self._gate.updating = True
+                    await _pause(engine)
+            await self._apply(engine, version)
+            self._open, self._session, self._still_since = False, "", 0.0
+        return {"paused": time.monotonic() - began}
 
     async def abort(self, engine: Any, attempt: int, body: dict[str, Any]) -> None:
         """Abandon the update, and continue with the old weights."""
@@ -95,7 +109,8 @@ class WeightUpdates:
             self._gate.fence.admit(attempt)
             if self._gate.served():
                 await _pause(engine, clear_cache=False)
-                await engine.resume_generation()
+                if not self._still_since:
+                    await engine.resume_generation()
 
     def _check(self, body: dict[str, Any]) -> None:
         if body["session"] != self._session:
@@ -120,36 +135,51 @@ class WeightUpdates:
         if self._asleep:
             await engine.wake_up(tags=["weights"])
 
+    async def _stand_still(self, engine: Any) -> None:
+        """As `_stop_serving`, for an update that keeps requests."""
+        self._still_since = time.monotonic()
+        await _pause(engine, "keep")
+
     async def _discard(self, engine: Any) -> None:
         if self._open:
             await engine.collective_rpc("rljob_discard")
+            if self._still_since:  # over weights that are broken now
+                self._still_since = 0.0
+                await self._stop_serving(engine)
             if self._asleep:
                 await engine.sleep(level=2)  # the weights were awake for the update; the trainer may need the memory
             elif self._gate.updating:
                 await engine.resume_generation()
             self._gate.updating, self._open, self._session = False, False, ""
 
-    async def _apply(self, engine: Any) -> None:
-        self._gate.serving = None
+    async def _apply(self, engine: Any, version: PolicyVersion) -> None:
         try:
             await engine.collective_rpc("rljob_apply")
-            if not await engine.reset_prefix_cache():  # before the engine wakes, which lets requests take blocks
+            # before the engine wakes, which lets requests take blocks
+            if not self._keeps and not await engine.reset_prefix_cache():
                 raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
+            await engine.update_weight_version(str(version.step))
             if self._asleep:  # after the update has given its memory back
                 await engine.wake_up(tags=["kv_cache"])
                 self._asleep = False
+            self._gate.serving, self._gate.updating = version, False
             await engine.resume_generation()
         except BaseException:
+            self._gate.serving = None
             log.exception(APPLYING_FAILED)
             os.kill(os.getpid(), signal.SIGTERM)
             raise
 
 
-async def _pause(engine: Any, clear_cache: bool = True) -> None:
-    """Pause generation and abort requests in flight. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
+async def _pause(engine: Any, mode: Literal["abort", "keep"] = "abort", clear_cache: bool = True) -> None:
+    """Pause generation. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
 
-    `clear_cache`: also empty the caches; that of images on both sides, since vLLM's renderer sends only the hash of an image that the engine has.
+    Args:
+        mode: what becomes of requests in flight
+        clear_cache: also empty the caches, unless requests are kept; that of images on both sides, since vLLM's renderer sends only the hash of
+            an image that the engine has
     """
+    clear_cache = clear_cache and mode == "abort"
     if clear_cache:
         await engine.renderer.clear_mm_cache_async()
-    await engine.engine_core.pause_scheduler_async(mode="abort", clear_cache=clear_cache)
+    await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)

@@ -10,7 +10,8 @@ from rljob_api.spec import RLJobSpec
 ATTEMPT_HEADER = "X-RLJob-Attempt"
 """Number of the attempt, in every request. A server that has seen a higher one answers 409."""
 STEP_HEADER = "X-RLJob-Policy-Step"
-"""Step of the policy that generated an answer. Missing when the policy changed while the request was served."""
+"""Step of the policy that was served when a request came. Answers of GENERATE say which tokens are of a later one (wire/generate.py); of other
+routes' it is missing when the policy changed meanwhile."""
 
 STATE = "/rljob/state"
 HEALTH = "/rljob/health"
