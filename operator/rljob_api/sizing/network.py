@@ -1,8 +1,9 @@
 """What crosses the network cards of the busiest node at an update of the servers and at the hand-over of a batch, and how long that takes at least.
 
 Update: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
-its first copy; experts, the first rank of their group. An owner sends its part to every server in a pod of its own. Colocated servers take it from
-the first rank of their pod, which every part reaches once.
+its first copy; experts, the first rank of their group. An owner sends its part once, through a chain of all servers in pods
+of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. Colocated servers take
+it from the first rank of their pod, which every part reaches once.
 
 Batch: rank 0 sends each data-parallel copy its tokens, to the first rank of the copy, which passes them on inside it.
 
@@ -93,8 +94,8 @@ def update(spec: RLJobSpec, shape: Shape) -> Flow:
         by_pod[rank // spec.trainer.processes_per_node] += round(size)
     whole = float(sum(by_rank.values()))
     if spec.rollout.placement != "colocated":
-        servers = rollout_pods(spec)
-        return Flow(servers * max(by_pod.values()), whole, max(whole, servers * max(by_rank.values())))
+        passed_on = whole if rollout_pods(spec) > 1 else 0.0
+        return Flow(max(passed_on, *by_pod.values()), whole, whole)
     elsewhere = whole - min(by_pod[pod] for pod in range(spec.trainer.nodes))
     return Flow(elsewhere, elsewhere, elsewhere) if len(by_pod) > 1 else NOTHING
 

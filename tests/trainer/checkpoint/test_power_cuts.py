@@ -123,6 +123,9 @@ class Gang:
     def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
         self._part.begin(step, directory / "critic", alongside)
 
+    def buffer_saved(self, wait: bool) -> dict[str, Any]:
+        return {"files": {}}
+
     def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
         written = self._part.complete(wait)
         return {"critic": {"layout": "tp1-pp1-dp1", "files": written.files}} if written else {}

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from api.specs import make_spec
-from rljob_trainer.data.tokenizer import stops, turn_end, unheard_end, write_ends
+from rljob_trainer.data.tokenizer import decoded, stops, turn_end, unheard_end, write_ends
 from trainer.data.templates import ENDS, QWEN, tokenizer
 
 
@@ -61,3 +63,16 @@ def test_nothing_is_said_where_servers_stop_or_nobody_knows(tmp_path, eos):
     if eos is not None:
         write_ends(spec, TOK, tmp_path)
         assert (tmp_path / "config.json").read_text() == before
+
+
+def test_a_text_is_the_same_whichever_way_its_tokens_are_decoded() -> None:
+    class Own(PreTrainedTokenizerFast):
+        def _decode(self, *arguments: Any, **named: Any) -> str:
+            return super()._decode(*arguments, **named).upper()
+
+    plain = tokenizer(None, "<|im_end|>")
+    own = Own(tokenizer_object=plain.backend_tokenizer, eos_token="<|im_end|>")
+    ids = plain.encode("one two<|im_end|> three", add_special_tokens=False)
+    for found in (plain, own):
+        assert decoded(found, ids) == found.decode(ids, skip_special_tokens=True)
+    assert decoded(own, ids) != decoded(plain, ids)

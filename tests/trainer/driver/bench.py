@@ -151,6 +151,14 @@ async def replicas(rank: Rank) -> list[str]:
     return [r["pod"] for r in answer["replicas"]]
 
 
+async def save_buffer(rank: Rank, directory: Path) -> dict[str, Any]:
+    """The files of the rollout buffer, once they are written."""
+    await call(rank.save_buffer, directory)
+    while not (written := await call(rank.buffer_saved, True)):
+        continue
+    return written["files"]
+
+
 async def publish(rank: Rank, step: int, servers: list[Server], failed: dict[str, str] | None = None) -> None:
     for server in servers:
         server.policy_step = step

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Coroutine
+from itertools import pairwise
 from typing import Any
 
-from rljob_trainer.driver.slots import Home, LoadedServer, Slots
+from rljob_trainer.driver.slots import AT_ONCE, Home, LoadedServer, Slots
 
 
 async def settled() -> None:
@@ -125,3 +126,15 @@ async def test_nothing_is_reserved_between_interrupt_and_resume() -> None:
     assert await slots.reserve(slots.need(1, 1), Home()) is None
     slots.resume()
     assert await slots.reserve(slots.need(1, 1), Home()) is not None
+
+
+async def test_many_free_places_are_given_over_several_turns_of_the_loop() -> None:
+    slots = Slots[LoadedServer](1000)
+    waiting = [begun(slots.reserve(slots.need(1, 1), Home())) for _ in range(300)]
+    await settled()
+    slots.add(LoadedServer())
+    done = []
+    while not all(task.done() for task in waiting):
+        done.append(sum(task.done() for task in waiting))
+        await asyncio.sleep(0)
+    assert max(b - a for a, b in pairwise([*done, 300])) <= AT_ONCE

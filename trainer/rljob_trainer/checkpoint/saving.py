@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,8 +100,9 @@ class Part:
             raise PeerLost(f"rank {failed[0]} {_failed(self._step)}")
 
 
-class OtherGangs(Protocol):
-    """Models that are trained on gangs of their own, which the trainer's rank 0 reaches through the driver."""
+class OtherWriters(Protocol):
+    """Who writes parts of a checkpoint besides the trainer's ranks, which its rank 0 reaches through the driver: models that are trained on gangs of
+    their own, and the driver itself."""
 
     def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
         """Have each begin to write its state into a directory of its role's name inside `directory`."""
@@ -109,6 +110,10 @@ class OtherGangs(Protocol):
 
     def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
         """{role: layout and files}, once all have written; {}: not yet. Answered within about a second; without `wait` at once."""
+        ...
+
+    def buffer_saved(self, wait: bool) -> dict[str, Any]:
+        """The `files` of the rollout buffer, once they are written; {}: not yet. Answered as `gangs_saved`."""
         ...
 
 
@@ -129,12 +134,12 @@ class Saver:
         engine: Checkpointable,
         ranks: Ranks,
         store: Store | None,
-        gangs: OtherGangs | None = None,
+        others: OtherWriters | None = None,
         has_gangs: bool = False,
     ):
-        """`store`, `gangs`: on rank 0 only. `has_gangs`, on all ranks: whether models are trained on gangs of their own."""
+        """`store`, `others`: on rank 0 only. `has_gangs`, on all ranks: whether models are trained on gangs of their own."""
         self._part, self._ranks, self._store = Part(engine, ranks), ranks, store
-        self._engine, self._gangs, self._has_gangs = engine, gangs, has_gangs
+        self._engine, self._writers, self._has_gangs = engine, others, has_gangs
         self._pending: _Pending | None = None
         self._written: Written | None = None
 
@@ -151,7 +156,7 @@ class Saver:
         Args:
             digest, data: see Contents; on rank 0
             alongside: training goes on while it is written
-            further: adds more files to the checkpoint's directory, on rank 0
+            further: begins to add more files to the checkpoint's directory, on rank 0; complete once `OtherWriters.buffer_saved`
         """
         assert self._pending is None, "one save at a time"
         began = time.monotonic()
@@ -160,8 +165,8 @@ class Saver:
             further(directory)
         engine = directory / ENGINE
         self._part.begin(step, engine, alongside)
-        if self._gangs and self._has_gangs:
-            self._gangs.save_gangs(step, engine, alongside)
+        if self._writers and self._has_gangs:
+            self._writers.save_gangs(step, engine, alongside)
         self._pending = _Pending(step, digest, data, directory, time.monotonic() - began)
 
     def complete(self, wait: bool) -> Saved | None:
@@ -179,11 +184,12 @@ class Saver:
                 self._store.abandon(pending.step)
             raise
         others = self._others(pending.step, wait) if self._written else None
-        if self._written is None or others is None:
+        buffer = self._buffer(wait) if others is not None else None
+        if self._written is None or others is None or buffer is None:
             return None
         written, self._written, self._pending = self._written, None, None
         if self._store:
-            self._commit(self._store, pending, written, others)
+            self._commit(self._store, pending, replace(written, files=written.files | buffer), others)
         stall = pending.stall_seconds + time.monotonic() - began
         return Saved(pending.step, stall, written.seconds)
 
@@ -197,14 +203,21 @@ class Saver:
     def _others(self, step: int, wait: bool) -> dict[str, Any] | None:
         """{role: layout and files} of all other gangs; None: not all have written yet."""
         while self._has_gangs:
-            if found := self._ranks.broadcast(self._gangs.gangs_saved(step, wait) if self._gangs else None):
+            if found := self._ranks.broadcast(self._writers.gangs_saved(step, wait) if self._writers else None):
                 return found
             if not wait:
                 return None
         return {}
 
+    def _buffer(self, wait: bool) -> Files | None:
+        """The files of the rollout buffer; None: they are not written yet."""
+        while True:
+            found = self._ranks.broadcast(self._writers.buffer_saved(wait) if self._writers else {"files": {}})
+            if found or not wait:
+                return {name: (size, digest) for name, (size, digest) in found["files"].items()} if found else None
+
     def _contents(self, pending: _Pending, written: Written, others: Mapping[str, Any]) -> Contents:
-        """Fingerprints of the few files that no rank has hashed (metadata, buffer) are computed here."""
+        """Fingerprints of the few files that nobody has hashed (metadata) are computed here."""
         files = dict(written.files)
         for found in others.values():
             files |= {f"{ENGINE}/{name}": (size, digest) for name, (size, digest) in found["files"].items()}

@@ -25,6 +25,10 @@ TEACHING = ("sft", "dpo")
 """Tasks whose examples end with the end of a turn, so that the model learns to write it."""
 
 
+OF_THE_LIBRARY = ["transformers.tokenization_utils_base", "transformers.tokenization_utils_tokenizers"]
+"""Modules of `decode` and `_decode`, where a tokenizer has none of its own."""
+
+
 class Tokenizer(Protocol):
     """What we ask of it."""
 
@@ -42,6 +46,16 @@ class Tokenizer(Protocol):
     def apply_chat_template(
         self, conversation: Any, tools: Any = None, *, add_generation_prompt: bool, tokenize: bool, **arguments: Any
     ) -> str: ...
+
+
+def decoded(tokenizer: Tokenizer, token_ids: list[int]) -> str:
+    """The text without special tokens. Other threads run meanwhile, where nothing but the tokenizers library makes it: of its methods, only those for
+    batches let go of the interpreter."""
+    made_by = [getattr(getattr(type(tokenizer), name, None), "__module__", "") for name in ("decode", "_decode")]
+    if made_by != OF_THE_LIBRARY or tokenizer.clean_up_tokenization_spaces:  # type: ignore[attr-defined]
+        return tokenizer.decode(token_ids, skip_special_tokens=True)
+    found: list[str] = tokenizer.backend_tokenizer.decode_batch([token_ids], skip_special_tokens=True)  # type: ignore[attr-defined]
+    return found[0]
 
 
 class ToolTokenizer:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
+from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
@@ -70,6 +71,8 @@ class Driver(DriverCalls):
         self._announced: Batch | None = None
         """The batch that `part` returns rows of."""
         self._held_out: asyncio.Task[Batch] | None = None
+        self._buffer_writing: asyncio.Task[Files] | None = None
+        """The last save of the rollout buffer."""
         self._ending = contextlib.AsyncExitStack()
         self._end: RunStatus = "failed"
         """How the attempt ends, for the trackers; failed until rank 0 calls `end`."""
@@ -216,7 +219,12 @@ class Driver(DriverCalls):
         if isinstance(self._buffer, RolloutBuffer):
             if self._command == "drain":
                 await self._buffer.stop()  # with the tokens that are on the servers
-            await asyncio.to_thread(saved.write, directory, self._buffer.contents, self._spec)
+            writing = asyncio.to_thread(saved.write_hashed, directory, self._buffer.contents, self._spec)
+            self._buffer_writing = asyncio.create_task(writing)
+            self._buffer_writing.add_done_callback(lambda _: self._changed.set())
+
+    async def buffer_saved(self, wait: bool) -> dict[str, Any]:
+        return await self._once(self._written_buffer) if wait else self._written_buffer()
 
     async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
@@ -278,6 +286,13 @@ class Driver(DriverCalls):
             return {"over": "succeeded"}
         self._targets = self._rollouts.to_publish()
         return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
+
+    def _written_buffer(self) -> dict[str, Any]:
+        """Raises OSError when it could not be written."""
+        writing = self._buffer_writing
+        if writing is None:
+            return {"files": {}}
+        return {"files": writing.result()} if writing.done() else {}
 
     @property
     def _own_critic(self) -> Critic:

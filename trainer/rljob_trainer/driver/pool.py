@@ -72,7 +72,8 @@ class RolloutPool:
         """By the UID of a pod."""
         self._enough = asyncio.Event()
         self._asked, self._idle = 0, asyncio.Event()
-        self._interrupted = False
+        self._interrupted, self._resumed = False, asyncio.Event()
+        self._resumed.set()
         self.redispatched = 0
         """Number of requests that were sent again because their server was lost."""
 
@@ -150,13 +151,41 @@ class RolloutPool:
         replica = self._replicas.find(endpoint)
         return replica.problem if replica else ""
 
-    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
+    async def generate(
+        self, request: GenerationRequest, home: Home | None = None, whole: bool = False
+    ) -> list[Generation]:
         """Like RolloutClient.generate. Waits until a server has room; that of `home`, of the request's trajectory, is preferred. Raises
         RequestRefusedError, AttemptSuperseded.
 
-        After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet.
+        After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet; with `whole` it asks again.
         """
         home = home or Home()
+        found = await self._generate(request, home)
+        while whole and not (found and all(g.finish_reason != "abort" for g in found)):
+            await self._resumed.wait()
+            found = await self._generate(request, home)
+        return found
+
+    async def interrupt(self) -> None:
+        """End all requests with what has been generated so far. Returns when all of them have been answered."""
+        self._interrupted = True
+        self._resumed.clear()
+        self._slots.interrupt()
+        try:
+            while self._asked:
+                await asyncio.gather(*(self._interrupt(s) for s in list(self._serving.values()) if s.samples))
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
+        finally:
+            self._interrupted = False
+            self._slots.resume()
+            self._resumed.set()
+
+    async def close(self) -> None:
+        for serving in list(self._serving.values()):
+            await self._disconnect(serving.endpoint, "closed")
+
+    async def _generate(self, request: GenerationRequest, home: Home) -> list[Generation]:
         with self._counted():
             while serving := await self._slots.reserve(need := self._slots.need(len(request.tokens), request.n), home):
                 try:
@@ -167,23 +196,6 @@ class RolloutPool:
                 finally:
                     self._slots.release(serving, need)
             return []
-
-    async def interrupt(self) -> None:
-        """End all requests with what has been generated so far. Returns when all of them have been answered."""
-        self._interrupted = True
-        self._slots.interrupt()
-        try:
-            while self._asked:
-                await asyncio.gather(*(self._interrupt(s) for s in list(self._serving.values()) if s.samples))
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
-        finally:
-            self._interrupted = False
-            self._slots.resume()
-
-    async def close(self) -> None:
-        for serving in list(self._serving.values()):
-            await self._disconnect(serving.endpoint, "closed")
 
     async def _probe(self, endpoint: RolloutEndpoint) -> None:
         try:

@@ -44,6 +44,12 @@ class RankZero:
     store: Store
     plan: MemoryPlan
 
+    def save_buffer(self, directory: Path) -> None:
+        """Write the rollout buffer into a new directory; none when it is empty."""
+        self.driver.save_buffer(directory)
+        while not self.driver.buffer_saved(wait=True):
+            continue
+
 
 class Attempt:
     """One attempt. `rank_zero` is None on all other ranks."""
@@ -136,7 +142,7 @@ class Attempt:
             saved_before = self._newest == step
             self._save(step, final=True)
             if outcome == "drained" and saved_before and step and self._rank_zero:
-                self._rank_zero.store.renew_buffer(step, self._rank_zero.driver.save_buffer)
+                self._rank_zero.store.renew_buffer(step, self._rank_zero.save_buffer)
             export = self._exports.final(step) if outcome == "succeeded" else ""
             self._until_uploaded()
         if self._rank_zero:
@@ -220,7 +226,7 @@ class Attempt:
             self._complete_save(wait=True)
 
     def _save_buffer(self, directory: Path) -> None:
-        """Add the rollout buffer, which holds what was generated and not trained yet, to the checkpoint in a directory."""
+        """Begin to add the rollout buffer, which holds what was generated and not trained yet, to the checkpoint in a directory."""
         if self._rank_zero:
             self._rank_zero.driver.save_buffer(directory / BUFFERS[0])
 

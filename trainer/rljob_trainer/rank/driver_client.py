@@ -117,6 +117,7 @@ class DriverClient(Client):
     evaluated = remote(DriverCalls.evaluated)
     saving = remote(DriverCalls.saving)
     save_buffer = remote(DriverCalls.save_buffer)
+    buffer_saved = remote(DriverCalls.buffer_saved)
     saved = remote(DriverCalls.saved)
     connected = remote(DriverCalls.connected)
     exported = remote(DriverCalls.exported)

@@ -12,6 +12,7 @@ from typing import Protocol
 from rljob_api.spec.model import PythonReward, RewardSpec, VllmReward
 from rljob_trainer.machine import cpus
 from rljob_trainer.rewards import builtin
+from rljob_trainer.rewards.apart import apart
 from rljob_trainer.rewards.http_service import HttpService, Post
 from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.python_file import PythonFile
@@ -47,14 +48,16 @@ class Rule:
         self._rule, self._prediction = RULES[name], PREDICTIONS[name]
 
     async def score(self, request: RewardRequest) -> Reward:
-        score = self._rule(request.response, request.answer)
-        return Reward(score, prediction=self._prediction(request.response))
+        return await apart(self._judged, request.response, request.answer)
 
     async def start(self) -> None:
         pass
 
     async def stop(self) -> None:
         pass
+
+    def _judged(self, response: str, answer: str) -> Reward:
+        return Reward(self._rule(response, answer), prediction=self._prediction(response))
 
 
 def is_scored_by_driver(reward: RewardSpec) -> bool:

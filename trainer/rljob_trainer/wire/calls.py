@@ -150,11 +150,11 @@ class DriverCalls(ABC):
 
     @abstractmethod
     async def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
-        """See saving.OtherGangs.save."""
+        """See saving.OtherWriters.save_gangs."""
 
     @abstractmethod
     async def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
-        """See saving.OtherGangs.saved."""
+        """See saving.OtherWriters.gangs_saved."""
 
     @abstractmethod
     async def replicas(self) -> PublishTargets:
@@ -182,7 +182,11 @@ class DriverCalls(ABC):
 
     @abstractmethod
     async def save_buffer(self, directory: Path) -> None:
-        """Write the contents of the rollout buffer into a new directory; an empty buffer makes none."""
+        """Begin to write what the rollout buffer holds now into a new directory; an empty buffer makes none."""
+
+    @abstractmethod
+    async def buffer_saved(self, wait: bool) -> dict[str, Any]:
+        """See saving.OtherWriters.buffer_saved, for the last `save_buffer`."""
 
     @abstractmethod
     async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:

@@ -5,7 +5,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.order import Cursor, permutation
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.driver.buffer.buffer import RolloutBuffer
-from rljob_trainer.driver.buffer.priority_event import Priority, PriorityEvent
+from rljob_trainer.driver.buffer.priority_event import AT_ONCE, Priority, PriorityEvent
 from rljob_trainer.driver.buffer.selection import fit_later
 from rljob_trainer.driver.buffer.sources import GeneratedBatches, Ready
 from trainer.driver.buffer.specs import job
@@ -151,3 +151,22 @@ async def test_what_began_first_continues_first() -> None:
     event.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert passed == [(1, 0), (3, 0), (3, 1), (7, 0)]
+
+
+async def test_many_waiters_are_woken_in_order_over_several_turns_of_the_loop() -> None:
+    event, passed = PriorityEvent(), list[int]()
+
+    async def wait(number: int) -> None:
+        await event.wait((number, 0))
+        passed.append(number)
+
+    tasks = [asyncio.create_task(wait(number)) for number in reversed(range(300))]
+    await asyncio.sleep(0)
+    event.set()
+    turns = [0]
+    while len(passed) < 300:
+        await asyncio.sleep(0)
+        turns.append(len(passed))
+    assert passed == list(range(300))
+    assert max(b - a for a, b in pairwise(turns)) <= AT_ONCE
+    await asyncio.gather(*tasks)

@@ -20,7 +20,7 @@ from rljob_trainer.checkpoint.store import Store
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from trainer.checkpoint.saving import contents, open_store
-from trainer.driver.bench import Bench, Characters, Rank, call, publish, trained, whole_batch
+from trainer.driver.bench import Bench, Characters, Rank, call, publish, save_buffer, trained, whole_batch
 from trainer.driver.servers import Thinker
 
 ROWS, PROMPTS, SAMPLES, EVERY = 12, 2, 2, 2
@@ -89,7 +89,7 @@ class Job:
     async def _save(self, store: Store, rank: Rank, step: int) -> None:
         data = await call(rank.saving)
         directory = store.begin(step)
-        await call(rank.save_buffer, directory / BUFFERS[0])
+        await save_buffer(rank, directory / BUFFERS[0])
         made = contents(step, fingerprints(directory))
         store.commit(type(made)(**{field: getattr(made, field) for field in made.__slots__} | {"data": data}))
 

@@ -8,7 +8,7 @@ from rljob_trainer.driver import main
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.wire.parity import PROBE_SEQUENCES
-from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
+from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, save_buffer, trained, until
 from trainer.driver.buffer.test_staleness import ages, asked
 from trainer.driver.servers import Thinker
 
@@ -87,7 +87,7 @@ async def test_a_drain_takes_the_tokens_from_the_servers_into_the_checkpoint(ben
         bench.control("drain", (a.endpoint,))
         assert await until(rank, "over") == "drained"
         await call(rank.saving)
-        await call(rank.save_buffer, tmp_path / "buffer")
+        await save_buffer(rank, tmp_path / "buffer")
     groups = saved.read(tmp_path / "buffer", RLJobSpec.model_validate(bench.spec), 1).groups
     (begun_first,) = [g for g in groups if g.position == 0]
     for sample in begun_first.samples:

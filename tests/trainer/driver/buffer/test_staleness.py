@@ -3,7 +3,9 @@
 import asyncio
 
 import pytest
+from aiohttp import web
 
+from rljob_trainer.checkpoint.manifest import fingerprints
 from rljob_trainer.data.order import permutation
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -20,6 +22,7 @@ from trainer.driver.bench import (
     call,
     publish,
     replicas,
+    save_buffer,
     trained,
     until,
     whole_batch,
@@ -45,6 +48,20 @@ def in_order(found: Batch, seed: int) -> bool:
     places = [divmod(4 * (found.step - 1) + i, 12) for i in range(4)]
     expected = [permutation(12, seed, epoch)[place] for epoch, place in places]
     return [s.prompt_index for s in found.samples] == [index for index in expected for _ in range(3)]
+
+
+class Evaluated(Server):
+    """Responses to held-out prompts, which are greedy, wait while `evaluating` is clear."""
+
+    def __init__(self, pod: str):
+        super().__init__(pod)
+        self.evaluating = asyncio.Event()
+        self.evaluating.set()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        if (await request.json())["temperature"] == 0.0:
+            await self.evaluating.wait()
+        return await super()._generate(request)
 
 
 async def asked(server: Server, prompts: int) -> None:
@@ -103,21 +120,22 @@ async def test_publishing_waits_until_what_the_policy_before_draws_is_complete(b
         assert ages(await batch(rank)) == {1}
 
 
-async def test_an_evaluation_is_of_the_policy_of_its_step_and_training_waits_for_it(bench):
+async def test_an_evaluation_is_of_the_policy_of_its_step_and_takes_place_while_batches_are_drawn_and_trained(bench):
     bench.spec["evaluation"] = {"everySteps": 1}
-    async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
+    async with Evaluated("demo-rollout-0") as a, begun(bench, [a]) as rank:
         await batch(rank)
         await trained(rank, 1)
-        before = len(a.requests)
-        a.answering.clear()
+        a.evaluating.clear()
         await publish(rank, 1, [a])
-        assert await call(rank.next) == {}
-        await bench.in_phase("evaluating")
-        await asked(a, before + 3)
-        assert len(a.requests) == before + 3
-        a.answering.set()
-        await batch(rank)
+        assert (await batch(rank)).step == 2, "it trains"
+        await asked(a, 4 * 3 + 3)
+        await call(rank.trained, 2, METRICS)
+        assert await call(rank.replicas) == {}, "the next policy waits"
+        a.evaluating.set()
+        assert await replicas(rank) == ["demo-rollout-0"]
         assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 1]
+        await publish(rank, 2, [a])
+        await batch(rank)
 
 
 async def third_batch_never_comes(bench: Bench, rank: Rank, a: Server) -> None:
@@ -144,7 +162,7 @@ async def test_a_drain_waits_for_the_step_and_not_for_what_is_drawn_beside_it(be
         await asyncio.wait_for(bench.driver, SECONDS)
 
 
-async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_drawn(bench):
+async def test_a_drain_does_not_wait_for_an_evaluation(bench):
     bench.spec["evaluation"] = {"everySteps": 1}
     async with Server("demo-rollout-0") as a, begun(bench, [a]) as rank:
         await batch(rank)
@@ -153,7 +171,10 @@ async def test_a_drain_does_not_wait_for_an_evaluation_nor_hand_out_what_is_draw
         a.delay = 60
         await publish(rank, 1, [a])
         bench.control("drain", (a.endpoint,))
-        assert await until(rank, "over") == "drained"
+        async with asyncio.timeout(SECONDS):
+            while (answer := await call(rank.next)) != {"over": "drained"}:
+                if answer:  # the driver had not read of the drain
+                    await call(whole_batch, rank, answer["batch"])
         assert (await call(rank.saving))["consumed"] == 4
         await call(rank.end, "")
         await asyncio.wait_for(bench.driver, SECONDS)
@@ -321,7 +342,8 @@ async def test_a_resumed_attempt_trains_what_was_complete_and_continues_what_was
         await trained(rank, 1)
         await publish(rank, 1, [a])
         state = await call(rank.saving)
-        await call(rank.save_buffer, buffer)
+        written = await save_buffer(rank, buffer)
+        assert {f"buffer/{name}": list(file) for name, file in fingerprints(buffer).items()} == written
     async with Thinker("demo-rollout-0", pace) as b:
         bench.control(rollouts=(b.endpoint,))
         rank = await bench.connect()

@@ -24,7 +24,8 @@ class _Generated:
 
 
 class RolloutBuffer:
-    """Under the policy of step p, evaluates it if that is due, then generates all missing batches up to that of step p + 1 + staleness.
+    """Under the policy of step p, generates all missing batches up to that of step p + 1 + staleness, and evaluates the policy at the same time if
+    that is due.
 
     With staleness 0 that is the batch of p + 1. With staleness 1 it is that of p + 2, generated while p + 1 trains; the first policy generates
     both.
@@ -90,11 +91,11 @@ class RolloutBuffer:
     @property
     def first(self) -> Ready | None:
         """The batch that `take` would return."""
-        complete = self._evaluated and self._batches and self._batches[0].measured.done()
+        complete = self._batches and self._batches[0].measured.done()
         return self._batches[0].measured.result() if complete else None
 
     def take(self) -> Ready | None:
-        """Remove and return the next batch; None until it is measured and the current policy has been evaluated."""
+        """Remove and return the next batch; None until it is measured."""
         if found := self.first:
             self._batches.popleft()
         return found
@@ -102,22 +103,36 @@ class RolloutBuffer:
     @property
     def is_measuring(self) -> bool:
         """A batch has been generated, and `take` returns it as soon as the roles have measured it."""
-        return self._evaluated and bool(self._batches)
+        return bool(self._batches)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is left to generate under this policy. Raises what generation raised."""
+        """Nothing is left to generate or evaluate under this policy. Raises what generation or evaluation raised."""
         return self._work is not None and self._work.done() and self._work.result() is None
 
     @property
     def may_stop(self) -> bool:
-        """A new policy may be published: this one has nothing left to generate, or generation continues across updates. Raises as `is_idle`."""
-        return self.is_idle or self._generates_on
+        """A new policy may be published: this one is evaluated, and has nothing left to generate or generation continues across updates. Raises as
+        `is_idle`."""
+        return self.is_idle or (self._evaluated and self._generates_on)
 
     async def _fill(self, policy: int) -> None:
+        work = [asyncio.create_task(self._evaluation(policy)), asyncio.create_task(self._generation(policy))]
+        try:
+            done, _ = await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _evaluation(self, policy: int) -> None:
         await self._evaluate(policy)
         self._evaluated = True
         self._changed()
+
+    async def _generation(self, policy: int) -> None:
         while self._generated < min(policy + self._ahead, self._last):
             found = await self._source.batch(self._generated + 1, policy, self._cursor)
             self._generated, self._cursor = found.batch.step, found.cursor

@@ -15,11 +15,12 @@ from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, singl
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import HeldOutSet, Prompt
 from rljob_trainer.data.rows import answer_in
-from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.data.tokenizer import Tokenizer, decoded
 from rljob_trainer.driver.buffer.assembly import Outcome, penalised
 from rljob_trainer.driver.buffer.partial_sample import PartialSample, evaluation_seed, training_seed, turn_seed
-from rljob_trainer.driver.buffer.priority_event import Priority, PriorityEvent
+from rljob_trainer.driver.buffer.priority_event import AT_ONCE, Priority, PriorityEvent
 from rljob_trainer.driver.slots import Home
+from rljob_trainer.rewards.apart import apart
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
@@ -53,7 +54,9 @@ class GroupRequest:
 class Responder(Protocol):
     """Who answers for the policy: the pool of rollout servers."""
 
-    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]: ...
+    async def generate(
+        self, request: GenerationRequest, home: Home | None = None, whole: bool = False
+    ) -> list[Generation]: ...
 
     async def interrupt(self) -> None: ...
 
@@ -108,8 +111,13 @@ class Generator:
 
     async def evaluate(self, sets: Sequence[HeldOutSet]) -> dict[str, list[list[Outcome]]]:
         """The responses to every prompt, by the names of the sets."""
+        begun: dict[str, list[asyncio.Task[list[Outcome]]]] = {s.name: [] for s in sets}
         async with asyncio.TaskGroup() as tasks:
-            begun = {s.name: [tasks.create_task(self.samples(r)) for r in self._held_out(s)] for s in sets}
+            for s in sets:
+                for request in self._held_out(s):
+                    begun[s.name].append(tasks.create_task(self.samples(request)))
+                    if len(begun[s.name]) % AT_ONCE == 0:
+                        await asyncio.sleep(0)  # others are served meanwhile
         found = {name: [task.result() for task in own] for name, own in begun.items()}
         warn_of_failures([o for groups in found.values() for group in groups for o in group])
         return found
@@ -125,7 +133,7 @@ class Generator:
         if self._agent:
             return await self._with_agents(self._agent, request, samples)
         request = await _with_images(request)
-        for sample, generation in zip(samples, await self._pool.generate(request.generation), strict=True):
+        for sample, generation in zip(samples, await self._pool.generate(request.generation, whole=True), strict=True):
             sample.add(generation)
         return list(await asyncio.gather(*(self._complete(request, i, sample) for i, sample in enumerate(samples))))
 
@@ -180,7 +188,7 @@ class Generator:
         if request.interruptible:
             await self._continue(response, generation, (request.group, index), home)
         else:
-            response.add(*await self._pool.generate(generation, home))
+            response.add(*await self._pool.generate(generation, home, whole=True))
         self._heartbeat()
         return response.response, response.finish_reason == "length"
 
@@ -217,7 +225,8 @@ class Generator:
             routed_experts=routed_experts,
         )
         try:
-            reward = await self._rewards.score(self._asked(row, sample, rollout.last_turn))
+            asked = await apart(self._asked, row, sample, rollout.last_turn)
+            reward = await self._rewards.score(asked)
         except RewardFailed as failure:
             return Outcome(request.group, index, failure)
         finally:
@@ -227,10 +236,11 @@ class Generator:
         return Outcome(request.group, index, scored, metrics, reward.prediction, agent)
 
     def _asked(self, row: Prompt, sample: Trajectory, last_turn: Ints) -> RewardRequest:
+        """For a thread: a long response takes a tenth of a second."""
         read = cache(row.row)  # once for all values that come from it
         return RewardRequest(
             row.text,
-            self._tokenizer.decode(last_turn.tolist(), skip_special_tokens=True),
+            decoded(self._tokenizer, last_turn.tolist()),
             row.answer,
             row.data_source,
             tuple(sample.tokens.tolist()),

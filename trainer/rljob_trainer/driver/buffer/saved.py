@@ -15,6 +15,7 @@ from typing import Any
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.checkpoint.files import write_json
+from rljob_trainer.checkpoint.manifest import Files, fingerprints
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver.buffer import batch_files
 from rljob_trainer.driver.buffer.assembly import Outcome
@@ -71,6 +72,13 @@ def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
         "groups": [[g.position, g.step, g.policy, [_described(s) for s in g.samples]] for g in contents.groups],
     }
     write_json(directory / "buffer.json", described)
+
+
+def write_hashed(directory: Path, contents: BufferContents, spec: RLJobSpec) -> Files:
+    """`write`, and what a manifest says of the files, by their paths below the checkpoint's directory."""
+    write(directory, contents, spec)
+    found = fingerprints(directory) if directory.is_dir() else {}
+    return {f"{directory.name}/{name}": file for name, file in found.items()}
 
 
 def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:

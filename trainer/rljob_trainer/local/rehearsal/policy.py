@@ -89,7 +89,9 @@ class ScriptedPolicy:
         """`end`: of a turn."""
         self._turns, self._asked, self._tokenizer, self._end = script.turns, 0, tokenizer, list(end)
 
-    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
+    async def generate(
+        self, request: GenerationRequest, home: Home | None = None, whole: bool = False
+    ) -> list[Generation]:
         """As a server that follows the limits of the request."""
         text = self._turns[min(self._asked, len(self._turns) - 1)]
         self._asked += 1
