@@ -134,8 +134,6 @@ class Reception:
     def _turn(self, source: Source) -> str:
         """Do what one sender says until its turn is over. Returns by which message."""
         while True:
-            if not source.inbox.has_next:
-                self._take()
             message = source.inbox.next(self._wait)
             if isinstance(message, str):
                 return message
