@@ -15,7 +15,7 @@ from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
-from rljob_trainer.wire.weights.transport import over_gloo
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server
 
@@ -34,7 +34,7 @@ class Lab:
     def __init__(self, server: Server, checkpoints: dict[str, Path]):
         self.policies, self.server = [checkpoints["old"], checkpoints["new"]], server
         self.pool = RolloutPool(TOKEN, 1, 1, 64, lambda: None)
-        self._publisher = Publisher(1, TOKEN, over_gloo("127.0.0.1"), keeps=True)
+        self._publisher = Publisher(1, TOKEN, over_tcp("127.0.0.1"), keeps=True)
 
     def policy(self, step: int) -> Path:
         return self.policies[step % 2]
