@@ -5,7 +5,7 @@ import pytest
 from api.specs import make_spec, raw_spec
 from rljob_api import names
 from rljob_api.rules import validate
-from rljob_api.sizing.layout import Amounts, Layout, required_servers, servers_per_pod
+from rljob_api.sizing.layout import Amounts, Layout, required_servers, servers_per_pod, wanted_servers
 
 P, T = "spec.trainer.parallelism", "spec.trainer.transformerConfig"
 
@@ -82,10 +82,10 @@ def test_colocated_servers_are_counted_by_the_ranks_and_are_all_required() -> No
     spec = make_spec(
         trainer={"nodes": 3, "processesPerNode": 8}, rollout={"placement": "colocated", "tensorParallel": 2}
     )
-    assert (servers_per_pod(spec), required_servers(spec)) == (4, 12)
+    assert (servers_per_pod(spec), required_servers(spec), wanted_servers(spec)) == (4, 12, 12)
     assert (spec.rollout.pods, spec.rollout.required) == (0, 0)
     separate = make_spec(rollout={"replicas": 4, "minReplicas": 2})
-    assert (servers_per_pod(separate), required_servers(separate)) == (0, 2)
+    assert (servers_per_pod(separate), required_servers(separate), wanted_servers(separate)) == (0, 2, 4)
 
 
 def test_samples_are_counted_globally_per_step() -> None:

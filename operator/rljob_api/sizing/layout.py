@@ -107,6 +107,11 @@ def required_servers(spec: RLJobSpec) -> int:
     return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec)
 
 
+def wanted_servers(spec: RLJobSpec) -> int:
+    """Servers that generate once all pods are there."""
+    return spec.trainer.nodes * servers_per_pod(spec) or rollout_pods(spec)
+
+
 def gang_sizes(spec: RLJobSpec) -> dict[str, int]:
     """Pods of the trainer, and of the gangs of other models, by role: all of them are members of an attempt."""
     return {names.ROLE_TRAINER: spec.trainer.nodes} | {role: gang.nodes for role, gang in spec.gangs.items()}

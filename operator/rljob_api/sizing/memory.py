@@ -21,7 +21,7 @@ from typing import Literal
 
 from rljob_api import names
 from rljob_api.sizing.arrival import in_transfer
-from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, servers_per_pod
+from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
@@ -200,7 +200,7 @@ def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """Memory of one GPU of a rollout server."""
     width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
-    servers = spec.trainer.nodes * servers_per_pod(spec) or max(1, rollout_pods(spec))
+    servers = max(1, wanted_servers(spec))
     amounts = Amounts.of(spec)
     samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     per_token = width * shape.layers * _cached(shape, t)
