@@ -101,6 +101,11 @@ def test_a_mistake_about_the_teacher_is_one_message_at_its_field(spec: dict[str,
     assert broken(spec) == [field]
 
 
+@pytest.mark.parametrize(("key", "value"), [("gpu-memory-utilization", "most"), ("kv-cache-memory-bytes", -1)])
+def test_what_a_plan_of_a_pools_memory_is_computed_with_is_a_number(key: str, value: object) -> None:
+    assert broken(pooled({"vllmArgs": {key: value}})) == [f"spec.pools[0].vllmArgs.{key}"]
+
+
 def test_a_pool_that_cannot_be_read_brings_its_own_message_only() -> None:
     assert broken(pooled({"replicas": "many"})) == ["spec.pools[0].replicas"]
     assert broken(pooled({"model": 3}, judge=JUDGE)) == ["spec.pools[0].model"]

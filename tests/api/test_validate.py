@@ -71,12 +71,26 @@ def test_an_unknown_megatron_key_suggests_the_nearest() -> None:
         ("logits-processors", ["mine.Processor"]),
         ("max-num-seqs", "many"),
         ("gpu-memory-utilization", 0),
+        ("max-num-seqs", 0.5),
+        ("gpu-memory-utilization", 1.5),
         ("kv-cache-memory-bytes", "4G"),
+        ("kv-cache-memory-bytes", 10**400),
+        ("cpu-offload-gb", "abc"),
+        ("cpu-offload-gb", -50),
+        ("cpu-offload-gb", True),
     ],
 )
 def test_an_argument_of_vllm_that_a_pod_or_a_plan_cannot_follow_is_refused(key: str, value: object) -> None:
     found = validate(raw_spec(rollout={"vllmArgs": {key: value}}), "demo").violations
     assert [v.field for v in found] == [f"spec.rollout.vllmArgs.{key}"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"gpu-memory-utilization": 1, "max-num-seqs": 1, "cpu-offload-gb": 0}, {"cpu-offload-gb": 0.5, "max-num-seqs": 9}],
+)
+def test_the_least_and_the_most_that_a_plan_is_computed_with_is_allowed(arguments: dict[str, float]) -> None:
+    assert validate(raw_spec(rollout={"vllmArgs": arguments}), "demo").violations == ()
 
 
 def test_a_job_name_keeps_to_the_budget_of_its_children() -> None:

@@ -1,6 +1,6 @@
 """Keys of Megatron and vLLM that are passed through verbatim: they have to exist, may not be set by anything else, and have to fit the spec."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rljob_api import names
 from rljob_api.nearest import nearest
@@ -17,8 +17,14 @@ from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
 
 TRANSFORMER = "trainer.transformerConfig"
-COUNTED = ("max-num-seqs", "gpu-memory-utilization", "kv-cache-memory-bytes")
-"""Arguments of vLLM that estimates of memory are computed with."""
+LARGEST = 2**53
+COUNTED: dict[str, tuple[Callable[[float], bool], str]] = {
+    "max-num-seqs": (lambda given: 1 <= given <= LARGEST, "of at least 1"),
+    "gpu-memory-utilization": (lambda given: 0 < given <= 1, "above 0, and at most 1"),
+    "kv-cache-memory-bytes": (lambda given: 0 < given <= LARGEST, "above 0"),
+    "cpu-offload-gb": (lambda given: 0 <= given <= LARGEST, "of at least 0"),
+}
+"""Arguments of vLLM that estimates of memory are computed with, and which numbers they may be."""
 NEEDS_GPU = {
     "apply_rope_fusion": "a kernel of Transformer Engine",
     "moe_permute_fusion": "a kernel of Transformer Engine",
@@ -70,12 +76,14 @@ def vllm_key_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def number_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    for key, value in spec.rollout.vllm_args.items():
-        if key in COUNTED and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-            rule = "must be a number above 0, since the plan of memory depends on it"
-            yield Violation(
-                f"spec.rollout.vllmArgs.{key}", str(value), rule, "write it as a plain number, or remove it"
-            )
+    given = {"spec.rollout": spec.rollout.vllm_args}
+    given |= {f"spec.pools[{i}]": pool.vllm_args for i, pool in enumerate(spec.pools)}
+    for field, arguments in given.items():
+        for key in (key for key in COUNTED if key in arguments):
+            value, (allowed, numbers) = arguments[key], COUNTED[key]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not allowed(value):
+                rule = f"must be a number {numbers}, since the plan of memory depends on it"
+                yield Violation(f"{field}.vllmArgs.{key}", str(value), rule, "write it as a plain number, or remove it")
 
 
 def device_violations(ranks: Ranks) -> Iterator[Violation]:
