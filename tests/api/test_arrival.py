@@ -9,6 +9,7 @@ from rljob_api.sizing.arrival import (
     GPU_BUCKET,
     GPU_ROOM,
     HOST_ROOM,
+    Arrival,
     RolloutHost,
     Room,
     arrival,
@@ -26,9 +27,11 @@ H100 = 79 * GIB
 OFFLOAD = {"parameters": True, "gradients": True, "optimizer": True}
 
 
-def spec(nodes: int, parallelism: dict[str, int], rollout: dict[str, Any], **trainer: Any) -> RLJobSpec:
+def spec(
+    nodes: int, parallelism: dict[str, int], rollout: dict[str, Any], lora: dict[str, Any] | None = None, **trainer: Any
+) -> RLJobSpec:
     return make_spec(
-        model={"path": "/data/model", "dtype": "bfloat16"},
+        model={"path": "/data/model", "dtype": "bfloat16"} | ({"lora": lora} if lora else {}),
         trainer={"device": "gpu", "nodes": nodes, "processesPerNode": 8, "parallelism": parallelism} | trainer,
         rollout=rollout,
     )
@@ -93,3 +96,17 @@ def test_a_small_model_waits_on_the_gpu_and_one_without_room_is_overwritten() ->
     assert arrival(spec(1, {}, leaves_room), small, H100).where == "gpu"
     limited = {"tensorParallel": 8, "template": {"resources": {"limits": {"memory": "64Gi"}}}}
     assert arrival(spec(8, {"tensor": 8}, limited), LLAMA_70B, H100).where == "in place"
+
+
+@pytest.mark.parametrize("limits", [{}, {"template": {"resources": {"limits": {"memory": "64Gi"}}}}])
+def test_adapters_alone_wait_in_host_memory_and_need_no_second_copy_of_the_model(limits: dict[str, Any]) -> None:
+    """Each of eight workers keeps all: 80 layers x rank 32 x (inputs + outputs) of two matrices."""
+    lora = {"rank": 32, "alpha": 64, "targets": ["linear_qkv", "linear_proj"], "sync": "adapters"}
+    job = spec(8, {"tensor": 8}, {"tensorParallel": 8} | limits, lora=lora)
+    adapters = 2 * 80 * 32 * (8192 + 10240 + 8192 + 8192)
+    assert arrival(job, LLAMA_70B, H100) == Arrival("host", 8 * adapters)
+    assert rollout_host(job, LLAMA_70B, H100) == RolloutHost(8 * adapters, 0.0)
+    merged = spec(8, {"tensor": 8}, {"tensorParallel": 8} | limits, lora=lora | {"sync": "merged"})
+    assert arrival(merged, LLAMA_70B, H100) == arrival(
+        spec(8, {"tensor": 8}, {"tensorParallel": 8} | limits), LLAMA_70B, H100
+    )

@@ -7,6 +7,8 @@ policy must be able to keep it until the next one is complete and verified, so i
     host      in host memory: applied at the speed of the bus
     in place  over the shard itself, where there is no room, and on servers that serve nothing, as colocated ones do that were asleep. Such a server
               generates nothing meanwhile, and if the update fails, nothing until the next one.
+
+Adapters that are sent alone (`model.lora.sync: adapters`) always wait in host memory: they need no second copy of the model.
 """
 
 from dataclasses import dataclass
@@ -69,6 +71,8 @@ def where(shard: float, room: Room) -> Where:
 def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
     """By what a GPU of `device` bytes has outside vLLM's share of it, and by limits.memory of a rollout pod, where there is one. Raises ValueError
     for a limit that is no quantity."""
+    if spec.model.lora and spec.model.lora.sync == "adapters":
+        return Arrival("host", _adapters(spec, shape))
     workers, given = spec.rollout.tensor_parallel, server_defaults(spec) | spec.rollout.vllm_args
     shard = BYTES[spec.model.dtype] * shape.parameters / workers
     outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
@@ -82,6 +86,13 @@ def rollout_host(spec: RLJobSpec, shape: Shape, device: float) -> RolloutHost:
     """Of a pod with a server of its own. Raises ValueError as `arrival` does."""
     found = arrival(spec, shape, device)
     return RolloutHost(found.copies if found.where == "host" else 0.0, _offloaded(spec))
+
+
+def _adapters(spec: RLJobSpec, shape: Shape) -> float:
+    """Bytes on all workers of a server, each of which keeps all adapters."""
+    assert spec.model.lora
+    adapters = shape.layers * shape.adapters(spec.model.lora)
+    return float(BYTES[spec.model.dtype] * adapters * spec.rollout.tensor_parallel)
 
 
 def _offloaded(spec: RLJobSpec) -> float:
