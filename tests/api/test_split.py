@@ -74,16 +74,29 @@ def test_what_cannot_be_cut_is_named_with_what_can(
     assert says in f"{error.value.rule}; {error.value.fix}"
 
 
-def test_no_first_and_last_stage_make_the_largest_stage_smaller_than_those_that_are_proposed() -> None:
-    for layers, pipeline in ((layers, pipeline) for layers in range(1, 80) for pipeline in range(3, 20)):
-        keys = even_split(layers, pipeline)
-        assert (keys is None) == (layers < pipeline)
+@pytest.mark.parametrize("virtual", [1, 2, 3, 4])
+def test_what_is_proposed_holds_and_makes_the_largest_stage_as_small_as_it_can_be(virtual: int) -> None:
+    for layers, pipeline in ((layers, pipeline) for layers in range(1, 100) for pipeline in range(2, 40)):
+        keys = even_split(layers, pipeline, virtual)
+        assert (keys is None) == (layers < pipeline * virtual)
         if keys is None:
             continue
-        stages = split(layers, pipeline, 1, keys).stages
-        between = range(1, (layers - 2) // (pipeline - 2) + 1)
-        best = min(max(each, -(-(layers - each * (pipeline - 2)) // 2)) for each in between)
-        assert sum(stages) == layers and max(stages) <= best
+        stages = split(layers, pipeline, virtual, keys).stages
+        assert sum(stages) == layers and max(stages) == -(-layers // pipeline), (layers, pipeline, keys)
+        assert max(stages[0], stages[-1]) <= max(stages[1:-1], default=layers)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "virtual", "written"),
+    [(40, 16, 1, "Ett|(tt|)*3(ttt|)*8(tt|)*3ttL"), (61, 32, 1, "Et|(tt|)*29t|tL"), (13, 2, 3, "Ettt|(tt|)*4ttL")],
+)
+def test_the_fix_is_written_out_where_the_ends_would_be_larger_or_pieces_would_not_divide(
+    layers: int, pipeline: int, virtual: int, written: str
+) -> None:
+    with pytest.raises(Unsplit) as error:
+        split(layers, pipeline, virtual, {})
+    assert f', or set {WRITTEN}: "{written}" in transformerConfig' in error.value.fix
+    assert max(split(layers, pipeline, virtual, {WRITTEN: written}).stages) == -(-layers // pipeline)
 
 
 def test_the_first_layers_of_a_model_lie_on_the_first_pieces() -> None:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from zlib import crc32
 
@@ -69,7 +70,7 @@ def split(layers: int, pipeline: int, virtual: int, given: Mapping[str, Any]) ->
         raise Unsplit("pipeline", f"pipeline x virtualPipeline is more than {MOST}", "lower one of them")
     if given.get(WRITTEN) is not None:
         return _written(layers, pipeline, virtual, given[WRITTEN])
-    stages, ends = _stages(layers, pipeline, given)
+    stages, ends = _stages(layers, pipeline, virtual, given)
     for stage in sorted(set(stages)):
         if stage % virtual:
             counted = "" if _key(given) else "num_hidden_layers / pipeline = "
@@ -81,18 +82,31 @@ def split(layers: int, pipeline: int, virtual: int, given: Mapping[str, Any]) ->
     return _checked(pieces, _key(given))
 
 
-def even_split(layers: int, pipeline: int) -> dict[str, Any] | None:
+def even_split(layers: int, pipeline: int, virtual: int = 1) -> dict[str, Any] | None:
     """Keys of transformerConfig for stages as equal as the layers allow, with fewer on the first and the last stage, which have the embedding and the
-    output layer too; empty: equal shares; None: there are fewer layers than stages."""
-    if layers < pipeline:
+    output layer too; empty: equal shares; None: there are fewer layers than pieces of stages."""
+    if layers < pipeline * virtual:
         return None
-    if layers % pipeline == 0:
+    if layers % (pipeline * virtual) == 0:
         return {}
-    if (layers + 2) % pipeline == 0 and (layers + 2) // pipeline > 1:
+    if (layers + 2) % (pipeline * virtual) == 0 and (layers + 2) // pipeline > 1:
         return {EMBEDDING: True, LOSS: True}
-    between = min(-(-layers // pipeline), (layers - 2) // (pipeline - 2)) if pipeline > 2 else 0
+    between = -(-layers // pipeline)
     ends = layers - between * (pipeline - 2)
-    return {FIRST: -(-ends // 2), LAST: ends // 2}
+    first, last = -(-ends // 2), ends // 2
+    if last >= 1 and all(stage % virtual == 0 for stage in (first, between, last)):
+        return {FIRST: first, LAST: last}
+    return {WRITTEN: _even_layout(layers, pipeline, virtual)}
+
+
+def _even_layout(layers: int, pipeline: int, virtual: int) -> str:
+    """As many consecutive pieces as layers are over have one more, from a stage on that leaves the ends out where it can."""
+    each, over = divmod(layers, pipeline * virtual)
+    first = -over % pipeline // 2
+    rows = ["t" * (each + (first <= piece < first + over)) for piece in range(pipeline * virtual)]
+    between = [(row, len([*same])) for row, same in groupby(rows[1:-1])]
+    repeated = (f"({row}|)*{count}" if count > 1 else f"{row}|" for row, count in between)
+    return f"E{rows[0]}|{''.join(repeated)}{rows[-1]}L"
 
 
 def named(given: Mapping[str, Any]) -> str:
@@ -108,22 +122,22 @@ def _key(given: Mapping[str, Any]) -> str:
     return next((key for way in WAYS for key in way if given.get(key)), "")
 
 
-def _stages(layers: int, pipeline: int, given: Mapping[str, Any]) -> tuple[list[int], tuple[bool, bool]]:
+def _stages(layers: int, pipeline: int, virtual: int, given: Mapping[str, Any]) -> tuple[list[int], tuple[bool, bool]]:
     """Layers of each stage, among which the embedding and the output layer may count as one each."""
     if given.get(FIRST) is not None or given.get(LAST) is not None:
-        return _with_ends(layers, pipeline, given), (False, False)
+        return _with_ends(layers, pipeline, virtual, given), (False, False)
     ends = bool(given.get(EMBEDDING)), bool(given.get(LOSS))
     total = layers + sum(ends)
     if total % pipeline and any(ends):
         rule = f"num_hidden_layers = {layers} and what is accounted for are {total}, not divisible by pipeline = {pipeline}"
-        raise Unsplit(_key(given), rule, divide(layers, pipeline))
+        raise Unsplit(_key(given), rule, divide(layers, pipeline, virtual))
     if total % pipeline:
         rule = f"num_hidden_layers = {layers} of the model is not divisible by it"
-        raise Unsplit("pipeline", rule, divide(layers, pipeline))
+        raise Unsplit("pipeline", rule, divide(layers, pipeline, virtual))
     return [total // pipeline] * pipeline, ends
 
 
-def _with_ends(layers: int, pipeline: int, given: Mapping[str, Any]) -> list[int]:
+def _with_ends(layers: int, pipeline: int, virtual: int, given: Mapping[str, Any]) -> list[int]:
     fixed = {key: given[key] for key in (FIRST, LAST) if given.get(key) is not None}
     for key, count in fixed.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
@@ -131,17 +145,17 @@ def _with_ends(layers: int, pipeline: int, given: Mapping[str, Any]) -> list[int
     left, stages, key = layers - sum(fixed.values()), pipeline - len(fixed), next(iter(fixed))
     if left < 0 or bool(left) != bool(stages) or (stages and left % stages):
         rule = f"leaves {left} of {layers} layers for {stages} other stages, which must share them equally"
-        raise Unsplit(key, rule, divide(layers, pipeline))
+        raise Unsplit(key, rule, divide(layers, pipeline, virtual))
     between = [left // stages] * stages if stages else []
     return [*([fixed[FIRST]] if FIRST in fixed else []), *between, *([fixed[LAST]] if LAST in fixed else [])]
 
 
-def divide(layers: int, pipeline: int) -> str:
+def divide(layers: int, pipeline: int, virtual: int) -> str:
     """What to write so that the layers divide."""
-    keys = even_split(layers, pipeline)
+    keys = even_split(layers, pipeline, virtual)
     if not keys:
         return f"choose a divisor of {layers}"
-    named = ", ".join(f"{key}: {str(value).lower()}" for key, value in keys.items())
+    named = ", ".join(f"{key}: {json.dumps(value)}" for key, value in keys.items())
     return f"choose a divisor of {layers}, or set {named} in transformerConfig, for stages of other than equal size"
 
 

@@ -9,7 +9,7 @@ from megatron.core.transformer.enums import LayerType
 from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from rljob_api.sizing.split import EMBEDDING, FIRST, LAST, LOSS, WRITTEN, Unsplit, split
+from rljob_api.sizing.split import EMBEDDING, FIRST, LAST, LOSS, WRITTEN, Unsplit, even_split, split
 
 COUNTS = st.integers(0, 9)
 PIECES = st.lists(st.sampled_from(("t", "tt", "ttt", "t*2", "", "(t)*3", "t,t")), min_size=1, max_size=8)
@@ -38,6 +38,14 @@ def test_a_written_layout_means_the_same_to_both(keys: dict[str, Any]) -> None:
     layers, pipeline = (8, 4) if isinstance(keys[WRITTEN], str) else (2, 2)
     found = [list(stage) for stage in split(layers, pipeline, 1, keys).pieces]
     assert found == built(layers, pipeline, 1, keys)
+
+
+@pytest.mark.parametrize(("layers", "pipeline", "virtual"), [(40, 16, 1), (61, 32, 1), (61, 8, 2), (13, 2, 3)])
+def test_the_layout_that_is_proposed_is_the_same_to_megatron_core(layers: int, pipeline: int, virtual: int) -> None:
+    keys = even_split(layers, pipeline, virtual)
+    assert keys and [*keys] == [WRITTEN]
+    found = [list(stage) for stage in split(layers, pipeline, virtual, keys).pieces]
+    assert found == built(layers, pipeline, virtual, keys)
 
 
 def built(layers: int, pipeline: int, virtual: int, keys: dict[str, Any]) -> list[list[int]] | None:
