@@ -72,6 +72,44 @@ def test_an_update_of_colocated_servers_crosses_nodes_only_from_stages_on_others
     assert update(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=together), DENSE).received == stage
 
 
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "missing", "copies"),
+    [
+        (4, {"tensor": 8, "pipeline": 2}, 1, 1),
+        (2, {"tensor": 4, "pipeline": 2}, 1, 2),
+        (2, {"tensor": 2, "pipeline": 2, "context": 2}, 1, 4),
+        (8, {"tensor": 4, "pipeline": 4}, 3, 2),
+        (1, {"tensor": 4, "pipeline": 2}, 0, 1),
+    ],
+)
+def test_a_pod_receives_the_stages_that_it_does_not_have_once_for_each_of_its_copies(
+    nodes: int, sizes: dict[str, int], missing: int, copies: int
+) -> None:
+    """Each stage has as many layers; the embedding and the output layer belong to the ends, so that a pod between them lacks most."""
+    together = {"placement": "colocated", "tensorParallel": 8}
+    layers = DENSE.layers // sizes["pipeline"]
+    ends = min(missing, 2 if sizes["pipeline"] > 2 else 1)
+    expected = copies * 2 * (missing * layers * DENSE.dense + ends * DENSE.embedding)
+    found = update(spec(nodes, 8, sizes, rollout=together), DENSE)
+    assert found == Flow(expected, expected, expected / 8), "every rank receives its shard, through a card of its own"
+
+
+def test_experts_reach_a_pod_once_for_each_of_their_copies_and_between_pods_where_a_group_is_larger() -> None:
+    together = {"placement": "colocated", "tensorParallel": 8}
+
+    def received(nodes: int, **sizes: int) -> float:
+        return update(spec(nodes, 8, sizes, rollout=together), MOE).received
+
+    experts, rest = 2 * 8 * MOE.mixed, 2 * (MOE.parameters - 8 * MOE.mixed)
+    assert received(2, pipeline=2, expert=8) == pytest.approx(experts / 2 + 8 * rest / 2)
+    assert received(2, pipeline=2, expert=4) == pytest.approx(2 * experts / 2 + 8 * rest / 2)
+    assert received(2, expert=8) == 0, "each pod has all of them"
+    wide = Shape(8, 64, 4, 2, 16, 0, 1000, experts=16, experts_per_token=2, expert_feed_forward=32)
+    crossing = update(spec(2, 8, {"expert": 16}, rollout=together), wide)
+    half = 2 * 8 * wide.mixed / 2
+    assert crossing == Flow(half, half, half), "one rank of a pod takes what the other pod has"
+
+
 def test_a_batch_leaves_the_first_node_once_for_each_copy_elsewhere() -> None:
     """Of four copies the first node has two."""
     train = {"steps": 1, "promptsPerStep": 64, "samplesPerPrompt": 8}

@@ -2,8 +2,11 @@
 
 Update: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
 its first copy; experts, the first rank of their group. An owner sends its part once, through a chain of all servers in pods
-of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. Colocated servers take
-it from the first rank of their pod, which every part reaches once.
+of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are.
+
+Update of colocated servers: every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
+stages of each copy of the model broadcast to each other what they have, every rank its shard, so that the stages which a pod does not have reach it
+once for each of its copies. Ranks then exchange their shards, over the network only where a group of experts is larger than a pod.
 
 Batch: rank 0 sends each data-parallel copy its tokens, to the first rank of the copy, which passes them on inside it.
 
@@ -13,6 +16,7 @@ A pod is counted as a node.
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods
@@ -71,33 +75,69 @@ def cards(text: str) -> Cards:
 
 def owned(spec: RLJobSpec, shape: Shape) -> dict[int, float]:
     """Bytes of the policy that each rank owns and sends, by rank."""
+    lay, found = Layout.of(spec, names.ROLE_TRAINER), Counter[int]()
+    for stage, part in _parts(spec, shape).items():
+        first = stage * (lay.world // lay.pipeline)
+        found[first] += round(part.common)
+        for group in range(lay.expert if part.experts else 0):
+            found[first + group * lay.expert_tensor] += round(part.experts / lay.expert)
+    return dict(found)
+
+
+class _Part(NamedTuple):
+    """Bytes of a stage."""
+
+    common: float
+    """Of what its ranks share."""
+    experts: float
+
+
+def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
+    """What is sent of each pipeline stage."""
     lay, width, lora = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype], spec.model.lora
-    adapters = shape.adapters(lora) if lora and lora.sync == "adapters" else 0
-    found = Counter[int]()
+    if lora and lora.sync == "adapters":
+        layer = width * shape.adapters(lora)
+        return {share.stage: _Part(share.layers * layer, 0.0) for share in shares(spec, shape)}
+    found = {}
     for share in shares(spec, shape):
-        first = share.stage * (lay.world // lay.pipeline)
         ends = (share.stage == 0) + (share.stage == lay.pipeline - 1 and not shape.tied)
         tower = shape.tower.parameters() if shape.tower and share.stage == 0 else 0
         common = shape.outside(share.mixed, share.plain) + ends * shape.embedding + tower
-        found[first] += round(width * (share.layers * adapters if adapters else common))
-        for group in range(0 if adapters or not shape.experts else lay.expert):
-            found[first + group * lay.expert_tensor] += round(width * share.mixed * shape.mixed / lay.expert)
-    return dict(found)
+        found[share.stage] = _Part(width * common, width * share.mixed * shape.mixed if shape.experts else 0.0)
+    return found
 
 
 def update(spec: RLJobSpec, shape: Shape) -> Flow:
     """Of a new policy for all servers."""
     if spec.supervised:
         return NOTHING
+    if spec.rollout.placement == "colocated":
+        return _broadcast(spec, shape)
     by_rank, by_pod = owned(spec, shape), Counter[int]()
     for rank, size in by_rank.items():
         by_pod[rank // spec.trainer.processes_per_node] += round(size)
     whole = float(sum(by_rank.values()))
-    if spec.rollout.placement != "colocated":
-        passed_on = whole if rollout_pods(spec) > 1 else 0.0
-        return Flow(max(passed_on, *by_pod.values()), whole, whole)
-    elsewhere = whole - min(by_pod[pod] for pod in range(spec.trainer.nodes))
-    return Flow(elsewhere, elsewhere, elsewhere) if len(by_pod) > 1 else NOTHING
+    passed_on = whole if rollout_pods(spec) > 1 else 0.0
+    return Flow(max(passed_on, *by_pod.values()), whole, whole)
+
+
+def _broadcast(spec: RLJobSpec, shape: Shape) -> Flow:
+    """Of an update of colocated servers. No pod sends more than what the pod with the smallest stages receives: it passes on all but one stage."""
+    lay, per_pod, parts = Layout.of(spec, names.ROLE_TRAINER), spec.trainer.processes_per_node, _parts(spec, shape)
+    of_stage = lay.world // lay.pipeline
+    ranks = min(per_pod, of_stage)
+    stages = {(pod * per_pod // of_stage, ((pod + 1) * per_pod - 1) // of_stage) for pod in range(spec.trainer.nodes)}
+    most = one = 0.0
+    for sizes, shards in (
+        ({stage: part.common for stage, part in parts.items()}, lay.tensor),
+        ({stage: part.experts for stage, part in parts.items()}, lay.expert * lay.expert_tensor),
+    ):
+        own = min(sum(sizes.get(stage, 0.0) for stage in range(first, last + 1)) for first, last in stages)
+        missing = sum(sizes.values()) - own * min(1.0, ranks / shards)
+        received = missing * max(1.0, ranks / shards)
+        most += received
+        one += received / ranks if ranks >= shards else received
+    return Flow(most, most, one)
 
 
 def hand_over(spec: RLJobSpec, shape: Shape) -> Flow:
