@@ -90,23 +90,29 @@ class Search:
     def tried(self) -> int:
         return sum(self.reasons.values())
 
+    @property
+    def against(self) -> dict[str, int]:
+        return {reason: count for reason, count in self.reasons.items() if reason and count}
+
     def dump(self, name: str) -> dict[str, Any]:
         return {
             "name": name,
             "suggestions": [found.dump() for found in self.found],
             "tried": self.tried,
-            "reasons": {reason: count for reason, count in self.reasons.items() if reason},
+            "reasons": self.against,
             "whole": self.whole,
         }
 
 
 CHANGED = (
     "spec.trainer.parallelism",
-    "spec.trainer.transformerConfig",
+    *(f"spec.trainer.transformerConfig.{key}" for way in WAYS for key in way),
+    "spec.trainer.transformerConfig.cpu_offloading",
+    "spec.trainer.transformerConfig.distribute_saved_activations",
     "spec.trainer.recompute",
     "spec.rollout.tensorParallel",
 )
-"""Fields that suggestions change."""
+"""Fields that suggestions change, and keys that depend on them."""
 
 
 def elsewhere(violations: Iterable[Violation]) -> list[Violation]:
@@ -120,7 +126,8 @@ def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) 
     if base.spec is None or shape is None or base.model is None:
         return Search([], {}, True)
     looked = _look(base.spec, base.model, shape, machine)
-    return Search([*_proven(manifest, looked.ranked, shape, machine, planned)], looked.reasons, looked.whole)
+    found = [*_proven(manifest, looked, shape, machine, planned)]
+    return Search(found, looked.reasons, looked.whole and bool(found or not looked.reasons[""]))
 
 
 class _Looked(NamedTuple):
@@ -129,6 +136,7 @@ class _Looked(NamedTuple):
     ranked: list[Choice]
     """Those that fit, the fastest first; where the step takes equally long, those that compute less."""
     reasons: Counter[str]
+    """Of layouts that are planned, `_proven` adds what the plan has against them."""
     whole: bool
 
 
@@ -148,20 +156,24 @@ def _look(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machin
 
 
 def _proven(
-    manifest: Manifest, ranked: Iterable[Choice], shape: Shape, machine: Machine, planned: Planned
+    manifest: Manifest, looked: _Looked, shape: Shape, machine: Machine, planned: Planned
 ) -> Iterator[Suggestion]:
     """The best of them, as `plan` sees the manifest with them: one of each way to cut the trainer's model."""
     shown, ends = list[Parallelism](), time.monotonic() + SECONDS
-    for choice in ranked:
+    for choice in looked.ranked:
         if len(shown) == SHOWN or time.monotonic() > ends:
             return
         if choice.parallelism in shown:
             continue
         settings = choice.settings(manifest.spec, shape)
         plan = planned(replace(manifest, spec=reduce(_put, settings.items(), manifest.spec)))
-        if plan.spec and not plan.violations and not plan.misfits():
+        broken = [*plan.violations, *plan.misfits()]
+        if plan.spec and not broken:
             shown.append(choice.parallelism)
             yield Suggestion(settings, plan, speed(plan.spec, shape, machine))
+        else:
+            looked.reasons.subtract([""])
+            looked.reasons[f"are refused for {broken[0].field}"] += 1
 
 
 def choices(spec: RLJobSpec, shape: Shape) -> Iterator[Choice]:

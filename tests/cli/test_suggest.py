@@ -65,7 +65,10 @@ def test_every_suggestion_passes_plan_and_the_fastest_is_first(
         assert max(phase["total"] for phase in plan["phases"].values()) < 79.1 * GIB and plan["kvCache"]["there"] > 0
 
 
-def test_the_page_has_a_table_and_the_options_to_take_each_with(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_has_a_table_and_the_options_to_take_each_with(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
     assert main(command("qwen3-30b-a3b-dapo", "--suggest")) == 0
     head, table, note, lines = capsys.readouterr().out.rstrip("\n").split("\n\n")
     assert re.fullmatch(
@@ -115,6 +118,30 @@ def test_a_model_that_fits_nowhere_is_an_error(capsys: pytest.CaptureFixture[str
 def test_rules_that_no_layout_changes_are_shown_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("qwen2.5-7b-gsm8k", "--suggest", "--set", "train.promptsPerStep=0")) == 1
     assert "spec.train.promptsPerStep = 0\n" in capsys.readouterr().out
+
+
+def test_a_key_that_no_layout_changes_is_shown_in_place_of_layouts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(command("qwen2.5-7b-gsm8k", "--suggest", "--set", "trainer.transformerConfig={moe_router_topk: 3}")) == 1
+    )
+    out = capsys.readouterr().out
+    assert "spec.trainer.transformerConfig.moe_router_topk = 3\n    this key is set by the model" in out
+    assert "layouts" not in out
+
+
+def test_layouts_that_fit_and_that_plan_refuses_are_counted_with_the_field(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cpu_offloading` works in one stage without recomputation, and those do not fit."""
+    tight = ("--set", "trainer.transformerConfig={cpu_offloading: true}", "--set", "trainer.offload={}")
+    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
+    found = suggested(capsys, "llama-3.3-70b", *tight)
+    assert found["suggestions"] == [] and sum(found["reasons"].values()) == found["tried"]
+    assert found["reasons"]["are refused for spec.trainer.transformerConfig.cpu_offloading"] > 0
+    assert main(command("llama-3.3-70b", "--suggest", *tight)) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"\d are refused for spec.trainer.transformerConfig.cpu_offloading", out)
+    assert not re.search(r"\d ,|: ,", out)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def page(base: Plan, search: Search) -> str:
     looked = f"{search.tried:,} layouts" + ("" if search.whole else ", as many as there was time for,")
     head = f"RLJob {base.name}: the fastest of {looked} that fit on {place}"
     if not search.found:
-        why = [f"{count:,} {reason}" for reason, count in sorted(search.reasons.items(), key=lambda found: -found[1])]
+        why = [f"{count:,} {reason}" for reason, count in sorted(search.against.items(), key=lambda found: -found[1])]
         return (
             f"RLJob {base.name}: none of {looked} fits on {place}: {', '.join(why)}\ndocs/sizing.md has what to change"
         )
