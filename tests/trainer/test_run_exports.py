@@ -114,4 +114,4 @@ def test_a_choice_that_cannot_be_read_is_made_again(tmp_path: Path, text: str) -
     own.mkdir()
     (own / CHOSEN).write_text(text)
     assert path_of(run, own) == str(found)
-    assert json.loads((own / CHOSEN).read_text() or "{}").get("model", str(found)) == str(found)
+    assert json.loads((own / CHOSEN).read_text()) == {"run": str(run), "model": str(found)}

@@ -74,18 +74,18 @@ def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
     kinds = len({name for _, name in sizes})
     which = f"{product}, by the labels of {len(sizes)} node{'s' if len(sizes) > 1 else ''}"
     found = which + (f", the smallest of {kinds} kinds" if kinds > 1 else "")
-    cards = [card for card in DEVICES if _is(card, product)]
-    return Device(mebibytes * 2**20 - DRIVER, found, RATES[cards[0]] if len(cards) == 1 else None)
+    gpus = [gpu for gpu in DEVICES if _is(gpu, product)]
+    return Device(mebibytes * 2**20 - DRIVER, found, RATES[gpus[0]] if len(gpus) == 1 else None)
 
 
 def device(name: str) -> Device:
     """A GPU by its name, with or without its size, as in DEVICES, by its maker or in a node's label; or by its size as a Kubernetes quantity. Raises
     ValueError for a name that is not known, or fits several GPUs."""
-    cards = [card for card in DEVICES if _is(card, name)]
-    if len(cards) > 1:
-        raise ValueError(f"there are several: {', '.join(cards)}")
-    if cards:
-        return Device(DEVICES[cards[0]] * GIB, rates=RATES[cards[0]])
+    gpus = [gpu for gpu in DEVICES if _is(gpu, name)]
+    if len(gpus) > 1:
+        raise ValueError(f"there are several: {', '.join(gpus)}")
+    if gpus:
+        return Device(DEVICES[gpus[0]] * GIB, rates=RATES[gpus[0]])
     try:
         found = quantity.parse(name) / 1000
     except ValueError:
@@ -95,9 +95,9 @@ def device(name: str) -> Device:
     return Device(found)
 
 
-def _is(card: str, name: str) -> bool:
-    """Whether a name, such as `h100`, `RTX 4090` or `NVIDIA-H100-80GB-HBM3`, is this card's, with its size or without."""
-    model, size = card.split("-")
+def _is(gpu: str, name: str) -> bool:
+    """Whether a name, such as `h100`, `RTX 4090` or `NVIDIA-H100-80GB-HBM3`, is this GPU's, with its size or without."""
+    model, size = gpu.split("-")
     said = "".join(word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in WITHOUT_MEANING)
     return said in (model, f"{model}{size}", f"{model}{size}b")
 
