@@ -5,10 +5,14 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import kopf
 import pytest
 
 from rljob_api.leave_nodes import LONGEST, REQUESTS
 from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, path
+from rljob_operator.kube.credentials import Credentials
+from rljob_operator.operator import Operator, Options
+from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.watch import drain_requests
 from rljob_operator.watch.drain_requests import DrainRequests
 from simulator.objects import node_object
@@ -177,6 +181,25 @@ async def test_jobs_wait_until_every_kind_has_been_listed_once_whatever_the_answ
     assert not waiting.done(), "the other kind is not known"
     await requests.look(MAINTENANCE)
     await waiting
+
+
+async def test_an_operator_reconciles_nothing_before_it_knows_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+    account = kopf.ConnectionInfo(server="http://127.0.0.1:9")
+    operator = Operator(Options(identity="one"), Credentials(lambda: account))
+    operator._relist._listed |= operator._relist.scopes
+    reconciler = Reconciler(operator._api, operator._cache, 30.0, True)
+    with caplog.at_level(logging.INFO), operator._queue.open():
+        task = asyncio.create_task(operator._reconcile_all(reconciler))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert "all kinds are listed" not in caplog.text
+        operator._requests._answered(*REQUESTS)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert "all kinds are listed" in caplog.text and not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+    await operator.close()
 
 
 async def test_a_kind_that_cannot_be_listed_holds_jobs_up_only_for_a_time(
