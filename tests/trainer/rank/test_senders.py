@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rljob_trainer.rank.weights.publisher import Publisher
+from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import PolicyVersion
@@ -54,3 +55,22 @@ def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed:
             order = [name for names in worker.order for name in names]
             assert order == sorted(order, key=lambda name: name[0])
             assert worker.most_held <= 2
+
+
+def test_many_senders_are_found_by_all_servers() -> None:
+    parts = [{f"{i}": torch.rand(1000)} for i in range(8)]
+    publishers = [Publisher(1, "t", over_tcp(HERE)) for _ in parts]
+    with Standing("a") as a, Standing("b") as b, Standing("c") as c, ThreadPoolExecutor(8) as pool:
+        with publishers[0].update([server.endpoint for server in (a, b, c)]) as update:
+            opened = update.open([publisher.sender.offer for publisher in publishers])
+
+            def send(index: int) -> Sent:
+                phase = Phase(iter(parts[index].items()), sends=True)
+                return publishers[index].sender.send([phase], opened, index, lambda: None)
+
+            sent = list(pool.map(send, range(8)))
+            version = PolicyVersion(1, 0, total(part.digest for part in sent))
+            published = update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None)
+        assert published.failed == {} and a.served == b.served == c.served == [version.digest]
+        (groups,) = a.groups
+        assert len(set(groups)) == 8, "a worker's door knows connections by the names of their groups"

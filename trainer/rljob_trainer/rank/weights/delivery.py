@@ -79,6 +79,7 @@ class Delivery:
             return
         if not (kept and self._together(_group(kept.name, kept.members, made=True), lambda: None, "connect")):
             self._make_group()
+        self._fruitless = 0
 
     def send(self, bucket: Bucket) -> None:
         """Returns when all servers have received the bucket and verified the one before."""
@@ -109,9 +110,10 @@ class Delivery:
 
     def _make_group(self) -> None:
         """Have the servers that take part make a group, and leave out those with which that is impossible."""
+        home = self._home.offer  # in the name, by which a door keeps the connections of all senders
         while self._attendance.live:
             self._drop_group()
-            name, members = f"{self._update}/{self._groups}", self.members
+            name, members = f"{self._update}/{home.address}:{home.port}/{self._groups}", self.members
             self._groups += 1
             if self._together(_group(name, members), partial(self._connect, name, members), "connect") and self.group:
                 return

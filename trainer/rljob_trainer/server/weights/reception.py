@@ -6,6 +6,7 @@ many senders there are; and all workers of all servers take them in the same ord
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -103,10 +104,21 @@ class Reception:
         return torch.cuda.stream(torch.cuda.Stream())
 
     def _find(self) -> None:
-        for offer in self._offers:
-            connection = self._kept.get(offer) or RemoteStore(offer)
-            self._sources.append(Source(self._place, self._end_cls, connection, self._update, self._wait))
+        """All senders at the same time: finding one may take seconds (rendezvous.py)."""
+        pool = ThreadPoolExecutor(max(1, len(self._offers)), "weights-find")
+        try:
+            homes = {offer: pool.submit(RemoteStore, offer) for offer in self._offers if offer not in self._kept}
+            for offer in self._offers:
+                connection = self._kept.get(offer) or self._found(homes[offer])
+                self._sources.append(Source(self._place, self._end_cls, connection, self._update, self._wait))
+                self._wait()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _found(self, home: Future[RemoteStore]) -> RemoteStore:
+        while not wait([home], ALIVE_SECONDS).done:
             self._wait()
+        return home.result()
 
     def _wait(self) -> None:
         """Called while this worker waits or loads: all senders see that it lives."""

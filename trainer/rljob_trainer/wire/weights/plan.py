@@ -45,10 +45,6 @@ class TransferPlan:
         """Bytes of a whole update."""
         return sum(share.bytes for share in self.shares)
 
-    def index(self, rank: int) -> int:
-        """This rank's place among the senders."""
-        return [share.rank for share in self.shares].index(rank)
-
     def sentence(self, servers: int) -> str:
         """One line for the log."""
         most = max(self.shares, key=lambda share: share.bytes)

@@ -24,7 +24,7 @@ def now_and_then(seconds: float, check: Callable[[], bool], at_once: bool = True
 
 
 class CalledOffError(RuntimeError):
-    """Others do no longer take part in what was waited for."""
+    """Others no longer take part in what was waited for."""
 
 
 def wait_until(

@@ -9,7 +9,7 @@ from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import Offer
 
 FIND_SECONDS = 5.0
-"""Time limit for connecting to a sender. The next update of this server waits for it if the sender is gone, and has to open in time."""
+"""Time limit for reaching the machine of a sender."""
 
 
 class SenderStore:
@@ -29,9 +29,8 @@ class RemoteStore:
         self.offer = offer
         with socket.create_connection((offer.address, offer.port), timeout=FIND_SECONDS):
             pass  # fails at once when the sender is gone, where the store would keep trying
-        limit = timedelta(seconds=FIND_SECONDS)
-        self.store = dist.TCPStore(offer.address, offer.port, None, False, limit, wait_for_workers=False)
-        self.store.set_timeout(_timeout())
+        # torch looks up the name of the address for its log, which counts: 5 s for each answer of the name server that is lost
+        self.store = dist.TCPStore(offer.address, offer.port, None, False, _timeout(), wait_for_workers=False)
 
 
 def _timeout() -> timedelta:
