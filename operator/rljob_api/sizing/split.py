@@ -161,6 +161,9 @@ def divide(layers: int, pipeline: int, virtual: int) -> str:
 
 def _written(layers: int, pipeline: int, virtual: int, layout: Any) -> Split:
     rows = _rows(layout)
+    if len(rows) % pipeline == 0 and len(rows) != pipeline * virtual:
+        each = len(rows) // pipeline
+        raise Unsplit("virtualPipeline", f"{WRITTEN} cuts every stage into {each} pieces", f"set {each}")
     if len(rows) != pipeline * virtual:
         rule = f"has {len(rows)} pieces, and pipeline x virtualPipeline is {pipeline} x {virtual}"
         raise Unsplit(WRITTEN, rule, "write one for each piece of a stage")
