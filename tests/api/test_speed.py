@@ -122,3 +122,15 @@ def test_a_smaller_cache_takes_more_rounds() -> None:
         for share in (0.25, 0.9)
     )
     assert small.generate > 1.3 * large.generate
+
+
+def test_every_server_that_the_job_wants_generates_whatever_generation_waits_for() -> None:
+    def seconds(**rollout: int) -> float:
+        apart = {"placement": "separate", **rollout}
+        return step(
+            QWEN_7B, rollout=apart, trainer={"parallelism": {"tensor": 2}}, train={"promptsPerStep": 512}
+        ).generate
+
+    one, four = seconds(replicas=1), seconds(replicas=4)
+    assert one > 2.5 * four
+    assert seconds(replicas=4, minReplicas=1) == seconds(replicas=4, minReplicas=4) == four

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rljob_api import names
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Rates
-from rljob_api.sizing.layout import Amounts, Layout, required_servers
+from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
 from rljob_api.sizing.memory import cache_memory, rollout_memory
 from rljob_api.sizing.network import Cards
 from rljob_api.sizing.serving import sequences
@@ -131,7 +131,7 @@ def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:
 def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all responses of a step on all servers."""
     amounts, t, width = Amounts.of(spec), spec.rollout.tensor_parallel, BYTES[spec.model.dtype]
-    servers = max(1, required_servers(spec))
+    servers = max(1, wanted_servers(spec))
     samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
