@@ -26,6 +26,10 @@ class Backend:
 
     fields: frozenset[str] = frozenset()
     """Fields of spec.scheduling that it reads, by their YAML names; the others are refused. It takes no job without a `queue` if it reads that."""
+    queue_is_label: bool = False
+    """Whether the queue's name is the value of a label of pods."""
+    pod_keys: frozenset[str] = frozenset()
+    """Labels and annotations that the operator sets on pods for it."""
     scheduler_name: str = ""
     """`schedulerName` of the pods where spec.scheduling has none; empty: the cluster's default scheduler."""
     assigns_nodes: bool = False
@@ -47,10 +51,19 @@ BACKENDS: Mapping[BackendName, Backend] = {
     "none": Backend(),
     "kueue": Backend(
         fields=frozenset({"queue", "topologyLevels"}),
+        queue_is_label=True,
+        pod_keys=frozenset(
+            f"kueue.x-k8s.io/{key}"
+            for key in (
+                *("queue-name", "pod-group-name", "pod-group-total-count", "pod-group-serving"),
+                *("podset-preferred-topology", "pod-group-pod-index-label"),
+            )
+        ),
         scalable=False,  # a pod group keeps the number of pods that it was admitted with
     ),
     "volcano": Backend(
         fields=frozenset({"queue"}),
+        pod_keys=frozenset({"scheduling.k8s.io/group-name", "volcano.sh/task-spec"}),
         scheduler_name="volcano",
         starts_whole_gangs=True,
         kinds=(Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),),
@@ -60,6 +73,13 @@ BACKENDS: Mapping[BackendName, Backend] = {
     ),
     "kai": Backend(
         fields=frozenset({"queue"}),
+        queue_is_label=True,
+        pod_keys=frozenset(
+            {
+                *("kai.scheduler/queue", "kai.scheduler/subgroup-name", "kai.scheduler/skip-podgrouper"),
+                "pod-group-name",
+            }
+        ),
         scheduler_name="kai-scheduler",
         starts_whole_gangs=True,
         kinds=(Kind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups"),),
@@ -72,6 +92,10 @@ def readers_of(field: str) -> tuple[BackendName, ...]:
     return tuple(name for name, backend in BACKENDS.items() if field in backend.fields)
 
 
+LABELED = tuple(name for name, backend in BACKENDS.items() if backend.queue_is_label)
+"""Backends for which the queue's name is the value of a label."""
+POD_KEYS = frozenset[str]().union(*(backend.pod_keys for backend in BACKENDS.values()))
+"""Labels and annotations of pods by which backends know their groups."""
 WITHOUT_SCHEDULER = tuple(name for name, backend in BACKENDS.items() if not backend.scheduler_name)
 """Backends whose pods the cluster's default scheduler binds."""
 KINDS = tuple(kind for backend in BACKENDS.values() for kind in backend.kinds)

@@ -1,6 +1,6 @@
 """Signs by which the owner of a node says that jobs should leave it: a cordon, taints, conditions, and objects that ask for it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -81,7 +81,7 @@ class LeaveNodes(Model):
 
     def quarantine(self, node: Mapping[str, Any]) -> str:
         """Why jobs should leave a node, by its object; empty: they need not. Without times, which change while nothing else does."""
-        return ", ".join(one_line(sign)[:LONGEST] for sign in self._signs(node))[:LONGEST]
+        return reason(self._signs(node))
 
     def _signs(self, node: Mapping[str, Any]) -> Iterator[str]:
         spec, status = node.get("spec") or {}, node.get("status") or {}
@@ -94,6 +94,11 @@ class LeaveNodes(Model):
             kind, value = condition.get("type", ""), condition.get("status", "")
             if f"{kind}={value}" in self._listed or (value == "True" and kind in self._listed):
                 yield f"condition {kind}" + ("" if value == "True" else f"={value}")
+
+
+def reason(signs: Iterable[str]) -> str:
+    """All signs, on one line of at most LONGEST characters."""
+    return ", ".join(filter(None, (one_line(sign)[:LONGEST] for sign in signs)))[:LONGEST]
 
 
 def requested_node(request: Mapping[str, Any]) -> str:

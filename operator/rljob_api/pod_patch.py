@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationInfo, field_validator
 
 from rljob_api import names
+from rljob_api.backends import POD_KEYS
 from rljob_api.base import Model
 from rljob_api.spec.common import Verbatim
 from rljob_api.strategic_merge import DIRECTIVE, MERGE_KEYS, merged
@@ -14,11 +15,20 @@ from rljob_api.strategic_merge import DIRECTIVE, MERGE_KEYS, merged
 PLANNED = "has a field of its own in specs and defaults, which placement reads"
 OURS = "belongs to the operator"
 POD = {
+    "activeDeadlineSeconds": "would end pods in the middle of an attempt: jobs have lifecycle.activeDeadlineSeconds",
     "affinity": PLANNED,
     "automountServiceAccountToken": OURS,
+    "enableServiceLinks": OURS,
+    "ephemeralContainers": "is no part of a pod template",
+    "hostname": OURS,
+    "hostnameOverride": OURS,
     "nodeName": OURS,
     "nodeSelector": PLANNED,
+    "overhead": "is set by the RuntimeClass",
+    "preemptionPolicy": "is set by the PriorityClass",
+    "priority": "is set by the PriorityClass",
     "priorityClassName": PLANNED,
+    "resources": PLANNED,
     "restartPolicy": OURS,
     "runtimeClassName": PLANNED,
     "schedulerName": PLANNED,
@@ -26,10 +36,28 @@ POD = {
     "schedulingGroup": OURS,
     "serviceAccount": OURS,
     "serviceAccountName": OURS,
+    "subdomain": OURS,
     "terminationGracePeriodSeconds": "has a field of its own in specs",
     "tolerations": PLANNED,
 }
 """Fields of a pod's spec that no patch sets, and why."""
+PATCHED = frozenset(
+    {
+        *("containers", "initContainers", "volumes", "resourceClaims", "imagePullSecrets", "securityContext"),
+        *("dnsConfig", "dnsPolicy", "hostAliases", "hostIPC", "hostNetwork", "hostPID", "hostUsers"),
+        *(
+            "evictionResponders",
+            "os",
+            "readinessGates",
+            "setHostnameAsFQDN",
+            "shareProcessNamespace",
+            "topologySpreadConstraints",
+        ),
+    }
+)
+"""Those that a patch may set: with POD, all that Kubernetes 1.37 has."""
+RESERVED = POD_KEYS | {names.LABEL_MANAGED_BY}
+"""Labels and annotations that no patch sets, besides those of our group."""
 CONTAINER = ("name", "env", "envFrom", "resources", "securityContext", "volumeDevices", "volumeMounts")
 """Fields of our container that a patch may set; of its resources, only the claims: placement reads the rest from the spec."""
 CONTAINERS = {"models": names.TRAINER_CONTAINER, "rollout": names.ROLLOUT_CONTAINER, "pools": names.POOL_CONTAINER}
@@ -53,15 +81,19 @@ def _of_metadata(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if key not in ("labels", "annotations") or not isinstance(value, dict):
             yield f"metadata.{key}", "is neither labels nor annotations, by their names"
             continue
-        for name in value:
-            if name == DIRECTIVE or name.startswith(f"{names.GROUP}/") or name == names.LABEL_MANAGED_BY:
+        for name, text in value.items():
+            if name == DIRECTIVE or name.startswith(f"{names.GROUP}/") or name in RESERVED:
                 yield f"metadata.{key}.{name}", OURS
+            elif not isinstance(text, str | None):
+                yield f"metadata.{key}.{name}", "is no text: put it into quotes"
 
 
 def _of_spec(spec: Mapping[str, Any], container: str) -> Iterator[tuple[str, str]]:
     for key in spec:
         if key == DIRECTIVE or key in POD:
             yield f"spec.{key}", POD.get(key, OURS)
+        elif not key.startswith("$") and key not in PATCHED:
+            yield f"spec.{key}", "is no field of a pod's spec"
     yield from _of_entries(spec, "spec")
     for i, entry in enumerate(spec.get("containers", [])):
         yield from _of_container(entry, container, f"spec.containers[{i}]")
@@ -78,8 +110,22 @@ def _of_entries(value: Mapping[str, Any], at: str) -> Iterator[tuple[str, str]]:
         elif isinstance(inner, dict):
             yield from _of_entries(inner, where)
         elif isinstance(inner, list):
-            for i, entry in enumerate(inner):
-                yield from _of_entry(key, entry, f"{where}[{i}]")
+            yield from _of_list(key, inner, where)
+
+
+def _of_list(key: str, entries: list[Any], at: str) -> Iterator[tuple[str, str]]:
+    """Each entry; and those that would be one for kubectl, which compares them by one field only, or would replace the list."""
+    known = set[str]()
+    for i, entry in enumerate(entries):
+        yield from _of_entry(key, entry, f"{at}[{i}]")
+        if not isinstance(entry, dict):
+            continue
+        if DIRECTIVE in entry and (key not in MERGE_KEYS or entry[DIRECTIVE] != "delete"):
+            yield f"{at}[{i}].{DIRECTIVE}", "may only be delete here, in a list that is merged entry by entry"
+        name = str(entry.get(MERGE_KEYS.get(key, "")))
+        if key in MERGE_KEYS and name in known:
+            yield f"{at}[{i}]", f"has the {MERGE_KEYS[key]} of another entry: write one of them"
+        known.add(name)
 
 
 def _of_entry(key: str, entry: Any, at: str) -> Iterator[tuple[str, str]]:

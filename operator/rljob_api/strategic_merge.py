@@ -6,6 +6,7 @@ from typing import Any
 MERGE_KEYS = {
     "containers": "name",
     "env": "name",
+    "evictionResponders": "name",
     "hostAliases": "ip",
     "imagePullSecrets": "name",
     "initContainers": "name",
@@ -19,7 +20,7 @@ MERGE_KEYS = {
 """Lists of a pod template that are merged, and the key that tells their entries apart (`patchMergeKey` of k8s.io/api/core/v1). A patch replaces all
 other lists as a whole."""
 DIRECTIVE = "$patch"
-"""Key of a map or an entry that says what becomes of it: `delete`, or `replace` for what it holds besides."""
+"""Key of a map or an entry that says what becomes of it: `delete`; or, of a map, `replace` with what it holds besides."""
 
 
 def merged(live: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,6 +100,7 @@ class Operator:
 
     async def _reconcile_all(self, reconciler: Reconciler) -> None:
         await self._relist.complete()
+        await self._requests.known()
         log.info("all kinds are listed")
         await self._queue.run(self._metrics.timed(partial(self._reconcile, reconciler)))
 

@@ -92,6 +92,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rewards": [{"rule": "number"}, {"vllm": {}}]}, "spec.rewards[1].vllm"),
     ({"scheduling": {"backend": "kueue"}}, "spec.scheduling.queue"),
     ({"scheduling": {"backend": "none", "queue": "q"}}, "spec.scheduling.queue"),
+    ({"scheduling": {"backend": "kai", "queue": "my queue!"}}, "spec.scheduling.queue"),
     ({"scheduling": {"backend": "none", "topologyLevels": ["rack"]}}, "spec.scheduling.topologyLevels"),
     ({"scheduling": {"backend": "none", "priority": 1}}, "spec.scheduling.priority"),
     ({"podSecurity": {"runAsUser": 0}}, "spec.podSecurity.runAsUser"),

@@ -44,3 +44,5 @@ def test_an_expression_is_computed_from_the_spec_as_its_cel_says() -> None:
     assert present("critic").implies(nodes > 9).cel == "(!has(self.critic) || (self.trainer.nodes > 9))"
     assert count((present("critic"), nodes > 1)).of(spec) == 1
     assert literal("it's") == r"'it\'s'"
+    assert field("task").matches("r|rl").cel == "self.task.matches('^(r|rl)$')"
+    assert field("task").matches("r|rl").of(spec) and not field("task").matches("r").of(spec)

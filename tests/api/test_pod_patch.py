@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from api.specs import make_spec
+from rljob_api.backends import BACKENDS, BackendName, readers_of
 from rljob_api.policy import JobPolicy
 from rljob_api.type_errors import first_problem
+from rljob_operator.schedulers import scheduler_of
+from simulator.makers import META
 
 SIDECAR = {"name": "agent", "image": "agent:1", "restartPolicy": "Always", "env": [{"name": "PATH", "value": "/bin"}]}
 
@@ -32,6 +36,8 @@ def trainer(**fields: Any) -> dict[str, Any]:
         {"rollout": {"spec": {"volumes": [{"name": "gib", "hostPath": {"path": "/home/gib"}}]}}},
         {"pools": {"spec": {"containers": [{"name": "server", "env": [{"name": "A", "value": "b"}]}]}}},
         {"all": {"spec": {"securityContext": {"$patch": "replace", "fsGroup": 7}}}},
+        {"all": {"metadata": {"labels": {"kai.scheduler/node-pool": "a", "team": None}}}},
+        {"all": {"spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "$patch": "delete"}]}}},
     ],
 )
 def test_what_clouds_and_administrators_add_is_taken(patch: dict[str, Any]) -> None:
@@ -61,6 +67,32 @@ def test_what_clouds_and_administrators_add_is_taken(patch: dict[str, Any]) -> N
             {"models": {"spec": {"containers": [{"name": "agent"}]}}},
             "spec.containers[0] is not trainer: add others as init",
         ),
+        ({"all": {"metadata": {"labels": {"a": 1}}}}, "metadata.labels.a is no text"),
+        ({"all": {"metadata": {"annotations": {"a": True}}}}, "metadata.annotations.a is no text"),
+        ({"all": {"spec": {"tolerationz": []}}}, "spec.tolerationz is no field of a pod's spec"),
+        ({"all": {"spec": {"activeDeadlineSeconds": 9}}}, "spec.activeDeadlineSeconds would end pods"),
+        ({"all": {"spec": {"hostname": "x"}}}, "spec.hostname belongs to the operator"),
+        ({"all": {"spec": {"resources": {"requests": {"cpu": "1"}}}}}, "spec.resources has a field of its own"),
+        (
+            {"all": {"spec": {"volumes": [{"name": "a", "$patch": "replace"}]}}},
+            "spec.volumes[0].$patch may only be delete",
+        ),
+        (
+            {"all": {"spec": {"dnsConfig": {"options": [{"name": "a", "$patch": "delete"}]}}}},
+            "spec.dnsConfig.options[0].$patch may only be delete here, in a list that is merged",
+        ),
+        (
+            {"all": {"spec": {"volumes": [{"name": "a", "$patch": "delete"}, {"name": "a", "emptyDir": {}}]}}},
+            "spec.volumes[1] has the name of another entry",
+        ),
+        (
+            {"models": trainer(env=[{"name": "A", "value": "1"}, {"name": "B"}, {"name": "A", "value": "2"}])},
+            "spec.containers[0].env[2] has the name of another entry",
+        ),
+        (
+            {"all": {"spec": {"initContainers": [{"name": "a", "ports": [{"containerPort": 1}] * 2}]}}},
+            "spec.initContainers[0].ports[1] has the containerPort of another entry",
+        ),
         ({"models": trainer(command=["sh"])}, "spec.containers[0].command belongs to the operator"),
         ({"models": trainer(**{"$patch": "delete"})}, "spec.containers[0].$patch belongs to the operator"),
         ({"models": trainer(resources={"limits": {"cpu": 1}})}, "spec.containers[0].resources has a field of its own"),
@@ -72,3 +104,16 @@ def test_what_clouds_and_administrators_add_is_taken(patch: dict[str, Any]) -> N
 )
 def test_what_belongs_to_the_operator_or_to_specs_is_refused_by_its_path(patch: dict[str, Any], problem: str) -> None:
     assert problem in refused(**patch)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_backend_knows_its_pods_by_is_refused(backend: BackendName) -> None:
+    scheduling = {"backend": backend} | ({"queue": "q"} if backend in readers_of("queue") else {})
+    levels = {"topologyLevels": ["rack"]} if backend in readers_of("topologyLevels") else {}
+    spec = make_spec(scheduling=scheduling | levels)
+    settings = scheduler_of(spec).pod_settings(META, spec, "trainer")
+    assert settings.labels.keys() | settings.annotations.keys() == BACKENDS[backend].pod_keys
+    for kind in ("labels", "annotations"):
+        for key in getattr(settings, kind):
+            where = f"metadata.{kind}.{key}"
+            assert f"{where} belongs to the operator" in refused(all={"metadata": {kind: {key: "x"}}})

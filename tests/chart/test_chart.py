@@ -391,6 +391,9 @@ def test_pull_secrets_of_a_parent_chart_and_of_this_one_are_used_each_once() -> 
     sets = ("global.imagePullSecrets[0].name=a", "imagePullSecrets[0].name=b", "imagePullSecrets[1].name=a")
     pod = render(*sets)[("Deployment", "rljob")]["spec"]["template"]["spec"]
     assert pod["imagePullSecrets"] == [{"name": "a"}, {"name": "b"}]
+    names = render("global.imagePullSecrets={a,c}", *sets[1:])[("Deployment", "rljob")]["spec"]["template"]["spec"]
+    assert names["imagePullSecrets"] == [{"name": "a"}, {"name": "c"}, {"name": "b"}], "parent charts write names alone"
+    assert helm("global.imagePullSecrets[0]=7").returncode and helm("imagePullSecrets[0]=a").returncode
     assert "imagePullSecrets" not in render()[("Deployment", "rljob")]["spec"]["template"]["spec"]
 
 

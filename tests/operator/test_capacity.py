@@ -12,8 +12,10 @@ from rljob_api import names
 from rljob_api.placement_status import PlacementStatus, PodAssignment
 from rljob_api.quantity import Resources, add
 from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.nodes import parse_usage
 from rljob_operator.cache.pods import parse_pod
 from rljob_operator.kube.api import Object
+from rljob_operator.schedulers.base import pinned
 from rljob_operator.schedulers.builtin import cycle
 from rljob_operator.schedulers.builtin.gate import operations
 from rljob_operator.watch.events import CAPACITY_DELAY
@@ -220,11 +222,40 @@ async def test_a_pod_that_was_released_to_a_node_counts_there_before_anybody_say
     cluster, cache = FakeCluster(), ClusterCache(lambda: 0.0)
     cache.put(cluster.put(node_object(True, name="n1", pods=3)))
     spec = {"containers": [{"resources": {"requests": {"cpu": "1"}}}], "schedulingGates": [{"name": names.GATE}]}
-    meta = {"name": "a-rollout-0", "namespace": "research", "annotations": {names.ANNOTATION_TEMPLATE_HASH: "1"}}
-    gated = cluster.put({"kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": "Pending"}})
+    gated = cluster.put({"kind": "Pod", "metadata": _of_a_job(), "spec": spec, "status": {"phase": "Pending"}})
     cache.put(gated)
     before = cache.capacity.free("n1")
     released = await cluster.patch("Pod", "research", "a-rollout-0", operations(parse_pod(gated), "n1", 10.0))
     cache.put(released)
     after = cache.capacity.free("n1")
     assert before and after and (before.free["pods"], after.free["pods"]) == (3000, 2000)
+
+
+def _of_a_job() -> Object:
+    """Metadata of a job's pod."""
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "a-rollout", "uid": "s", "controller": True}
+    meta = {"name": "a-rollout-0", "namespace": "research", "labels": names.labels("a", "rollout")}
+    return meta | {"annotations": {names.ANNOTATION_TEMPLATE_HASH: "1"}, "ownerReferences": [owner]}
+
+
+@pytest.mark.parametrize(
+    ("meta", "gates"),
+    [
+        ({"labels": {}}, []),
+        ({"labels": {names.LABEL_MANAGED_BY: names.MANAGED_BY}}, []),
+        ({"ownerReferences": []}, []),
+        ({"ownerReferences": [{"kind": "StatefulSet", "name": "others", "uid": "s", "controller": True}]}, []),
+        ({"deletionTimestamp": "2026-01-01T00:00:00Z"}, []),
+        ({}, [{"name": names.GATE}]),
+    ],
+)
+def test_a_pod_that_no_job_released_takes_nothing_of_a_node_that_it_only_names(
+    meta: Object, gates: list[Object]
+) -> None:
+    """Anybody may annotate a pod that no scheduler ever binds."""
+    notes = {"annotations": {names.ANNOTATION_UNGATED: "2026-01-01T00:00:00Z"}}
+    pod = {"metadata": _of_a_job() | notes, "spec": {"affinity": pinned({}, "n1"), "containers": []}}
+    assert parse_usage(pod).node == "n1"
+    pod["metadata"] |= meta
+    pod["spec"]["schedulingGates"] = gates
+    assert not parse_usage(pod).node

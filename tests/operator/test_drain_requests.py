@@ -1,13 +1,19 @@
 """Objects that ask for a node to be left: a job moves away at the end of a step, as from a node that says so itself."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import kopf
 import pytest
 
-from rljob_api.leave_nodes import REQUESTS
+from rljob_api.leave_nodes import LONGEST, REQUESTS
 from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, path
+from rljob_operator.kube.credentials import Credentials
+from rljob_operator.operator import Operator, Options
+from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.watch import drain_requests
 from rljob_operator.watch.drain_requests import DrainRequests
 from simulator.objects import node_object
 from simulator.world import NAMESPACE, World
@@ -112,6 +118,22 @@ async def test_a_request_that_is_not_done_yet_asks_and_a_cordon_is_named_with_it
     assert asked_for(world) == {"n0": "cordoned, drainrequests drain-a"}
 
 
+async def test_all_requests_for_a_node_are_named_and_in_a_bounded_line() -> None:
+    world = site()
+    for name in ("drain-a", "drain-b"):
+        world.cluster.put(request("n0", metadata={"name": name}))
+    world.cluster.put(request("n0", kind=MAINTENANCE, metadata={"name": "disk", "namespace": None}))
+    world.cluster.put(request("n1", metadata={"name": "x" * 253}))
+    world.cluster.edit("Node", None, "n1")["spec"] = {"unschedulable": True}
+    world.feed.deliver()
+    requests = DrainRequests(world.cluster, world.feed.cache, REQUESTS)
+    for kind in REQUESTS:
+        await requests.look(kind)
+    asked = asked_for(world)
+    assert asked["n0"] == "drainrequests drain-a, drainrequests drain-b, nodemaintenances disk"
+    assert asked["n1"].startswith("cordoned, drainrequests xxx") and len(asked["n1"]) == LONGEST
+
+
 class Refusing:
     """An API server that has no such kinds, or answers with this error."""
 
@@ -144,6 +166,51 @@ async def test_a_kind_that_cannot_be_listed_stops_nothing_and_is_logged_once(
         assert [await requests.look(DRAIN) for _ in range(3)] == [soon] * 3
     assert bool(asked_for(world)) == kept
     assert len(caplog.records) == (0 if error.code == 404 else 1)
+
+
+@pytest.mark.parametrize("answer", [None, NotFound(404, "no such kind"), ApiError(403, "forbidden")])
+async def test_jobs_wait_until_every_kind_has_been_listed_once_whatever_the_answer(answer: ApiError | None) -> None:
+    world, api = site(), Refusing(ApiError(500, "etcd"))
+    requests = DrainRequests(api, world.feed.cache, [DRAIN, MAINTENANCE])  # type: ignore[arg-type]
+    waiting = asyncio.create_task(requests.known())
+    await requests.look(DRAIN)
+    await asyncio.sleep(0)
+    api.error = answer
+    await requests.look(DRAIN)
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the other kind is not known"
+    await requests.look(MAINTENANCE)
+    await waiting
+
+
+async def test_an_operator_reconciles_nothing_before_it_knows_the_requests(caplog: pytest.LogCaptureFixture) -> None:
+    account = kopf.ConnectionInfo(server="http://127.0.0.1:9")
+    operator = Operator(Options(identity="one"), Credentials(lambda: account))
+    operator._relist._listed |= operator._relist.scopes
+    reconciler = Reconciler(operator._api, operator._cache, 30.0, True)
+    with caplog.at_level(logging.INFO), operator._queue.open():
+        task = asyncio.create_task(operator._reconcile_all(reconciler))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert "all kinds are listed" not in caplog.text
+        operator._requests._answered(*REQUESTS)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert "all kinds are listed" in caplog.text and not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+    await operator.close()
+
+
+async def test_a_kind_that_cannot_be_listed_holds_jobs_up_only_for_a_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(drain_requests, "FIRST_LOOK", 0.01)
+    requests = DrainRequests(Refusing(ApiError(500, "etcd")), site().feed.cache, [DRAIN])  # type: ignore[arg-type]
+    await requests.look(DRAIN)
+    await requests.known()
+    assert f"without the requests that cannot be listed: ['{DRAIN}']" in caplog.text
+    await DrainRequests(Refusing(None), site().feed.cache, []).known()  # type: ignore[arg-type]
 
 
 def test_a_kind_is_called_as_kubectl_does() -> None:

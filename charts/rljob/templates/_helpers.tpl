@@ -54,6 +54,15 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- $name -}}
 {{- end -}}
 
+{{- /* As references, each once. Parent charts give names alone, too. */}}
+{{- define "rljob.imagePullSecrets" -}}
+{{- $secrets := list -}}
+{{- range concat (dig "imagePullSecrets" list (.Values.global | default dict) | default list) (.Values.imagePullSecrets | default list) -}}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) -}}
+{{- end -}}
+{{- $secrets | uniq | toYaml -}}
+{{- end -}}
+
 {{- define "rljob.image" -}}
 {{- with .Values.image -}}
 {{ include "rljob.repository" $ }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}

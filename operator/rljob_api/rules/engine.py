@@ -127,6 +127,13 @@ class Expression:
     def is_in(self, values: tuple[str, ...]) -> "Expression":
         return _binary("in", lambda value, among: value in among, self, values)
 
+    def matches(self, pattern: str) -> "Expression":
+        """Whether all of a text matches a pattern, which RE2 and Python's `re` read alike."""
+        return Expression(
+            f"{self.cel}.matches({literal(f'^({pattern})$')})",
+            lambda spec: re.fullmatch(pattern, self.of(spec)) is not None,
+        )
+
     def __and__(self, other: "Expression") -> "Expression":
         return Expression(f"({self.cel} && {other.cel})", lambda spec: self.of(spec) and other.of(spec))
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from rljob_api.backends import readers_of
+from rljob_api.backends import LABELED, readers_of
 from rljob_api.base import Wire
 from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
 from rljob_api.rules.pods import templates
@@ -16,6 +16,7 @@ from rljob_api.type_errors import path_of, problems
 
 QUEUED, LEVELED, PRIORITIZED = (readers_of(name) for name in ("queue", "topologyLevels", "priority"))
 BACKEND = field("scheduling.backend")
+LABEL_VALUE = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 OBJECT_RULES = (
     Rule(
@@ -33,6 +34,13 @@ OBJECT_RULES = (
         f"remove it, or set spec.scheduling.backend to {' or '.join(QUEUED)}",
         (BACKEND,),
         lambda _: "set",
+    ),
+    Rule(
+        "scheduling.queue",
+        (present("scheduling.queue") & BACKEND.is_in(LABELED)).implies(field("scheduling.queue").matches(LABEL_VALUE)),
+        "is no label value, which {0} needs",
+        "name a queue of at most 63 letters, digits, `-`, `_` and `.`",
+        (BACKEND,),
     ),
     Rule(
         "scheduling.topologyLevels",

@@ -68,7 +68,8 @@ class SchedulingSpec(Model):
     """Labels of nodes, from the widest domain to the narrowest, for example block, rack and NVLink domain; the node itself is always the last. For
     `builtin` and `kueue`."""
     queue: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
-    """Queue of `backend: kueue` (a LocalQueue), `volcano` or `kai`; all of them need one."""
+    """Queue of `backend: kueue` (a LocalQueue), `volcano` or `kai`; all of them need one. For `kueue` and `kai` its name is the value of a label: at
+    most 63 letters, digits, `-`, `_` and `.`."""
     scheduler_name: DnsName | None = None
     """Scheduler that binds all pods of the job to nodes, as `schedulerName` of a pod, for example one with a profile of its own. Unset: the
     backend's own, or the administrator's default (`jobs.defaults.scheduling.schedulerName` of the chart), or the cluster's. The administrator says

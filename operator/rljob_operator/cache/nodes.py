@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rljob_api import names
-from rljob_api.leave_nodes import LeaveNodes
+from rljob_api.leave_nodes import LeaveNodes, reason
 from rljob_api.quantity import Resources, parse
-from rljob_operator.cache.pods import condition_of
+from rljob_operator.cache.pods import condition_of, is_of_a_job
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
 from rljob_placement import cluster as placement
@@ -42,8 +42,7 @@ class Node:
 
     def requested(self, why: str) -> "Node":
         """The node if somebody asks for it to be left; empty: nobody does."""
-        quarantine = ", ".join(filter(None, (self.signs, why)))
-        return replace(self, schedulable=replace(self.schedulable, quarantine=quarantine))
+        return replace(self, schedulable=replace(self.schedulable, quarantine=reason((self.signs, why))))
 
 
 def parse_node(node: Object, leave: LeaveNodes) -> Node:
@@ -95,9 +94,14 @@ def _usage(pod: Object) -> Usage:
 
 
 def _released_to(pod: Object) -> str:
-    """The node to which a pod was pinned when its gate was removed (schedulers/builtin/gate.py); empty: none, or it has ended."""
-    notes = (pod.get("metadata") or {}).get("annotations") or {}
-    if names.ANNOTATION_UNGATED not in notes or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+    """The node to which a job's pod was pinned when its gate was removed (schedulers/builtin/gate.py); empty: none, it has ended, or no scheduler
+    will bind it any more. Pods of others may have any annotation; a StatefulSet as owner has to exist, else the garbage collector deletes the pod."""
+    meta = pod.get("metadata") or {}
+    if names.ANNOTATION_UNGATED not in (meta.get("annotations") or {}) or not is_of_a_job(pod):
+        return ""
+    gates = [gate["name"] for gate in pod["spec"].get("schedulingGates") or []]
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    if ended or "deletionTimestamp" in meta or names.GATE in gates:
         return ""
     required = pod["spec"].get("affinity", {}).get("nodeAffinity", {}).get(REQUIRED, {})
     conditions = (c for term in required.get("nodeSelectorTerms", []) for c in term.get("matchFields", []))

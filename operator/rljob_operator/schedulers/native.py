@@ -37,14 +37,16 @@ class Native(Scheduler):
 
 
 def _name(job: RLJobMeta, spec: RLJobSpec, role: str) -> str:
-    """Another one when a field changes that may not change in a live group, so that the next attempt's pods are of another group."""
+    """Another one when a field changes that may not change in a live group, so that the next attempt's pods are of another group. The old one, which
+    no pod names any more, holds nothing, and the garbage collector deletes it with the job."""
     digest = hashlib.sha256(json.dumps(_fixed(spec, role), sort_keys=True).encode()).hexdigest()[:8]
     return f"{names.gang(job.name, role)}-{digest}"
 
 
 def _fixed(spec: RLJobSpec, role: str) -> dict[str, Any]:
     """Fields of a group's spec that are immutable. Its priority has to be that of its pods; a gang that lost one pod to preemption would do nothing
-    with the others, while servers do without each other."""
+    with the others, while servers do without each other. Spares are of the trainers' group, since a pod can name one only when it is created, and a
+    spare may become a member: so preemption of one takes the gang, too."""
     priority = spec.template(role).priority_class_name
     mode = "all" if names.is_model_role(role) else "single"
     return {"disruptionMode": {mode: {}}} | ({"priorityClassName": priority} if priority else {})
