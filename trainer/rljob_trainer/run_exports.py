@@ -37,9 +37,9 @@ def _exports(run: Path) -> Iterator[tuple[int, Path]]:
         if _is_model(directory):
             yield step, directory
     for manifest in run.glob("global_step_*/manifest.json"):
-        step = manifest.parent.name.removeprefix("global_step_")
-        if step.isdecimal() and _is_model(export := names.huggingface_dir(run, int(step))):
-            yield int(step), export
+        number = manifest.parent.name.removeprefix("global_step_")
+        if number.isdecimal() and _is_model(export := names.huggingface_dir(run, int(number))):
+            yield int(number), export
 
 
 def _is_model(directory: Path) -> bool:
