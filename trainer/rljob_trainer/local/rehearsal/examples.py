@@ -22,7 +22,7 @@ NAMED = 10
 
 
 @dataclass(slots=True)
-class FileRows:
+class RowsOfFile:
     """What becomes of the rows of one file."""
 
     errors: list[ConfigurationError] = field(default_factory=list)
@@ -82,13 +82,13 @@ class SupervisedRows:
         require_chats(self.spec, files, tokenizer)
         encoder, usable = Encoder(self.spec, tokenizer), True
         for file in files:
-            found = FileRows()
+            found = RowsOfFile()
             yield from self._file(file, encoder, found)
             usable &= not found.unusable
         if usable:
             RowExamples(self.spec, split, files, tokenizer, None)  # refuses what a job does, also of later rows
 
-    def _file(self, file: RowFile, encoder: Encoder, found: FileRows) -> Iterator[str]:
+    def _file(self, file: RowFile, encoder: Encoder, found: RowsOfFile) -> Iterator[str]:
         rows = self._rows(file.table)
         yield f"  {file.place.path}: {self._read(file.table)}"
         for example in found.read(rows, lambda row: encoder(RawRow(row, file.record(row), file.at(row), file.format))):
@@ -125,7 +125,7 @@ class SupervisedRows:
             yield from self._texts(place, open_table(place, scratch))
 
     def _texts(self, place: Place, table: Table) -> Iterator[str]:
-        key, found, first = self.spec.data.text_key, FileRows(), list[str]()
+        key, found, first = self.spec.data.text_key, RowsOfFile(), list[str]()
         for row, text in found.read(self._rows(table), lambda row: (row, text_at(place, table, row, key))):
             if not text:
                 found.leave_out(table.number(row), "there is no text")
