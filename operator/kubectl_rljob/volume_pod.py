@@ -53,6 +53,16 @@ def reading_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]
         yield place
 
 
+def trying(job: Job, spec: RLJobSpec) -> dict[str, Any]:
+    """The pod in which the user's rewards and agent are tried: they also read the environment of the job's trainer pods. Raises UserError."""
+    body = manifest(job, spec, {})
+    (container,) = body["spec"]["containers"]
+    own = [variable.dump() for variable in (*spec.env, *spec.trainer.template.env)]
+    container["env"] = list({entry["name"]: entry for entry in (*container["env"], *own)}.values())
+    container["envFrom"] = list(spec.env_from)
+    return body
+
+
 def manifest(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[str, Any]:
     """The restricted Pod Security standard admits it. `trainer`: spec of the job's trainer pods, as the operator has made it with the
     administrator's defaults; empty before the job is created and after its children are deleted. Then the job's own spec counts, and the image's

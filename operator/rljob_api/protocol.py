@@ -8,7 +8,7 @@ that the control lists runs the attempt.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
@@ -178,6 +178,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
+def _duration(value: object) -> object:
+    """None for what is none of a step."""
+    return value if _is_number(value) and 0 <= cast(float, value) < 1e9 else None
+
+
 def _known(names_: Collection[str]) -> Callable[[Any], Any]:
     """A validator that keeps the entries of these names whose values are numbers."""
 
@@ -238,6 +243,8 @@ class Progress(Wire):
     """Metrics of the last step, by the names of the metric table and of reward functions. Others, and values that are not finite, are left out."""
     history: Annotated[list[Point], Field(max_length=64), BeforeValidator(_complete)] = []
     """Main metrics of steps that are spread over the run, and of the last one. Points whose values are not finite are left out."""
+    pace: Annotated[float | None, BeforeValidator(_duration)] = None
+    """Median duration of the last ten steps, in seconds; None: no step is done yet."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete checkpoints of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []

@@ -146,6 +146,8 @@ class ProgressStatus(Wire):
     """Metrics of the last step, by name."""
     history: list[Point] = []
     """Main metrics of earlier steps, thinned out over the run."""
+    pace: float | None = None
+    """Median duration of the last ten steps, in seconds; unset: no step is done yet."""
     evaluation: dict[str, float] = {}
     """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     export: str = ""

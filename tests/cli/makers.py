@@ -62,6 +62,7 @@ def fine_tuning(**progress: Any) -> dict[str, Any]:
             "metric": "loss 0.800",
             "metrics": {"train/loss": 0.8, "train/perplexity": 2.226},
             "history": history,
+            "pace": 8.0,
             "evaluation": {"first": 2.5, "last": 1.25},
             "updatedAt": ago(seconds=9),
         }
@@ -105,6 +106,7 @@ def running() -> dict[str, Any]:
                 "train_rollout/log_prob_diff_mean": 0.002,
             },
             "history": history,
+            "pace": 8.0,
             "backend": "transformer engine, nccl",
             "updatedAt": ago(seconds=9),
         },

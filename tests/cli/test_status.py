@@ -253,12 +253,13 @@ def test_a_suspended_job_shows_only_the_pods_that_still_end(api: FakeApi, rljob:
     assert rljob("status", "demo").out == SUSPENDED
 
 
-def test_the_time_left_is_that_of_the_median_of_the_last_ten_steps(api: FakeApi, rljob: Rljob) -> None:
-    """A step before the last ten, and one among them that waited for a server, do not count."""
-    history = [{"step": s, "loss": 0.1, "seconds": 9000.0 if s in (1, 7) else 10.0 + s} for s in range(1, 12)]
+def test_the_time_left_is_at_the_pace_of_the_last_steps_and_not_that_of_the_thinned_history(
+    api: FakeApi, rljob: Rljob
+) -> None:
+    history = [{"step": s, "loss": 0.1, "seconds": 9000.0} for s in range(64, 121, 8)]
     job = running()
-    api.add(make_job(**job | {"progress": job["progress"] | {"history": history}}))
-    # 12, 13, 14, 15, 16, 18, 19, 20, 21 and 9000 s: 380 times 17 s
+    api.add(make_job(**job | {"progress": job["progress"] | {"history": history, "pace": 17.0}}))
+    # 380 times 17 s
     assert "step 120/500 (24 %), about 107m left\n" in rljob("status", "demo").out
 
 

@@ -54,6 +54,39 @@ def test_a_job_that_is_not_created_is_tried_in_a_pod_with_its_volumes(
     assert screen.code == 3, "its exit code is returned"
 
 
+def test_rewards_find_the_environment_of_the_jobs_trainers(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        api, "_created", lambda *_: made.extend(api.created.values()) or {"status": {"phase": "Running"}}
+    )
+    key = {"name": "JUDGE_KEY", "valueFrom": {"secretKeyRef": {"name": "judge", "key": "key"}}}
+    env = [key, {"name": "JUDGE", "value": "job"}, {"name": "HOME", "value": "/data/home"}]
+    template = {"env": [{"name": "JUDGE", "value": "trainer"}]}
+    sources = [{"secretRef": {"name": "logins"}}]
+    rljob("try", "-f", written(tmp_path, env=env, envFrom=sources, trainer={"template": template}))
+    (container,) = made[0]["spec"]["containers"]
+    assert container["envFrom"] == sources
+    assert container["env"] == [
+        {"name": "HOME", "value": "/data/home"},
+        {"name": "USER", "value": "rljob"},
+        key,
+        {"name": "JUDGE", "value": "trainer"},
+    ]
+
+
+def test_why_the_clusters_default_image_is_missing_is_said(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    imageless = written(tmp_path, image=None)
+    screen = rljob("try", "-f", imageless)
+    assert "note: without the cluster's defaults and limits, which were not read: " in screen.err
+    assert "configmap rljob-job-policy in namespace rljob-system" in screen.err
+    assert "no default of the cluster is known" in screen.err
+    api.job_policy = {"defaults": {"image": "cluster:default"}}
+    screen = rljob("try", "-f", imageless)
+    assert screen.code == 3 and "note: " not in screen.err
+
+
 def test_the_pod_is_deleted(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
     rljob("try", "-f", written(tmp_path))
     assert [method for method, path, _ in api.requests if "/pods/mine-" in path][-1] == "DELETE" and api.created == {}

@@ -235,3 +235,12 @@ def test_ready_is_a_dash_once_the_job_has_ended_also_while_its_pods_are_still_re
     assert (released.trainer.text, released.rollout.text) == ("-", "-")
     waiting = make_job(nodes=1).next()
     assert (waiting.trainer.text, waiting.rollout.text) == ("0/1", "0/1")
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"), [(17.5, 17.5), (0, 0.0), (-1.0, None), (math.nan, None), (1e300, None), ("8", None)]
+)
+def test_the_pace_is_passed_on_where_it_is_a_duration(said: object, kept: float | None) -> None:
+    read = Progress.model_validate({"pace": said})
+    status = make_job().with_attempt().running(step=2, pace=read.pace).next()
+    assert status.progress.pace == kept

@@ -36,6 +36,7 @@ PROGRESS = objects(
     digest=TEXTS,
     metrics=st.dictionaries(METRIC, FLOATS),
     history=st.lists(POINT, max_size=3),
+    pace=FLOATS | TEXTS | st.none(),
     checkpoints=st.lists(CHECKPOINT, max_size=3),
     rollouts=st.lists(objects(pod=TEXTS, policyStep=COUNT), max_size=2),
     export=TEXTS,

@@ -8,7 +8,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.protocol import Control, Resume
-from rljob_trainer.run_exports import CHOSEN, began_from, newest_export, with_model
+from rljob_trainer.run_exports import CHOSEN, began_from, newest_export, violations, with_model
 
 
 def model(directory: Path) -> Path:
@@ -63,6 +63,38 @@ def test_what_is_being_written_and_what_is_no_checkpoint_does_not_count(tmp_path
     assert newest_export(tmp_path) == found
 
 
+@pytest.mark.parametrize("name", ["step_9.tmp", "step_9.old", "step_x"])
+def test_a_job_that_starts_during_the_other_runs_first_export_does_not_choose_it(tmp_path: Path, name: str) -> None:
+    run, own = tmp_path / "sft", tmp_path / "own"
+    model(run / "exports" / name)
+    model(run / f"global_{name}" / "huggingface")
+    (run / f"global_{name}" / "manifest.json").write_text("{}")
+    assert newest_export(run) is None
+    assert path_of(run, own) == str(run) and not own.exists()
+    (run / "exports" / name).rename(run / "exports" / "step_9")
+    assert path_of(run, own) == str(run / "exports" / "step_9")
+
+
+def test_a_chosen_export_that_its_run_has_deleted_is_refused_and_named(tmp_path: Path) -> None:
+    run, own = tmp_path / "sft", tmp_path / "own"
+    chosen = model(run / "exports" / "step_3")
+    began = with_model(control(run, own)).spec
+    assert violations(began) == []
+    (chosen / "config.json").unlink()
+    chosen.rmdir()
+    model(run / "exports" / "step_12")
+    later = with_model(control(run, own)).spec
+    assert later == began, "no later attempt begins from another model"
+    (found,) = violations(later)
+    assert (found.field, found.value) == ("spec.model.path", str(run))
+    assert (
+        f"began from {chosen}" in found.rule
+        and "there no longer" in found.rule
+        and "another checkpoint.path" in found.fix
+    )
+    assert violations(with_model(control(tmp_path / "nowhere", tmp_path / "other")).spec) == []
+
+
 def test_a_models_own_directory_is_that_model(tmp_path: Path) -> None:
     run, own = model(tmp_path / "model"), tmp_path / "own"
     model(run / "exports" / "step_3")
@@ -107,7 +139,7 @@ def test_pods_that_choose_at_the_same_time_choose_one_model(tmp_path: Path) -> N
     assert [file.name for file in own.iterdir()] == [CHOSEN], "nothing else is left"
 
 
-@pytest.mark.parametrize("text", ["", "no json", "{}"])
+@pytest.mark.parametrize("text", ["", "no json", "{}", "[]", '{"run": "/a"}'])
 def test_a_choice_that_cannot_be_read_is_made_again(tmp_path: Path, text: str) -> None:
     run, own = tmp_path / "sft", tmp_path / "own"
     found = model(run / "exports" / "step_3")

@@ -163,15 +163,23 @@ def try_here(options: argparse.Namespace) -> int:
     quiet()
     automatic = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     colour = automatic if options.color == "auto" else options.color == "always"
-    return rehearse(
-        options.manifest,
-        options.mount,
-        options.set,
-        options.rows,
-        options.response,
-        everything=options.all,
-        colour=colour,
-    )
+    try:
+        code = rehearse(
+            options.manifest,
+            options.mount,
+            options.set,
+            options.rows,
+            options.response,
+            everything=options.all,
+            colour=colour,
+        )
+        sys.stdout.flush()
+    except (
+        BrokenPipeError
+    ):  # `| head` has seen enough; the interpreter's own flush at exit has nobody to write to either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
 
 
 def convert_data(options: argparse.Namespace) -> int:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control
+from rljob_api.rules.engine import Violation
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint import exports
 from rljob_trainer.textfile import read_text
 
 CHOSEN = "began-from.json"
@@ -23,34 +26,39 @@ log = logging.getLogger(__name__)
 
 def newest_export(run: Path) -> Path | None:
     """The complete export of the greatest step below a run's directory; None: there is none, or the directory is a model's own. Raises OSError."""
-    if (run / "config.json").is_file():
+    if _is_model(run):
         return None
     return max(_exports(run), default=(0, None), key=lambda export: export[0])[1]
 
 
 def _exports(run: Path) -> Iterator[tuple[int, Path]]:
     """With their steps: those of their own, and those in complete checkpoints."""
-    for directory in names.exports_dir(run).glob("step_*"):
-        yield _step(directory), directory
+    for step, directory in exports.complete(run).items():
+        if _is_model(directory):
+            yield step, directory
     for manifest in run.glob("global_step_*/manifest.json"):
-        step = _step(manifest.parent)
-        if (names.huggingface_dir(run, step) / "config.json").is_file():
-            yield step, names.huggingface_dir(run, step)
+        number = manifest.parent.name.removeprefix("global_step_")
+        if number.isdecimal() and _is_model(export := names.huggingface_dir(run, int(number))):
+            yield int(number), export
 
 
-def _step(directory: Path) -> int:
-    """-1 for what is no step's, as one that is being written."""
-    text = directory.name.rpartition("_")[2]
-    return (
-        int(text)
-        if text.isdecimal() and (directory.name.startswith("global") or (directory / "config.json").is_file())
-        else -1
-    )
+def _is_model(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
 
 
 def began_from(path: Path, checkpoints: Path) -> Path:
     """The model of a job whose `model.path` is `path`, by what lies next to its checkpoints. Raises OSError."""
     return _read(checkpoints / CHOSEN, path) or path
+
+
+def violations(spec: RLJobSpec) -> list[Violation]:
+    """Whether the export that the job began from is gone: a run deletes those beyond its keepExports and keepLast. Raises OSError."""
+    began = _held(Path(spec.checkpoint.path) / CHOSEN)
+    if began.get("model") != spec.model.path or _is_model(Path(spec.model.path)):
+        return []
+    rule = f"this job began from {spec.model.path}, its newest export then, which is there no longer"
+    fix = "copy that export back to its place, or begin with another checkpoint.path from an export that its run keeps"
+    return [Violation("spec.model.path", began["run"], rule, fix)]
 
 
 def with_model(control: Control) -> Control:
@@ -89,8 +97,14 @@ def _chosen(run: Path, checkpoints: Path) -> Path | None:
 
 
 def _read(file: Path, run: Path) -> Path | None:
+    held = _held(file)
+    return Path(held["model"]) if held.get("run") == str(run) else None
+
+
+def _held(file: Path) -> dict[str, str]:
+    """Empty where nothing was chosen, or what was cannot be read."""
     try:
         held = json.loads(read_text(file) or "{}")
     except ValueError:
-        return None
-    return Path(held["model"]) if held.get("run") == str(run) else None
+        return {}
+    return held if isinstance(held, dict) and held.keys() >= {"run", "model"} else {}

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Sequence
 from datetime import datetime
-from statistics import median
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -31,7 +30,6 @@ TRACEBACK_LINES = 2
 CHECKPOINTS = 8
 NODES = 3
 STAND_INS = 4
-PACE_STEPS = 10
 WITHOUT_PODS = ("Suspended", *ENDED)
 MANY = 10**12
 """Steps that nobody will live to see."""
@@ -87,17 +85,16 @@ def since(when: str | float, now: datetime) -> str:
 
 
 def state(job: Job, width: int) -> str:
-    """The word, how far, and how long it still takes at the pace of the last steps: their median, which a step that saved does not shift. What says
+    """The word, how far, and how long it still takes at the pace of the last steps. What says
     least is left out where there is no space for it."""
     s, p = job.status, job.status.progress
     if not p.steps:
         return s.state
     text = f"{s.state}, step {p.step}/{p.steps}"
     share = f" ({100 * p.step // p.steps} %)"
-    recent = [point.seconds for point in p.history[-PACE_STEPS:]]
-    if s.state != "Running" or not recent or p.step >= p.steps:
+    if s.state != "Running" or p.pace is None or p.step >= p.steps:
         return text + share
-    left = f"{duration(min(p.steps - p.step, MANY) * median(recent))} left"
+    left = f"{duration(min(p.steps - p.step, MANY) * p.pace)} left"
     forms = (
         f"{text}{share}, about {left}",
         f"{text}, about {left}",

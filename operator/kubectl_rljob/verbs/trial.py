@@ -11,8 +11,7 @@ from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
-from kubectl_rljob.volume_pod import manifest as pod_of
-from kubectl_rljob.volume_pod import temporary
+from kubectl_rljob.volume_pod import temporary, trying
 from rljob_api import names
 from rljob_api.manifest.jobs import Manifest
 from rljob_api.policy import JobPolicy
@@ -74,14 +73,17 @@ def try_(
         raise UserError(f"{filename}: holds {1 + len(others)} jobs: keep one in a file")
     cluster = session.cluster()
     namespace = given.namespace or cluster.namespace
-    spec = _admitted(given, session.job_policy(operator_namespace)[0])
+    policy, unread = session.job_policy(operator_namespace)
+    if unread:
+        session.terminal.tell(f"note: without the cluster's defaults and limits, which were {unread}")
+    spec = _admitted(given, policy)
     head = {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": given.name, "namespace": namespace},
     }
     job = Job(head | {"spec": spec.dump()})
-    with temporary(session, cluster, namespace, pod_of(job, spec, {})) as place:
+    with temporary(session, cluster, namespace, trying(job, spec)) as place:
         code = kubectl.feed(session, place, _command(rows, everything, responses), json.dumps(job.raw))
     if code:
         raise click.exceptions.Exit(code)

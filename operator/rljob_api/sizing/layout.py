@@ -102,14 +102,14 @@ def required_rollout_pods(spec: RLJobSpec) -> int:
     return 0 if spec.supervised else spec.rollout.required
 
 
+def wanted_servers(spec: RLJobSpec) -> int:
+    """Servers that generate once all of the job's pods run."""
+    return spec.trainer.nodes * servers_per_pod(spec) or rollout_pods(spec)
+
+
 def required_servers(spec: RLJobSpec) -> int:
     """Servers without which generation waits."""
     return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec)
-
-
-def wanted_servers(spec: RLJobSpec) -> int:
-    """Servers that generate once all pods are there."""
-    return spec.trainer.nodes * servers_per_pod(spec) or rollout_pods(spec)
 
 
 def gang_sizes(spec: RLJobSpec) -> dict[str, int]:

@@ -84,6 +84,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         metric=next((f"{word} {p.metrics[name]:.3f}" for word, name in MAIN_METRICS if name in p.metrics), ""),
         metrics=p.metrics,
         history=p.history,
+        pace=p.pace,
         evaluation=p.evaluation,
         export=p.export,
         started_from=p.started_from,

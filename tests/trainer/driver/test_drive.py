@@ -48,6 +48,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
         {"first": 1.0, "last": 1.0},
         [1, 2],
     )
+    assert progress.pace == pytest.approx(sum(point.seconds for point in progress.history) / 2)
     evaluated = [m["step"] for m in bench.metrics() if "evaluation/reward" in m]
     assert evaluated == [0, 2]
     assert names.batch_file(bench.root, 2).exists()

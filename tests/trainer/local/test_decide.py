@@ -209,6 +209,7 @@ def test_a_status_line_says_where_the_job_is() -> None:
         step=3,
         steps=10,
         history=[Point(step=3, reward=0.4375, loss=0.01, seconds=1.25)],
+        pace=1.25,
     )
     first = report("t0", attempt=1, state="running", progress=progress)
     live = seen(first, running("t1"), rollout=report("r0", state="running"))
@@ -240,9 +241,9 @@ def test_a_status_line_says_where_the_job_is() -> None:
 
 
 def test_the_time_that_is_left_is_that_of_the_last_steps() -> None:
-    points = [Point(step=step, loss=1.0, seconds=seconds) for step, seconds in ((1, 900.0), (2, 2.0), (3, 2.0))]
-    assert left(Progress(step=3, steps=103, history=points)) == 200.0
-    assert left(Progress(step=3, steps=3, history=points)) is None and left(Progress(steps=3)) is None
+    points = [Point(step=step, loss=1.0, seconds=900.0) for step in (1, 2, 3)]
+    assert left(Progress(step=3, steps=103, history=points, pace=2.0)) == 200.0, "the history is thinned"
+    assert left(Progress(step=3, steps=3, pace=2.0)) is None and left(Progress(steps=3)) is None
     assert [duration(s) for s in (9.4, 240, 3 * 3600)] == ["9 s", "4 min", "3.0 h"]
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
+from rljob_trainer.local.rehearsal import command
 from rljob_trainer.local.rehearsal.command import rehearse
 from trainer.data.templates import QWEN, tokenizer
 
@@ -62,12 +64,12 @@ class Trial:
         (self.directory / name).write_text(code)
         return f"/data/{name}"
 
-    def run(self, *said: str, colour: bool = False) -> Shown:
+    def run(self, *said: str, colour: bool = False, everything: bool = False) -> Shown:
         """`said`: turns of a policy that is right."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             mounts = [f"/data={self.directory}"]
-            code = rehearse(self.directory / "job.yaml", mounts, (), 2, said, everything=False, colour=colour)
+            code = rehearse(self.directory / "job.yaml", mounts, (), 2, said, everything=everything, colour=colour)
         return Shown(code, out.getvalue(), err.getvalue())
 
 
@@ -92,10 +94,25 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     code = "import sys\ndef reward(response): return float(sys.modules.get('torch') is None)\n"
     trial = reward_job(tmp_path, code)
     program = "import sys; from rljob_trainer.__main__ import main; code = main(sys.argv[1:]); print(sys.modules.get('torch')); sys.exit(code)"
-    command = (sys.executable, "-c", program, "try", trial.directory / "job.yaml", "--mount", f"/data={tmp_path}")
+    tried = (sys.executable, "-c", program, "try", trial.directory / "job.yaml", "--mount", f"/data={tmp_path}")
     paths = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    done = subprocess.run(tried, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[-1]) == (0, "", "None")
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
+    Trial(tmp_path)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    tried = (sys.executable, "-m", "rljob_trainer", "try", tmp_path / "job.yaml", "--mount", f"/data={tmp_path}")
+    paths = os.pathsep.join(p for p in sys.path if p)
+    environment = os.environ | {"PYTHONPATH": paths}
+    for unbuffered in ("", "1"):  # the pipe is noticed at the last flush, or at the first line
+        done = subprocess.run(
+            tried, env=environment | {"PYTHONUNBUFFERED": unbuffered}, stdout=theirs, stderr=subprocess.PIPE, text=True
+        )
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+    os.close(theirs)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +244,52 @@ def test_pairs_show_both_answers_and_broken_rows_are_named(tmp_path: Path) -> No
     assert "chosen: " in rejected.out and "rejected: " in rejected.out and "«zyx<|im_end|>»" in rejected.out
     broken = Trial(tmp_path, [row, {"prompt": "hi", "chosen": 7}], task="dpo", data={"maxTokens": 64}).run()
     assert broken.code == 1 and "train.jsonl row 2" in broken.err
+
+
+HELLO = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]}
+NO_TURNS, LONG = (
+    {"messages": "oops"},
+    {"messages": [HELLO["messages"][0], {"role": "assistant", "content": "yo " * 99}]},
+)
+
+
+def test_every_supervised_row_is_read_up_to_the_limit_and_with_all_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "MOST", 150)
+    rows = [HELLO] * 400
+    rows[123], rows[200], rows[121], rows[141] = NO_TURNS, {"messages": [{"role": 7}]}, LONG, LONG
+    trial = Trial(tmp_path, rows, task="sft", data={"maxTokens": 64})
+    first = trial.run()
+    assert first.code == 1 and "train.jsonl: first 150 of 400 rows" in first.out
+    assert "  rows 122, 142 are left out: it is longer than spec.data.maxTokens\n" in first.out
+    assert "train.jsonl row 124: " in first.err and "row 201" not in first.err and "1 mistake, " in first.err
+    every = trial.run(everything=True)
+    assert every.code == 1 and "train.jsonl: 400 rows" in every.out
+    assert "train.jsonl row 124: " in every.err and "train.jsonl row 201: " in every.err and "2 mistakes, " in every.err
+
+
+def test_of_many_rows_that_cannot_be_used_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    found = Trial(tmp_path, [HELLO, *[NO_TURNS] * 25, HELLO], task="sft", data={"maxTokens": 64}).run()
+    assert found.code == 1 and "train.jsonl row 11: " in found.err and "row 12" not in found.err
+    assert "; 15 more rows of the file cannot be used\n" in found.err
+
+
+def test_data_from_which_nothing_is_learnt_are_refused_as_by_a_job(tmp_path: Path) -> None:
+    found = Trial(tmp_path, [LONG] * 3, task="sft", data={"maxTokens": 64}).run()
+    assert found.code == 1 and "nothing can be learnt from any of the 3 rows" in found.err
+    assert "  rows 1, 2, 3 are left out: " in found.out
+
+
+def test_documents_are_read_to_the_end_and_what_is_no_text_is_named(tmp_path: Path) -> None:
+    rows = [{"text": "abc"}, *[{"text": "def"}] * 8, {"text": 7}, {"text": ""}, {"text": "ghi"}]
+    trial = Trial(tmp_path, rows, task="pretrain", data={"maxTokens": 64})
+    (tmp_path / "train.jsonl").open("a").write("[1]\n")
+    found = trial.run()
+    assert found.code == 1 and "2 mistakes, " in found.err
+    assert "train.jsonl row 10: column 'text' holds 7, which is not a text" in found.err
+    assert "train.jsonl row 13: cannot be read: " in found.err
+    assert "  row 11 is left out: there is no text\n" in found.out and "abc" in found.out
 
 
 def test_what_a_rehearsal_does_not_read_need_not_be_here_and_what_it_reads_is_said(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
+from rljob_trainer.run_exports import CHOSEN
 from trainer.pod.conftest import Make
 from trainer.pod.gang import TIMEOUT, Gang, alive, kill, wait_for
 from trainer.sources.servers import Handler, serving
@@ -106,6 +107,20 @@ def test_all_mistakes_about_the_adapters_to_begin_from_reach_the_report_before_a
         "alpha",
     ]
     assert not list((solo.root / "logs" / f"attempt-{attempt}").glob("rank-*"))
+
+
+def test_an_export_that_the_other_run_has_deleted_reaches_the_report_before_a_rank_begins(
+    solo: Gang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"run": str(tmp_path), "model": str(tmp_path / "exports" / "step_3")}
+    (tmp_path / CHOSEN).write_text(json.dumps(own))
+    sections = {"model": {"path": str(tmp_path)}, "checkpoint": {"path": str(tmp_path)}}
+    monkeypatch.setattr(solo, "spec", RLJobSpec.model_validate(solo.spec.dump() | sections))
+    failure = solo.stopped(solo.pods[0], attempt := solo.start()).failure
+    assert failure
+    assert (failure.kind, failure.field) == ("configuration", "spec.model.path")
+    assert f"this job began from {own['model']}" in failure.message
+    assert not list((tmp_path / "logs" / f"attempt-{attempt}").glob("rank-*"))
 
 
 def test_a_rank_that_leaves_without_a_word_is_quoted(solo: Gang) -> None:

@@ -141,3 +141,16 @@ def test_status_carries_points_of_the_whole_run_whenever_it_was_begun_again(tmp_
     assert [p.reward for p in sinks.history()] == [step / 400 for step in steps]
     sinks.close()
     assert Sinks(tmp_path, 397, 400).history() == sinks.history()
+
+
+def test_the_pace_is_the_median_of_the_last_ten_steps_however_thin_the_history_is(tmp_path):
+    sinks = Sinks(tmp_path, 0, 8192)
+    assert sinks.pace() is None
+    for step in range(1, 601):
+        sinks.record(step, trained(0.5, **{"time/step": 10.0 if step < 590 else 60.0 + step - 590}))
+    sinks.record(600, {"evaluation/reward": 0.5})
+    assert sinks.pace() == 65.5, "591 to 600 took 61 to 70 s"
+    sinks.record(601, trained(0.5, **{"time/step": 9000.0}))
+    assert sinks.pace() == 66.5, "a step that saved does not shift it"
+    sinks.close()
+    assert Sinks(tmp_path, 600, 8192).pace() == 65.5, "also of a resumed run"

@@ -76,7 +76,7 @@ class RowExamples(ExampleSet):
         self._encoder = Encoder(spec, tokenizer)
         self._named: set[Reason] = set()
         self.digest = _digest(files)
-        require(tokenizer, chats=any(f.format != "columns" for f in files) or spec.data.chat_template.texts)
+        require_chats(spec, files, tokenizer)
         self._probe(split)
 
     def _example(self, index: int) -> Example:
@@ -116,6 +116,11 @@ class RowExamples(ExampleSet):
         return example
 
 
+def require_chats(spec: RLJobSpec, files: Sequence[RowFile], tokenizer: OffsetTokenizer) -> None:
+    """Raises ConfigurationError for a tokenizer that cannot write what these files hold."""
+    require(tokenizer, chats=any(f.format != "columns" for f in files) or spec.data.chat_template.texts)
+
+
 def _digest(files: Sequence[RowFile]) -> int:
     digest = hashlib.sha256()
     for file in files:
@@ -139,9 +144,14 @@ def load_examples(
         ConfigurationError: a file cannot be read, the format of its rows cannot be recognised, or no row that was looked at teaches anything.
     """
     scratch.mkdir(parents=True, exist_ok=True)
-    files = places(f"spec.data.{split}", getattr(spec.data, split))
     offsets = cast(OffsetTokenizer, tokenizer)
     if spec.task == "pretrain":
+        files = places(f"spec.data.{split}", getattr(spec.data, split))
         return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in files], spec, split)
-    rows = [RowFile.of(file, open_table(file, scratch), spec) for file in files]
-    return RowExamples(spec, split, rows, offsets, workers)
+    return RowExamples(spec, split, row_files(spec, split, scratch), offsets, workers)
+
+
+def row_files(spec: RLJobSpec, split: str, scratch: Path) -> list[RowFile]:
+    """The files of spec.data.`split`, opened. Raises ConfigurationError."""
+    files = places(f"spec.data.{split}", getattr(spec.data, split))
+    return [RowFile.of(file, open_table(file, scratch), spec) for file in files]

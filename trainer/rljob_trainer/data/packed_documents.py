@@ -25,6 +25,7 @@ from rljob_trainer.data.files import Place, short
 from rljob_trainer.data.formats import column
 from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Vocabulary
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.processes import tied
 from rljob_trainer.wire.trajectory import Ints, Segment
 
@@ -139,12 +140,21 @@ def _filled(place: Place, tokens: npt.NDArray[np.integer], starts: npt.NDArray[n
 
 def texts(place: Place, table: Table, key: str) -> Iterator[str]:
     """Of the column `key`. Raises ConfigurationError for what is none."""
-    for row in range(len(table)):
-        at = Place(place.field, place.path, table.number(row))
+    return (text_at(place, table, row, key) for row in range(len(table)))
+
+
+def text_at(place: Place, table: Table, row: int, key: str) -> str:
+    """The text of a row, from 0; empty where it has none. Raises ConfigurationError for what is no text."""
+    at = Place(place.field, place.path, table.number(row))
+    try:
         text = column(key, table[row], at)
-        if text is not None and not isinstance(text, str):
-            raise at.error(f"column {key!r} holds {short(text)}, which is not a text", "write documents as texts")
-        yield _whole(text or "", at, key)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise at.error(f"cannot be read: {error}", "write the row as one JSON object") from error
+    if text is not None and not isinstance(text, str):
+        raise at.error(f"column {key!r} holds {short(text)}, which is not a text", "write documents as texts")
+    return _whole(text or "", at, key)
 
 
 def _whole(text: str, at: Place, key: str) -> str:

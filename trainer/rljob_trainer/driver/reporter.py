@@ -31,7 +31,8 @@ class Reporter:
     def begin(self, sinks: Sinks, step: int, **fields: Any) -> None:
         """The attempt starts after `step`. `fields`: more fields of the progress."""
         self._sinks = sinks
-        known = {"metrics": sinks.of(step), "history": sinks.history(), "evaluation": sinks.evaluation()}
+        known = {"metrics": sinks.of(step), "history": sinks.history(), "pace": sinks.pace()}
+        known["evaluation"] = sinks.evaluation()
         self._progress.update(step=step, started_from=step, policy_step=step, **known, **fields)
 
     def update(self, **fields: Any) -> None:
@@ -52,7 +53,8 @@ class Reporter:
         self._progress.heartbeat()
         self._alarms.after(step, metrics)
         warnings = [*self._standing, *self._alarms.texts]
-        self._progress.update(step=step, history=self._sinks.history(), warnings=warnings)
+        history, pace = self._sinks.history(), self._sinks.pace()
+        self._progress.update(step=step, history=history, pace=pace, warnings=warnings)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of the current step, and show them in the progress."""

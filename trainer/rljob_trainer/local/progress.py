@@ -4,7 +4,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import TextIO
 
 from rljob_api.protocol import Progress, Report
@@ -19,7 +18,6 @@ WAITS = {
 """What takes long before the first step, by phase."""
 REPEAT_SECONDS = 30.0
 """Between two lines of a log about the same wait."""
-PACE_STEPS = 8
 BAR = 24
 """Characters."""
 
@@ -99,9 +97,8 @@ def _progress(progress: Progress | None) -> str:
 
 def left(progress: Progress) -> float | None:
     """Seconds until the last step, at the pace of the last ones; None: nobody knows yet."""
-    pace = [point.seconds for point in progress.history[-PACE_STEPS:]]
     rest = progress.steps - progress.step
-    return rest * median(pace) if pace and rest > 0 else None
+    return rest * progress.pace if progress.pace is not None and rest > 0 else None
 
 
 def duration(seconds: float) -> str:

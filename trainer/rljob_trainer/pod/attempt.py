@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
+from rljob_api.rules.engine import Violation
 from rljob_api.spec import RLJobSpec
-from rljob_trainer import failure, model_files
+from rljob_trainer import failure, model_files, run_exports
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.pod.colocated import ColocatedServers
@@ -113,7 +114,7 @@ class PodAttempt:
     async def _check(self) -> Ended | None:
         """Check model and adapters before anything loads them. Returns how the attempt ended, with all violations, if they do not fit the job."""
         try:
-            found = await asyncio.to_thread(model_files.violations, self._control.spec) if self._trains else []
+            found = await asyncio.to_thread(_misfits, self._control.spec) if self._trains else []
         except Exception as error:  # a volume that is away; a config.json with text where a number belongs
             return Ended("failed", failure.classify(error))
         return Ended("failed", failure.misconfigured(found)) if found else None
@@ -264,6 +265,11 @@ async def await_cause(directory: Path, driver: asyncio.Task[int] | None, servers
 async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
     if task:
         await asyncio.wait({task}, timeout=seconds)
+
+
+def _misfits(spec: RLJobSpec) -> list[Violation]:
+    """Of the files of model and adapters. An export that is gone has none."""
+    return run_exports.violations(spec) or model_files.violations(spec)
 
 
 def unwritable(path: str, error: OSError) -> Exception:

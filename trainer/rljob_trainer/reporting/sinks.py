@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from statistics import median
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -21,6 +22,7 @@ from rljob_trainer.reporting.tracker import RunStatus, Tracker
 
 HISTORY = 64
 """Points that status carries (protocol.Progress.history), and steps whose metrics are kept in memory."""
+PACE_STEPS = 10
 EVALUATIONS = ("evaluation/reward", "evaluation/loss")
 """Held-out reward and, for tasks without rewards, loss."""
 FLUSH_SECONDS = 10
@@ -111,6 +113,12 @@ class Sinks:
     def history(self) -> list[Point]:
         """Main metrics of steps that are spread evenly over the run, and of the last one."""
         return [point for _, point in sorted(self._points.items())]
+
+    def pace(self) -> float | None:
+        """Median duration of the last PACE_STEPS steps, in seconds, which a step that saved does not shift; None before the first. The history says
+        less of them: it is thinned."""
+        recent = [metrics["time/step"] for _, metrics in sorted(self._recent.items()) if "time/step" in metrics]
+        return median(recent[-PACE_STEPS:]) if recent else None
 
     def evaluation(self) -> dict[str, float]:
         """`first` and `last` held-out reward or, for tasks without rewards, loss; empty before the first."""

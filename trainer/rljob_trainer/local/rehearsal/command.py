@@ -55,10 +55,12 @@ def rehearse(
             findings, screen = Findings(job.spec), Screen(colour)
             if text := unheard_end(job.spec, tokenizer):
                 findings.notes.append(text)
+            most = None if everything else MOST
             if job.spec.supervised:
-                _supervised(SupervisedRows(job.spec, tokenizer, screen, Path(scratch), shown), findings)
+                for line in SupervisedRows(job.spec, tokenizer, screen, findings, Path(scratch), shown, most).lines():
+                    print(line)
             else:
-                rehearsal = Rehearsal(job.spec, tokenizer, Path(scratch), None if everything else MOST, said)
+                rehearsal = Rehearsal(job.spec, tokenizer, Path(scratch), most, said)
                 asyncio.run(_reinforcement(rehearsal, findings, Page(job.spec, tokenizer, screen, shown)))
     except (ManifestError, ConfigurationError) as error:
         print(error, file=sys.stderr)
@@ -87,14 +89,6 @@ def _with_export(job: Job) -> Job:
         model = job.spec.model.model_copy(update={"path": str(found)})
         return replace(job, spec=job.spec.model_copy(update={"model": model}))
     return job
-
-
-def _supervised(reader: SupervisedRows, findings: Findings) -> None:
-    try:
-        for line in reader.lines():
-            print(line)
-    except ConfigurationError as error:
-        findings.refuse(error)
 
 
 async def _reinforcement(rehearsal: Rehearsal, findings: Findings, page: "Page") -> None:

@@ -1,20 +1,54 @@
-"""Supervised tasks in rehearsal: sequences with what is learnt of them."""
+"""Supervised tasks in rehearsal: every row is read as in a job, and the first are shown, with what is learnt of them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.data.encoding import document
+from rljob_trainer.data.encoding import Encoder, RawRow, document
 from rljob_trainer.data.examples import Example
-from rljob_trainer.data.files import places
-from rljob_trainer.data.loading import REASONS, load_examples
-from rljob_trainer.data.packed_documents import is_indexed, texts
-from rljob_trainer.data.tables import open_table
+from rljob_trainer.data.files import Place, places
+from rljob_trainer.data.loading import REASONS, RowExamples, RowFile, require_chats, row_files
+from rljob_trainer.data.packed_documents import is_indexed, text_at
+from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.local.rehearsal.findings import Findings
 from rljob_trainer.local.rehearsal.screen import Screen, extent, indented
+
+NAMED = 10
+"""Rows of a file that are named for one reason; of further ones there is only the number."""
+
+
+@dataclass(slots=True)
+class RowsOfFile:
+    """What becomes of the rows of one file."""
+
+    errors: list[ConfigurationError] = field(default_factory=list)
+    """Of the first rows that cannot be used."""
+    unusable: int = 0
+    left_out: dict[str, list[int]] = field(default_factory=dict)
+    """Rows, as people count them, by reason."""
+
+    def read[T](self, rows: range, row: Callable[[int], T]) -> Iterator[T]:
+        """Those that can be used."""
+        for number in rows:
+            try:
+                yield row(number)
+            except ConfigurationError as error:
+                self.unusable += 1
+                if len(self.errors) < NAMED:
+                    self.errors.append(error)
+
+    def leave_out(self, number: int, reason: str) -> None:
+        self.left_out.setdefault(reason, []).append(number)
+
+    def lines(self) -> Iterator[str]:
+        """What is left out."""
+        for reason, rows in self.left_out.items():
+            named = ", ".join(map(str, rows[:NAMED])) + (f" and {len(rows) - NAMED} more" if len(rows) > NAMED else "")
+            yield f"  row {named} is left out: {reason}" if len(rows) == 1 else f"  rows {named} are left out: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,41 +58,81 @@ class SupervisedRows:
     spec: RLJobSpec
     tokenizer: Tokenizer
     screen: Screen
+    findings: Findings
     scratch: Path
     shown: int
-    """Rows of each split."""
+    """Rows of each file."""
+    most: int | None
+    """Rows of each file that are read; None: all."""
 
     def lines(self) -> Iterator[str]:
-        """Of training, then held-out data. Raises ConfigurationError."""
+        """Of training, then held-out data."""
         for split in ("train", "validation"):
             if files := getattr(self.spec.data, split):
                 yield f"spec.data.{split} = {', '.join(files)}"
-                yield from self._documents(split) if self.spec.task == "pretrain" else self._examples(split)
+                try:
+                    yield from self._documents(split) if self.spec.task == "pretrain" else self._examples(split)
+                except ConfigurationError as error:
+                    self.findings.refuse(error)
 
     def _examples(self, split: str) -> Iterator[str]:
-        data = load_examples(self.spec, split, self.tokenizer, self.scratch / split, None)
-        yield f"  {len(data)} rows"
-        for index in range(min(self.shown, len(data))):
-            yield from self._example(data[index])
+        scratch = self.scratch / split
+        scratch.mkdir()
+        files, tokenizer = row_files(self.spec, split, scratch), cast(OffsetTokenizer, self.tokenizer)
+        require_chats(self.spec, files, tokenizer)
+        encoder, usable = Encoder(self.spec, tokenizer), True
+        for file in files:
+            found = RowsOfFile()
+            yield from self._file(file, encoder, found)
+            usable &= not found.unusable
+        if usable:
+            RowExamples(self.spec, split, files, tokenizer, None)  # refuses what a job does, also of later rows
 
-    def _example(self, example: Example) -> Iterator[str]:
-        if example.left_out:
-            yield f"  row {example.index + 1} is left out: {REASONS[example.left_out]}"
+    def _file(self, file: RowFile, encoder: Encoder, found: RowsOfFile) -> Iterator[str]:
+        rows = self._rows(file.table)
+        yield f"  {file.place.path}: {self._read(file.table)}"
+        for example in found.read(rows, lambda row: encoder(RawRow(row, file.record(row), file.at(row), file.format))):
+            if example.left_out:
+                found.leave_out(file.table.number(example.index), REASONS[example.left_out])
+            elif example.index < self.shown:
+                yield from self._example(example, file.table.number(example.index))
+        yield from found.lines()
+        self.findings.refuse_rows(found.errors, found.unusable)
+
+    def _rows(self, table: Table) -> range:
+        return range(len(table) if self.most is None else min(self.most, len(table)))
+
+    def _read(self, table: Table) -> str:
+        rows = len(self._rows(table))
+        return f"{rows} rows" if rows == len(table) else f"first {rows} of {len(table)} rows"
+
+    def _example(self, example: Example, number: int) -> Iterator[str]:
         names = ("chosen: ", "rejected: ") if len(example.variants) == 2 else ("",)
         for name, variant in zip(names, example.variants, strict=False):
             total = sum(len(s.tokens) for s in variant)
             learnt = sum(len(s.tokens) for s in variant if s.source == "demonstration")
             cut = ", cut behind a turn to fit into spec.data.maxTokens" if example.cut else ""
-            yield f"  row {example.index + 1}: {name}{total} tokens, {learnt} of them learnt{cut}"
+            yield f"  row {number}: {name}{total} tokens, {learnt} of them learnt{cut}"
             yield indented(self.screen.segments(variant, self.tokenizer))
 
     def _documents(self, split: str) -> Iterator[str]:
+        scratch = self.scratch / split
+        scratch.mkdir()
         for place in places(f"spec.data.{split}", getattr(self.spec.data, split)):
             if is_indexed(place, self.spec):
                 yield f"  {place.path} holds tokens already: nothing is tried"
                 continue
-            table = open_table(place, self.scratch)
-            first = list(islice(texts(place, table, self.spec.data.text_key), self.shown))
-            lengths = [len(document(text, cast(OffsetTokenizer, self.tokenizer))) for text in first]
-            yield f"  {place.path}: {len(table)} rows; the first have {extent(lengths)} tokens"
-            yield from (indented(text[:500]) for text in first)
+            yield from self._texts(place, open_table(place, scratch))
+
+    def _texts(self, place: Place, table: Table) -> Iterator[str]:
+        key, found, first = self.spec.data.text_key, RowsOfFile(), list[str]()
+        for row, text in found.read(self._rows(table), lambda row: (row, text_at(place, table, row, key))):
+            if not text:
+                found.leave_out(table.number(row), "there is no text")
+            elif row < self.shown:
+                first.append(text)
+        lengths = [len(document(text, cast(OffsetTokenizer, self.tokenizer))) for text in first]
+        yield f"  {place.path}: {self._read(table)}" + (f"; the first have {extent(lengths)} tokens" if first else "")
+        yield from (indented(text[:500]) for text in first)
+        yield from found.lines()
+        self.findings.refuse_rows(found.errors, found.unusable)

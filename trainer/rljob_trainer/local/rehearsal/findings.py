@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import recording
@@ -38,6 +38,13 @@ class Findings:
     def refuse(self, error: ConfigurationError) -> None:
         """It cannot be loaded."""
         self._errors.append(str(error))
+
+    def refuse_rows(self, first: Sequence[ConfigurationError], count: int) -> None:
+        """Rows of a file that cannot be used: the first of them, and how many there are."""
+        texts = [str(error) for error in first]
+        if count > len(texts):
+            texts[-1] += f"; {count - len(texts)} more rows of the file cannot be used"
+        self._errors += texts
 
     def add(self, file: TriedFile) -> None:
         """What the responses to a file's prompts show."""
