@@ -65,7 +65,7 @@ def test_a_launcher_of_an_old_attempt_cannot_commit_a_checkpoint(lab: Lab, basel
 from pathlib import Path
 from rljob_api.protocol import Resume
 from rljob_trainer.checkpoint.store import FencedOut, Run, Store
-run = dict(job_uid="uid", model="model", layout="tp1-pp1-dp1", resume=Resume(policy="auto"), resume_from=None, keep_last=3)
+run = dict(job_uid="uid", model="model", resume=Resume(policy="auto"), resume_from=None, keep_last=3)
 old, new = (Store(Path("/data/runs/fenced"), Run(attempt=attempt, **run)) for attempt in (1, 2))
 try:
     old.begin(1)

@@ -26,7 +26,7 @@ def test_what_we_own_is_always_said() -> None:
         "max-model-len": "300",
         "tensor-parallel-size": "1",
         "distributed-executor-backend": "uni",
-        "weight-transfer-config": '{"backend": "gloo"}',
+        "weight-transfer-config": '{"backend": "rljob-chain"}',
         "middleware": "rljob_trainer.server.front.Front",
         "worker-extension-cls": "rljob_trainer.server.weights.engine.WorkerExtension",
         "scheduler-cls": "rljob_trainer.server.compat.scheduler.scheduler",
