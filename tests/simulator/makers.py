@@ -12,7 +12,7 @@ from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.decide import Decision, decide
-from rljob_operator.render.template import template_hash
+from rljob_operator.render.template import pod_template, template_hash
 from rljob_operator.times import stamp
 
 NOW = 1_000_000.0
@@ -34,7 +34,7 @@ class Job:
 
     def with_pods(self, **fields: Any) -> "Job":
         """All trainer pods, there and running; `fields` for each."""
-        fresh = template_hash(META, self.spec, names.ROLE_TRAINER)
+        fresh = template_hash(pod_template(META, self.spec, names.ROLE_TRAINER))
         defaults = {"phase": "Running", "ready": True, "running": True, "node": "node-1", "template_hash": fresh}
         pods = (
             Pod(
@@ -49,7 +49,7 @@ class Job:
         return replace(self, pods=tuple(pods))
 
     def with_rollout(self, **fields: Any) -> "Job":
-        fresh = template_hash(META, self.spec, names.ROLE_ROLLOUT)
+        fresh = template_hash(pod_template(META, self.spec, names.ROLE_ROLLOUT))
         defaults: dict[str, Any] = {
             "phase": "Running",
             "ready": True,

@@ -99,8 +99,8 @@ class Snapshot:
     """Seconds since the epoch."""
 
     @cached_property
-    def template_hashes(self) -> dict[tuple[bool, int, frozenset[str]], Mapping[str, str]]:
-        """What `render.template.newest_hashes` has computed, by what it depends on: whether the spec is the published one, the token's number, and
+    def templates(self) -> dict[tuple[bool, int, frozenset[str]], Mapping[str, dict[str, Any]]]:
+        """What `render.template.newest_templates` has computed, by what it depends on: whether the spec is the published one, the token's number, and
         the nodes that are avoided."""
         return {}
 

@@ -13,7 +13,7 @@ from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import avoided_nodes, newest_hashes, pod_template
+from rljob_operator.render.template import newest_hashes, newest_templates
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]
@@ -44,8 +44,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
             fixed = names.is_model_role(role) and not (role == names.ROLE_TRAINER and spec.scheduling.spare_nodes)
             objects += [] if fixed else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
-            avoided = avoided_nodes(spec, status, s.now)
-            template = pod_template(s.job, spec, role, status.token, avoided, s.policy.pod_patch)
+            template = newest_templates(s, spec, status)[role]
             objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
 

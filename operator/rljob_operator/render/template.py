@@ -40,28 +40,23 @@ def avoided_nodes(spec: RLJobSpec, status: JobStatus, now: float) -> frozenset[s
     return frozenset() if spec.scheduling.facts.assigns_nodes else excluded(status, now)
 
 
-def newest_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[str, str]:
-    """Hashes of the templates, by role. `spec`: the job's own or the published one. Computed once per snapshot: policies and `render` ask several
-    times, and each time takes a third of a reconcile."""
+def newest_templates(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> Mapping[str, dict[str, Any]]:
+    """The templates, by role, which are not to be changed. `spec`: the job's own or the published one. Computed once per snapshot: policies and
+    `render` ask several times, and each time takes a third of a reconcile."""
     avoided = avoided_nodes(spec, status, s.now)
     key = (spec is s.published, status.token, avoided)
-    if key not in s.template_hashes:
+    if key not in s.templates:
         patch = s.policy.pod_patch
-        s.template_hashes[key] = {
-            role: template_hash(s.job, spec, role, status.token, avoided, patch) for role in spec.pods
-        }
-    return s.template_hashes[key]
+        s.templates[key] = {role: pod_template(s.job, spec, role, status.token, avoided, patch) for role in spec.pods}
+    return s.templates[key]
 
 
-def template_hash(
-    job: RLJobMeta,
-    spec: RLJobSpec,
-    role: str,
-    token: int = 1,
-    avoided: Collection[str] = (),
-    patch: PodPatch = NO_PATCH,
-) -> str:
-    template = pod_template(job, spec, role, token, avoided, patch)
+def newest_hashes(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> dict[str, str]:
+    """Hashes of the templates, by role."""
+    return {role: template_hash(template) for role, template in newest_templates(s, spec, status).items()}
+
+
+def template_hash(template: Mapping[str, Any]) -> str:
     return str(template["metadata"]["annotations"][names.ANNOTATION_TEMPLATE_HASH])
 
 
