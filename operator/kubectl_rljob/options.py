@@ -74,4 +74,22 @@ def _without_kind(ctx: click.Context, parameter: click.Parameter, value: str) ->
 
 
 job_name = click.argument("name", metavar="NAME", help="name of the job", shell_complete=_jobs, callback=_without_kind)
+
+
+def filename(text: str) -> Decorator:
+    """`text`: its help."""
+    return click.option("-f", "--filename", required=True, type=click.Path(), metavar="FILE", help=text)
+
+
+def settings(text: str) -> Decorator:
+    """`text`: its help."""
+    return click.option("--set", "settings", multiple=True, metavar="PATH=VALUE", help=text)
+
+
+operator_namespace = click.option(
+    "--operator-namespace",
+    metavar="NAMESPACE",
+    default=names.OPERATOR_NAMESPACE,
+    help=f"namespace of the operator, which holds the defaults of the cluster (default: {names.OPERATOR_NAMESPACE})",
+)
 output = click.option("-o", "--output", type=click.Choice(("json", "yaml")), help="print the data instead of a page")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kubectl_rljob import errors, manifest
+from kubectl_rljob import errors, manifest, options
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
@@ -19,7 +19,6 @@ from kubectl_rljob.printers import suggest as suggested
 from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as suggestions
-from rljob_api import names
 from rljob_api.manifest.jobs import Manifest
 from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing import devices
@@ -34,14 +33,7 @@ NETWORK = "8x400g"
 
 
 @verb()
-@click.option(
-    "-f",
-    "--filename",
-    required=True,
-    type=click.Path(),
-    metavar="FILE",
-    help="manifest with one or more RLJobs; - reads standard input",
-)
+@options.filename("manifest with one or more RLJobs; - reads standard input")
 @click.option(
     "--model",
     metavar="DIR|FILE|ORG/NAME",
@@ -78,20 +70,11 @@ NETWORK = "8x400g"
     help="in place of the plan, show layouts in which the job fits, for its numbers of nodes and GPUs, the fastest first by a model of their speed "
     f"(needs --model and --gpu; --network is {NETWORK} unless given)",
 )
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="set a field of the spec of every job, as a YAML value, before it is checked, for example `train.steps=500`; may be repeated",
+@options.settings(
+    "set a field of the spec of every job, as a YAML value, before it is checked, for example `train.steps=500`; may be repeated"
 )
 @click.option("--offline", is_flag=True, help="do not contact the cluster: leave out its defaults and the placement")
-@click.option(
-    "--operator-namespace",
-    metavar="NAMESPACE",
-    default=names.OPERATOR_NAMESPACE,
-    help=f"namespace of the operator, which holds the defaults of the cluster (default: {names.OPERATOR_NAMESPACE})",
-)
+@options.operator_namespace
 @output
 def plan(
     session: Session,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from kubectl_rljob import kubectl, manifest
+from kubectl_rljob import kubectl, manifest, options
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import verb
@@ -20,21 +20,8 @@ from rljob_api.spec import RLJobSpec
 
 
 @verb("try")
-@click.option(
-    "-f",
-    "--filename",
-    required=True,
-    type=click.Path(),
-    metavar="FILE",
-    help="manifest with one RLJob; - reads standard input",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="PATH=VALUE",
-    help="set a field of the spec, as a YAML value, for example `data.maxPromptTokens=512`; may be repeated",
-)
+@options.filename("manifest with one RLJob; - reads standard input")
+@options.settings("set a field of the spec, as a YAML value, for example `data.maxPromptTokens=512`; may be repeated")
 @click.option(
     "--rows", type=click.IntRange(min=0), default=2, metavar="N", help="rows to show of each file (default: 2)"
 )
@@ -46,12 +33,7 @@ from rljob_api.spec import RLJobSpec
     metavar="TEXT",
     help="what a policy that is right says, with {answer} for the row's answer; repeated, one turn after another of an agent's",
 )
-@click.option(
-    "--operator-namespace",
-    metavar="NAMESPACE",
-    default=names.OPERATOR_NAMESPACE,
-    help=f"namespace of the operator, which holds the defaults of the cluster (default: {names.OPERATOR_NAMESPACE})",
-)
+@options.operator_namespace
 def try_(
     session: Session,
     filename: str,
