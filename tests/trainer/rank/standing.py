@@ -7,7 +7,8 @@ import signal
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -15,16 +16,37 @@ from typing import Any, NamedTuple
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rank.weights.publisher import Published, Publisher
+from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.source import Connection, WorkerPlace
 from rljob_trainer.wire.weights import chain
-from rljob_trainer.wire.weights.bucket import Entry, digest, pack
+from rljob_trainer.wire.weights.bucket import Entry, digest, pack, total
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.protocol import Offer
+from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
 from trainer.traffic import Traffic
 
 Tensors = dict[str, torch.Tensor]
 HERE = "127.0.0.1"
+
+
+def publish_together(
+    publishers: Sequence[Publisher],
+    phases: Callable[[int], Sequence[Phase]],
+    servers: Sequence[RolloutEndpoint],
+    step: int = 0,
+) -> tuple[Published, list[Sent]]:
+    """A policy from several senders at once, the first of which coordinates. `phases`: what the sender at an index sends."""
+    with publishers[0].update(servers) as update, ThreadPoolExecutor(len(publishers)) as pool:
+        opened = update.open([publisher.sender.offer for publisher in publishers])
+        sending = [
+            pool.submit(publisher.sender.send, phases(i), opened, i, lambda: None)
+            for i, publisher in enumerate(publishers)
+        ]
+        sent = [future.result(120) for future in sending]
+        version = PolicyVersion(1, step, total(part.digest for part in sent))
+        return update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None), sent
 
 
 def digest_of(tensors: Tensors) -> str:

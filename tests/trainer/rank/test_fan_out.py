@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +15,20 @@ import torch
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights import session
 from rljob_trainer.rank.weights.publisher import Published, Publisher
-from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.bucket import Entry, total
+from rljob_trainer.wire.weights.bucket import Entry
 from rljob_trainer.wire.weights.messages import Inbox, Outbox
 from rljob_trainer.wire.weights.plan import Phase
-from rljob_trainer.wire.weights.protocol import PolicyVersion
 from rljob_trainer.wire.weights.transport import over_tcp
-from trainer.rank.standing import Standing, Tensors, digest_of, in_another_process, server_apart, servers_apart
+from trainer.rank.standing import (
+    Standing,
+    Tensors,
+    digest_of,
+    in_another_process,
+    publish_together,
+    server_apart,
+    servers_apart,
+)
 from trainer.traffic import Traffic
 
 HERE = "127.0.0.1"
@@ -191,16 +196,7 @@ def test_a_server_lost_among_many_senders_costs_the_others_nothing_that_they_wer
         servers = [a.endpoint, b.endpoint]
         servers.insert(draw.randrange(3), lost)
         began = time.monotonic()
-        with publishers[0].update(servers) as update, ThreadPoolExecutor(3) as pool:
-            opened = update.open([publisher.sender.offer for publisher in publishers])
-
-            def send(index: int) -> Sent:
-                phase = Phase(iter(parts[index].items()), sends=True)
-                return publishers[index].sender.send([phase], opened, index, lambda: None)
-
-            sent = list(pool.map(send, range(3)))
-            version = PolicyVersion(1, 0, total(part.digest for part in sent))
-            published = update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None)
+        published, _ = publish_together(publishers, lambda i: [Phase(iter(parts[i].items()), sends=True)], servers)
         assert time.monotonic() - began < SILENT + 15.0
-        assert published.ok == ["a", "b"] and version.digest == digest_of(whole)
+        assert published.ok == ["a", "b"] and published.version.digest == digest_of(whole)
         assert a.served == b.served == [digest_of(whole)]

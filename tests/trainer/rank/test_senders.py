@@ -1,19 +1,15 @@
 """A policy from several senders to servers: what arrives, and in which order. From real ranks: tests/trainer/megatron/test_sending.py."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 import torch
 
 from rljob_trainer.rank.weights.publisher import Publisher
-from rljob_trainer.rank.weights.sender import Sent
-from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.plan import Phase
-from rljob_trainer.wire.weights.protocol import PolicyVersion
 from rljob_trainer.wire.weights.transport import over_tcp
-from trainer.rank.standing import Standing, digest_of
+from trainer.rank.standing import Standing, digest_of, publish_together
 
 HERE = "127.0.0.1"
 
@@ -29,25 +25,16 @@ def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed:
     ]
     whole = {name: tensor for phases in parts for tensors in phases for name, tensor in tensors.items()}
     publishers = [Publisher(1, "t", transport) for _ in parts]
-    with Standing("one", workers=draw.randint(1, 2)) as one, Standing("two") as two, ThreadPoolExecutor(count) as pool:
+    with Standing("one", workers=draw.randint(1, 2)) as one, Standing("two") as two:
         servers = [one.endpoint, two.endpoint]
         for step in range(2):
-            with publishers[0].update(servers) as update:
-                opened = update.open([publisher.sender.offer for publisher in publishers])
-                sending = [
-                    pool.submit(
-                        publisher.sender.send,
-                        [Phase(iter(tensors.items()), sends=bool(tensors)) for tensors in phases],
-                        opened,
-                        i,
-                        lambda: None,
-                    )
-                    for i, (publisher, phases) in enumerate(zip(publishers, parts, strict=True))
-                ]
-                sent = [future.result(120) for future in sending]
-                version = PolicyVersion(1, step, total(part.digest for part in sent))
-                published = update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None)
-            assert published.failed == {} and version.digest == digest_of(whole)
+            published, sent = publish_together(
+                publishers,
+                lambda i: [Phase(iter(tensors.items()), sends=bool(tensors)) for tensors in parts[i]],
+                servers,
+                step,
+            )
+            assert published.failed == {} and published.version.digest == digest_of(whole)
             assert sum(part.bytes for part in sent) == sum(tensor.nbytes for tensor in whole.values())
         for worker in (*one.workers, *two.workers):
             assert worker.tensors.keys() == whole.keys()
@@ -60,17 +47,9 @@ def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed:
 def test_many_senders_are_found_by_all_servers() -> None:
     parts = [{f"{i}": torch.rand(1000)} for i in range(8)]
     publishers = [Publisher(1, "t", over_tcp(HERE)) for _ in parts]
-    with Standing("a") as a, Standing("b") as b, Standing("c") as c, ThreadPoolExecutor(8) as pool:
-        with publishers[0].update([server.endpoint for server in (a, b, c)]) as update:
-            opened = update.open([publisher.sender.offer for publisher in publishers])
-
-            def send(index: int) -> Sent:
-                phase = Phase(iter(parts[index].items()), sends=True)
-                return publishers[index].sender.send([phase], opened, index, lambda: None)
-
-            sent = list(pool.map(send, range(8)))
-            version = PolicyVersion(1, 0, total(part.digest for part in sent))
-            published = update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None)
-        assert published.failed == {} and a.served == b.served == c.served == [version.digest]
+    with Standing("a") as a, Standing("b") as b, Standing("c") as c:
+        servers = [server.endpoint for server in (a, b, c)]
+        published, _ = publish_together(publishers, lambda i: [Phase(iter(parts[i].items()), sends=True)], servers)
+        assert published.failed == {} and a.served == b.served == c.served == [published.version.digest]
         (groups,) = a.groups
         assert len(set(groups)) == 8, "a worker's door knows connections by the names of their groups"

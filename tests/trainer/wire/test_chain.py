@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rljob_trainer.wire.weights.chain import SenderEnd, WorkerEnd
-from rljob_trainer.wire.weights.door import Door
+from rljob_trainer.wire.weights.door import Door, Membership
 from rljob_trainer.wire.weights.polling import CalledOffError
 from rljob_trainer.wire.weights.protocol import Member
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
@@ -30,7 +30,7 @@ def chain(count: int, here: str = HERE) -> Iterator[tuple[SenderEnd, list[Worker
     members = [Member(f"server-{i}", 0, *door.address) for i, door in enumerate(doors)]
 
     def join(place: int) -> WorkerEnd:
-        return WorkerEnd(RemoteStore(home.offer), "g", members, place, doors[place], never)
+        return WorkerEnd(Membership(RemoteStore(home.offer), "g", members, place, doors[place]), never)
 
     with ThreadPoolExecutor(count) as pool:
         workers = [pool.submit(join, i) for i in range(count)]
@@ -102,7 +102,7 @@ def test_a_chain_cannot_be_made_with_a_worker_that_is_gone() -> None:
     members = [Member("a", 0, *door.address), Member("b", 0, *gone.address)]
     gone.close()
     with pytest.raises(ConnectionRefusedError):
-        WorkerEnd(RemoteStore(home.offer), "g", members, 0, door, never)
+        WorkerEnd(Membership(RemoteStore(home.offer), "g", members, 0, door), never)
     with pytest.raises(ConnectionRefusedError):
         SenderEnd(home, "g", members[1:], never)
     door.close()

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from rljob_trainer.wire.weights.door import Door
+from rljob_trainer.wire.weights.door import Door, Membership
 from rljob_trainer.wire.weights.ipc import SenderEnd, WorkerEnd
 from rljob_trainer.wire.weights.polling import CalledOffError
 from rljob_trainer.wire.weights.protocol import Member, Offer
@@ -28,7 +28,7 @@ def group(workers: int) -> list[Member]:
 
 def work(offer: Offer, worker: int, workers: int, connection: Connection) -> None:
     """A server's worker: copies what a message names, and says what it got."""
-    end = WorkerEnd(RemoteStore(offer), NAME, group(workers), worker, Door(HERE), never)
+    end = WorkerEnd(Membership(RemoteStore(offer), NAME, group(workers), worker, Door(HERE)), never)
     payload = torch.empty(SIZE, dtype=torch.uint8, device="cuda:0")
     while message := connection.recv():
         end.receive(payload, message)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.wire.weights import chain, ipc, nccl
-from rljob_trainer.wire.weights.door import Door
+from rljob_trainer.wire.weights.door import Door, Membership
 from rljob_trainer.wire.weights.messages import GIVEN_UP, AbandonedError, Inbox
 from rljob_trainer.wire.weights.polling import CalledOffError, now_and_then
 from rljob_trainer.wire.weights.protocol import Member
@@ -94,7 +94,8 @@ class Source:
 
     def _connect(self, group: str, members: Sequence[Member], place: int) -> None:
         self.leave()
-        end = self._end_cls(self._home, group, members, place, self._place.door, self._is_called_off())
+        own = Membership(self._home, group, members, place, self._place.door)
+        end = self._end_cls(own, self._is_called_off())
         self.connection = Connection(self._home, group, end)
 
     def _tried(self, act: Callable[[], None]) -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljob_trainer.wire.weights.door import Door, enter
+from rljob_trainer.wire.weights.door import Membership, enter
 from rljob_trainer.wire.weights.polling import CalledOffError, wait_until
 from rljob_trainer.wire.weights.protocol import Member
-from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
+from rljob_trainer.wire.weights.rendezvous import SenderStore
 
 PIECE = 2**20
 """Bytes that a worker receives at most before it passes them on."""
@@ -50,19 +50,12 @@ class SenderEnd:
 class WorkerEnd:
     """A link of the chain."""
 
-    def __init__(
-        self,
-        home: RemoteStore,
-        group: str,
-        members: Sequence[Member],
-        place: int,
-        door: Door,
-        given_up: Callable[[], bool],
-    ) -> None:
-        """Connect to the next worker and the one before. `place`: of this one among `members`. Raises OSError, or CalledOffError when `given_up`."""
-        self._next = enter(members[place + 1].host, members[place + 1].port, group) if members[place + 1 :] else None
+    def __init__(self, own: Membership, given_up: Callable[[], bool]) -> None:
+        """Connect to the next worker and the one before. Raises OSError, or CalledOffError when `given_up`."""
+        following = own.members[own.place + 1 :]
+        self._next = enter(following[0].host, following[0].port, own.group) if following else None
         try:
-            self._before = door.take(group, given_up)
+            self._before = own.door.take(own.group, given_up)
         except BaseException:
             _end(self._next)
             raise

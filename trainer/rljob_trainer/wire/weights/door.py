@@ -2,11 +2,14 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.polling import CalledOffError
+from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.rendezvous import RemoteStore
 
 KNOCK_SECONDS = 2.0
 """Time limit for the name of the group, after a connection is made, and for finding out whether a worker exists."""
@@ -59,6 +62,20 @@ class Door:
         self._waiting[group] = connection
         if len(self._waiting) > MOST_WAITING:
             self._waiting.pop(next(iter(self._waiting))).close()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A worker in the group of one sender: what its end of a connection is made from."""
+
+    home: RemoteStore
+    """The sender's."""
+    group: str
+    members: Sequence[Member]
+    place: int
+    """Of this worker among `members`."""
+    door: Door
+    """This worker's."""
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rljob_trainer.wire.weights.door import Door
+from rljob_trainer.wire.weights.door import Membership
 from rljob_trainer.wire.weights.polling import CalledOffError, wait_until
 from rljob_trainer.wire.weights.protocol import Member
-from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
+from rljob_trainer.wire.weights.rendezvous import SenderStore
 
 Handle = list[int | bool | str]
 """What torch needs to open shared memory: handle, size, offset, the counter of readers with its offset, and an event. Bytes are written in hex."""
@@ -61,17 +61,8 @@ class SenderEnd:
 class WorkerEnd:
     """A process on the same host, to which the sender's GPU is visible."""
 
-    def __init__(
-        self,
-        home: RemoteStore,
-        group: str,
-        members: Sequence[Member],
-        place: int,
-        door: Door,
-        given_up: Callable[[], bool],
-    ) -> None:
-        """`place`: of this worker among `members`."""
-        self._store, self._group, self._place = home.store, group, place
+    def __init__(self, own: Membership, given_up: Callable[[], bool]) -> None:
+        self._store, self._group, self._place = own.home.store, own.group, own.place
 
     def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
         """Fill `payload`. Raises RuntimeError when the sender's memory cannot be opened."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.door import Door
+from rljob_trainer.wire.weights.door import Membership
 from rljob_trainer.wire.weights.nccl_library import Communicator, unique_id
 from rljob_trainer.wire.weights.polling import CalledOffError
 from rljob_trainer.wire.weights.protocol import Member
-from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
+from rljob_trainer.wire.weights.rendezvous import SenderStore
 
 SENDER = 0
 
@@ -78,18 +78,10 @@ class SenderEnd:
 class WorkerEnd:
     """Rank 1 and up of the group."""
 
-    def __init__(
-        self,
-        home: RemoteStore,
-        group: str,
-        members: Sequence[Member],
-        place: int,
-        door: Door,
-        given_up: Callable[[], bool],
-    ) -> None:
-        """Wait for the others. `place`: of this worker among `members`. Raises NcclError, and CalledOffError when `given_up`."""
-        unique = bytes.fromhex(home.store.get(_id(group)).decode())
-        self._transfer = _Transfer(unique, place + 1, len(members) + 1, given_up)
+    def __init__(self, own: Membership, given_up: Callable[[], bool]) -> None:
+        """Wait for the others. Raises NcclError, and CalledOffError when `given_up`."""
+        unique = bytes.fromhex(own.home.store.get(_id(own.group)).decode())
+        self._transfer = _Transfer(unique, own.place + 1, len(own.members) + 1, given_up)
         self._received: Tensor | None = None
         """Kept as long as NCCL may write to it."""
 
