@@ -71,8 +71,12 @@ def with_model(control: Control) -> Control:
         return control
     if chosen is None:
         return control
-    model = spec.model.model_copy(update={"path": str(chosen)})
-    return control.model_copy(update={"spec": spec.model_copy(update={"model": model})})
+    return control.model_copy(update={"spec": beginning_from(spec, chosen)})
+
+
+def beginning_from(spec: RLJobSpec, model: Path) -> RLJobSpec:
+    """The spec with this `model.path`."""
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"path": str(model)})})
 
 
 def _chosen(run: Path, checkpoints: Path) -> Path | None:

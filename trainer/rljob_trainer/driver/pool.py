@@ -72,7 +72,7 @@ class RolloutPool:
         """By the UID of a pod."""
         self._enough = asyncio.Event()
         self._asked, self._idle = 0, asyncio.Event()
-        self._interrupted, self._resumed = False, asyncio.Event()
+        self._resumed = asyncio.Event()
         self._resumed.set()
         self.redispatched = 0
         """Number of requests that were sent again because their server was lost."""
@@ -168,7 +168,6 @@ class RolloutPool:
 
     async def interrupt(self) -> None:
         """End all requests with what has been generated so far. Returns when all of them have been answered."""
-        self._interrupted = True
         self._resumed.clear()
         self._slots.interrupt()
         try:
@@ -177,7 +176,6 @@ class RolloutPool:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._idle.wait(), AGAIN_SECONDS)
         finally:
-            self._interrupted = False
             self._slots.resume()
             self._resumed.set()
 
@@ -266,7 +264,7 @@ class RolloutPool:
 
     def _accepted(self, found: list[Generation]) -> list[Generation]:
         """The responses. Raises ReplicaLost for incomplete ones, unless they were interrupted on purpose."""
-        if not self._interrupted and any(g.finish_reason == "abort" for g in found):
+        if self._resumed.is_set() and any(g.finish_reason == "abort" for g in found):
             raise ReplicaLost("it ended the request early")
         for generation in found:
             self._slots.answered(len(generation.tokens))

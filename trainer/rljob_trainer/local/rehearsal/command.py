@@ -20,7 +20,7 @@ from rljob_trainer.local.rehearsal.findings import Findings
 from rljob_trainer.local.rehearsal.policy import Script
 from rljob_trainer.local.rehearsal.rows import Rehearsal, TriedFile, TriedRow
 from rljob_trainer.local.rehearsal.screen import Screen, extent, indented, shortened
-from rljob_trainer.run_exports import newest_export
+from rljob_trainer.run_exports import beginning_from, newest_export
 from rljob_trainer.wire.trajectory import Trajectory
 
 READ = ("model", "data", "rewards", "evaluation", "rollout")
@@ -86,8 +86,7 @@ def _require_fetched(job: Job) -> None:
 def _with_export(job: Job) -> Job:
     """With the model that is meant where the spec names a run."""
     if found := newest_export(Path(job.spec.model.path)):
-        model = job.spec.model.model_copy(update={"path": str(found)})
-        return replace(job, spec=job.spec.model_copy(update={"model": model}))
+        return replace(job, spec=beginning_from(job.spec, found))
     return job
 
 
