@@ -12,6 +12,7 @@ from api.specs import make_spec
 from rljob_api import names
 from rljob_trainer.checkpoint.exports import complete
 from rljob_trainer.checkpoint.files import make_directory
+from rljob_trainer.wire.weights.plan import Phase
 from trainer.checkpoint.disk import Cuts
 from trainer.checkpoint.saving import open_store
 from trainer.ranks import run_ranks
@@ -106,7 +107,10 @@ class Engine:
     def heartbeat(self) -> None:
         pass
 
-    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def export_owned(self) -> list[Phase]:
+        return [Phase(self._tensors(), True), Phase(iter(()), False)]
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", torch.full((5,), float(self.step))
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:

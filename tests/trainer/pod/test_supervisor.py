@@ -336,7 +336,7 @@ async def test_a_real_server_starts_is_killed_and_leaves_nothing_behind(tmp_path
     pod = Pod(models.make(tmp_path / "model", seed=1))
     pod.say(4)
     await pod.channel.wait(is_running, READY_SECONDS)
-    assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": ""}
+    assert await pod.state(4) == {"attempt": 4, "policy_step": None, "digest": "", "cache_tokens": 204_800}
     with pytest.raises(AttemptSuperseded):
         await pod.state(3)
     family = server_processes()

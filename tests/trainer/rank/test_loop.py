@@ -1,7 +1,6 @@
 """Ranks and driver as the launcher starts them, on recorded batches: real megatron, no rollouts."""
 
 import functools
-import json
 import os
 import resource
 import signal
@@ -144,42 +143,37 @@ def refused(running: Running) -> Failure:
     return failure
 
 
-def test_a_named_checkpoint_is_gone_on_from_in_another_layout_if_it_was_saved_for_any(
-    material, tmp_path, uninterrupted
-):
-    """The drained one is; the periodic ones before it are not. A flipped bit is found by whoever reads it."""
+def test_a_named_checkpoint_is_gone_on_from_in_another_layout(material, tmp_path, uninterrupted):
+    """A periodic one, saved while training continued, and the drained one. A flipped bit is found by whoever reads it."""
     (tmp_path / "first").mkdir()
-    (tmp_path / "second").mkdir()
     job = Job(material, tmp_path / "first", checkpoint={"path": str(tmp_path / "first/run"), "everySteps": 1})
     first = job.start(1)
     until_step(job, 2)
     job.tell(1, "drain")
     assert first.wait() == [0, 0, 0]
-    *_, fast, whole = first.progress().checkpoints
+    *_, periodic, drained = first.progress().checkpoints
 
-    def named(path: str) -> Job:
-        checkpoint = {"path": str(tmp_path / "second/run"), "everySteps": 0, "resumeFrom": path}
+    def named(path: str, work: str) -> Job:
+        (tmp_path / work).mkdir()
+        checkpoint = {"path": str(tmp_path / work / "run"), "everySteps": 0, "resumeFrom": path}
         layout = {"device": "cpu", "processesPerNode": WORLD}
-        return Job(material, tmp_path / "second", trainer=layout, checkpoint=checkpoint)
+        return Job(material, tmp_path / work, trainer=layout, checkpoint=checkpoint)
 
-    failure = refused(named(fast.path).start(1))
-    assert failure.field == "spec.trainer.parallelism"
-    assert f"set spec.checkpoint.resumeFrom to {whole.path}" in failure.message
-
-    file = max(Path(whole.path).rglob("*.distcp"))
+    file = max(Path(drained.path).rglob("*.distcp"))
     with flipped(file):
-        assert f"the content of megatron/{file.name} is not" in refused(named(whole.path).start(2)).message
+        failure = refused(named(drained.path, "damaged").start(1))
+    assert f"the content of megatron/{file.name} is not" in failure.message
 
-    other = named(whole.path + "/")
-    second = other.start(3)
-    assert second.wait() == [0, 0, 0]
-    assert second.progress().started_from == whole.step
     expected = uninterrupted[0].losses()
-    assert other.losses() == {s: pytest.approx(expected[s], rel=1e-3, abs=1e-5) for s in expected if s > whole.step}
-    assert (
-        json.loads(names.manifest_file(Path(second.progress().checkpoints[-1].path)).read_text())["data"]["consumed"]
-        == 20
-    )
+    for number, checkpoint in enumerate((periodic, drained)):
+        other = named(checkpoint.path + "/", f"second-{number}")
+        second = other.start(1)
+        assert second.wait() == [0, 0, 0]
+        assert second.progress().started_from == checkpoint.step
+        after = {s: pytest.approx(losses, rel=1e-3, abs=1e-5) for s, losses in expected.items() if s > checkpoint.step}
+        assert other.losses() == after
+        manifest = read_manifest(Path(second.progress().checkpoints[-1].path))
+        assert manifest and manifest.data["consumed"] == 20
 
 
 @contextmanager
