@@ -22,7 +22,7 @@ from datetime import date, time
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from rljob_trainer.rewards.worker import BY_NAME, channel, die_with_parent, is_async, load, say, taken
@@ -70,8 +70,9 @@ def ready(target: Function, arguments: Mapping[str, Any]) -> tuple[Function, lis
         raise TypeError(f"takes no argument {strange[0]!r} of spec.data.custom.arguments")
     if not inspect.isclass(target) and (hidden := sorted(arguments.keys() & set(VALUES))):
         raise TypeError(f"every call has a {hidden[0]!r} of its own: rename it in spec.data.custom.arguments")
-    called: Function = target(**arguments) if inspect.isclass(target) else target
-    constant = {} if inspect.isclass(target) else arguments
+    called, constant = target, arguments
+    if inspect.isclass(target):
+        called, constant = cast(Function, target(**arguments)), {}
     if is_async(called):
         raise TypeError("is async: rows are made one after another, by a plain function")
     takes = taken(called, [*VALUES, *constant])
