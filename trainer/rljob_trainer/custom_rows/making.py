@@ -17,7 +17,7 @@ from rljob_trainer.data.files import Place, Record, read_records
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerLost, WorkerProcess
 
-Row = tuple[Place, Record]
+ReadRow = tuple[Place, Record]
 AT_ONCE = 256
 """Rows of one call, at most."""
 QUICK_SECONDS = 0.1
@@ -41,7 +41,7 @@ class RowProcess(WorkerProcess):
         arguments = (custom.path, custom.function, json.dumps(custom.arguments), str(custom.timeout_seconds), str(seed))
         return await cls.start(arguments, custom.timeout_seconds, {"PYTHONHASHSEED": "0"})
 
-    async def made(self, rows: Sequence[Row]) -> tuple[list[list[str]], tuple[str, str] | None]:
+    async def made(self, rows: Sequence[ReadRow]) -> tuple[list[list[str]], tuple[str, str] | None]:
         """What was made of the first rows, and why the next one failed (kind, reason), if it did."""
         asked = [{"row": dict(record), "file": place.path} for place, record in rows]
         asked = [{name: values[name] for name in VALUES if name in self.takes} for values in asked]
@@ -106,9 +106,9 @@ def _written(sink: IO[str], place: Place, texts: Iterable[str]) -> int:
     return sum(1 for text in texts if sink.write(f"[{place.row}, {text}]\n"))
 
 
-async def _in_order(process: RowProcess, rows: Iterator[Row]) -> AsyncIterator[list[tuple[Place, list[str]]]]:
+async def _in_order(process: RowProcess, rows: Iterator[ReadRow]) -> AsyncIterator[list[tuple[Place, list[str]]]]:
     """Rows with what was made of each, some at a time: one at first, more while they are quick."""
-    loop, at_once, left = asyncio.get_running_loop(), 1, list[Row]()
+    loop, at_once, left = asyncio.get_running_loop(), 1, list[ReadRow]()
     while left := [*left, *islice(rows, max(0, at_once - len(left)))]:
         began, asked = loop.time(), left[:at_once]
         made, failed = await process.made(asked)
