@@ -44,7 +44,7 @@ class Backend:
 
 BACKENDS: Mapping[BackendName, Backend] = {
     "builtin": Backend(
-        fields=frozenset({"priority", "topologyLevels"}),
+        fields=frozenset({"preemptionPolicy", "priority", "topologyLevels"}),
         assigns_nodes=True,
         starts_whole_gangs=True,
     ),

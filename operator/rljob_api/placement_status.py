@@ -90,3 +90,14 @@ class PlacementStatus(Wire):
     unschedulable: str = ""
     """Why no node of the cluster takes a pod, for example because its claim does not exist; empty: none says so."""
     report: PlacementReport = PlacementReport()
+
+
+class Preemption(Wire):
+    """The job leaves, or has left, its nodes to a job of higher priority."""
+
+    by: str
+    """Namespace and name of that job."""
+    since: str
+    """When this was decided."""
+    released: bool = False
+    """Whether no pod holds a node any more. From then on the job waits for nodes as others do."""

@@ -55,6 +55,10 @@ CHECKPOINT_SAVED = "CheckpointSaved"  # a complete checkpoint is known; also the
 CHECKPOINT_MISSING = "CheckpointMissing"  # event: an attempt started from an earlier checkpoint, because the newest known checkpoint is gone
 NO_CHECKPOINT = "NoCheckpoint"  # no complete checkpoint yet
 
+# Preemption
+PREEMPTED = "Preempted"  # the job leaves its nodes, or has left them, to one of higher priority; also the attempt's end and the event
+NOT_PREEMPTED = "NotPreempted"  # no other job has taken its nodes
+
 # Suspension and requests
 SUSPENDED = "Suspended"  # the pods are deleted, or the attempt drains before that
 NOT_SUSPENDED = "NotSuspended"  # nobody asked for it

@@ -7,7 +7,7 @@ from pydantic import Field
 from rljob_api import names
 from rljob_api.accounting import Accounting
 from rljob_api.base import Model, Wire
-from rljob_api.placement_status import NodeStatus, PlacementStatus
+from rljob_api.placement_status import NodeStatus, PlacementStatus, Preemption
 from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
 
 State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"]
@@ -19,6 +19,7 @@ ConditionType = Literal[
     "RolloutsReady",
     "Reconciling",
     "Checkpointed",
+    "Preempted",
     "Suspended",
     "Stalled",
     "Succeeded",
@@ -238,6 +239,8 @@ class JobStatus(Wire):
     so."""
     released_until: str = ""
     """Until when a job that was stranded has no pods. Only with a scheduler that would start some of them again at once; empty: it has its pods."""
+    preemption: Preemption | None = None
+    """The job of higher priority for which this one has left its nodes, until it runs again; unset: none."""
     active_seconds: float = 0.0
     """Total run time of attempts that have ended, in seconds, held against `lifecycle.activeDeadlineSeconds`."""
     suspended: bool = False
@@ -285,6 +288,11 @@ class JobStatus(Wire):
     """Nodes that failures of this job point at, or that their owner wants to be left, with what the job does about each."""
     conditions: list[Condition] = []
     """Conditions, for people and for `kubectl wait`."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the job gives up its nodes to a job of higher priority, and still holds some."""
+        return self.preemption is not None and not self.preemption.released
 
     def wants_suspend(self, in_spec: bool) -> bool:
         """Whether the job should be suspended: a request overrides spec.suspend until that changes."""

@@ -118,5 +118,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"scheduling": {"backend": "kai", "queue": "my queue!"}}, "spec.scheduling.queue"),
     ({"scheduling": {"backend": "none", "topologyLevels": ["rack"]}}, "spec.scheduling.topologyLevels"),
     ({"scheduling": {"backend": "none", "priority": 1}}, "spec.scheduling.priority"),
+    ({"scheduling": {"backend": "none", "preemptionPolicy": "Never"}}, "spec.scheduling.preemptionPolicy"),
     ({"podSecurity": {"runAsUser": 0}}, "spec.podSecurity.runAsUser"),
 )

@@ -15,7 +15,9 @@ from rljob_api.spec.common import MOST_PODS
 from rljob_api.spec.servers import Servers
 from rljob_api.type_errors import path_of, problems
 
-QUEUED, LEVELED, PRIORITIZED = (readers_of(name) for name in ("queue", "topologyLevels", "priority"))
+QUEUED, LEVELED, PRIORITIZED, PREEMPTING = (
+    readers_of(name) for name in ("queue", "topologyLevels", "priority", "preemptionPolicy")
+)
 BACKEND = field("scheduling.backend")
 LABEL_VALUE = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
@@ -56,6 +58,13 @@ OBJECT_RULES = (
         BACKEND.is_in(PRIORITIZED) | field("scheduling.priority").equals(0),
         f"{{0}} does not read it: it orders the jobs of the {' or '.join(PRIORITIZED)} backend",
         "remove it; spec.trainer.template.priorityClassName is for the others",
+        (BACKEND,),
+    ),
+    Rule(
+        "scheduling.preemptionPolicy",
+        BACKEND.is_in(PREEMPTING) | field("scheduling.preemptionPolicy").equals("PreemptLowerPriority"),
+        f"{{0}} does not read it: it is for jobs of the {' or '.join(PREEMPTING)} backend",
+        "remove it; the PriorityClass of spec.trainer.template.priorityClassName has such a field for the others",
         (BACKEND,),
     ),
 )

@@ -22,6 +22,7 @@ LabelKey = Annotated[
     ),
 ]
 
+PreemptionPolicy = Literal["PreemptLowerPriority", "Never"]
 MOST_CHECKPOINTS = 64
 """Checkpoints that are kept, and that a report holds, at most: with more of them, no launcher could read its own progress."""
 
@@ -75,13 +76,22 @@ class SchedulingSpec(Model):
     backend's own, or the administrator's default (`jobs.defaults.scheduling.schedulerName` of the chart), or the cluster's. The administrator says
     which may be named (`jobs.limits.schedulerNames`)."""
     priority: Annotated[int, Field(ge=-(10**9), le=10**9)] = 0
-    """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. Nothing that runs is evicted."""
+    """Priority among jobs of the `builtin` backend: higher ones are placed first, then older ones. For those that do not fit, running jobs of lower
+    priority save and wait (`preemptionPolicy`)."""
+    preemption_policy: PreemptionPolicy = "PreemptLowerPriority"
+    """With `builtin`, as in a PriorityClass: whether running jobs of lower `priority` finish their step, save, and leave their nodes if that makes
+    room for the whole gang. `Never`: the job waits until there is room. A PriorityClass of its pods with `Never` has the same effect."""
     exclude_after_failures: Annotated[int, Field(ge=0, le=10)] = 2
     """Failures within an hour that point at one node (a pod that its kubelet refused, an error of its GPUs, a killed process, the loss of the node)
     after which the job avoids the node for an hour, if other nodes have capacity for the whole gang; 0: never."""
     spare_nodes: Annotated[int, Field(ge=0, le=MOST_SPARES)] = 0
     """Pods of the trainer beyond `trainer.nodes` that wait on nodes of their own, as far as there is capacity, with image and imports loaded. When a
     pod of the gang is lost, the next attempt starts with one of them in its place. They hold their GPUs without using them."""
+
+    @property
+    def preempts(self) -> bool:
+        """Whether running jobs of lower priority leave for this one."""
+        return self.preemption_policy != "Never"
 
     @property
     def facts(self) -> Backend:

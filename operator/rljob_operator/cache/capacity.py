@@ -1,7 +1,7 @@
 """Free capacity of the cluster, kept up to date with every change of a node, a pod or a job, so that nobody has to add it up."""
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from rljob_api import names
 from rljob_api.placement_status import PlacementStatus
@@ -26,6 +26,9 @@ class Ledger:
 
     def on(self, node: str) -> Resources:
         return self._sums.get(node, {})
+
+    def entry(self, key: Hashable) -> Taken:
+        return self._entries.get(key, {})
 
     def replace(self, entries: Mapping[Hashable, Taken]) -> dict[str, Resources]:
         """Replaces the entries with these keys, empty ones by none. Returns by how much the sums have changed, where they have."""
@@ -99,6 +102,18 @@ class Capacity:
         if taken:
             self._promised[job] = taken
         self._replace({("promised", job): taken})
+
+    def held(self, job: Key, pods: Iterable[Key]) -> Taken:
+        """What a job's pods take, or will take where they are assigned to, by node. `pods`: those that exist."""
+        found = dict[str, Resources]()
+        for pod in {*pods, *self._pods.get(job, ())}:
+            for entry in (self._taken.entry(pod), self._taken.entry((job, pod))):
+                found |= {node: add(found.get(node, {}), amounts) for node, amounts in entry.items()}
+        return found
+
+    def announce(self) -> None:
+        """Asks for an offer of the capacity, as if it had grown."""
+        self._on_growth()
 
     def break_promises(self) -> None:
         """Drops all promises: who made them has forgotten them."""

@@ -65,6 +65,8 @@ class Pod:
     unschedulable: str = ""
     """The scheduler's message when no node takes it; empty: it does not say so."""
     template_hash: str = ""
+    preempts: bool = True
+    """Whether its PriorityClass lets it preempt others."""
     gates: tuple[str, ...] = ()
     """Names of its scheduling gates."""
     affinity: Mapping[str, Any] = field(default_factory=dict)
@@ -119,6 +121,7 @@ def parse_pod(pod: Object) -> Pod:
         memory_limit=_memory_limit(pod, own),
         unschedulable=_unschedulable(status),
         template_hash=notes.get(names.ANNOTATION_TEMPLATE_HASH, ""),
+        preempts=pod["spec"].get("preemptionPolicy") != "Never",
         gates=gates,
         affinity=pod["spec"].get("affinity", {}) if gates else {},
         ungated_at=_time(notes.get(names.ANNOTATION_UNGATED)),

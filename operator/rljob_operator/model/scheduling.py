@@ -21,6 +21,8 @@ class SchedulingRequest:
     urgent: bool
     """Whether pods without which the job cannot run lack a node. Otherwise it asks for further rollouts, or for ranks."""
     priority: int
+    preempts: bool
+    """Whether running jobs of lower priority leave for it."""
     gang: Gang
     current: Mapping[str, str]
     """Node by pod name, for pods that stay on their nodes and for assignments whose pods are on their way."""
@@ -39,6 +41,16 @@ class SchedulingRequest:
         return repr((self.gang, self.stay, sorted(self.excluded)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What a job that does not fit gets when other jobs have left their nodes."""
+
+    victims: tuple[Key, ...]
+    """Jobs that have to leave, besides those that are leaving already."""
+    taken: Mapping[str, Resources]
+    """What nobody else gets meanwhile, by node."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulingResult:
     """The answer to a request."""
@@ -46,6 +58,7 @@ class SchedulingResult:
     request: SchedulingRequest
     plan: Plan
     report: PlacementReport
+    claim: Claim | None = None
 
     @property
     def complete(self) -> bool:

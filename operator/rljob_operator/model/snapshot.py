@@ -93,6 +93,8 @@ class Snapshot:
     """A random value, which becomes the rollout servers' token if the job needs a new one."""
     scheduling: SchedulingResult | None = None
     """Result of the `builtin` scheduler for this job; None: every pod has its node, or another scheduler places them."""
+    preemptor: str = ""
+    """Namespace and name of a job of higher priority that needs the job's nodes; empty: none does."""
     quarantined: Mapping[str, str] = field(default_factory=dict)
     """Why their owner wants nodes to be left, by node: of those that the job's pods are on, and those in status.nodes."""
     refuge: frozenset[str] | None = None

@@ -23,6 +23,7 @@ from rljob_operator.policies.nodes import blame_nodes, judge_nodes, leave_nodes
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.placement import assign_nodes
 from rljob_operator.policies.pods import delete_pods, replace_account, replace_token, report_stuck_pods
+from rljob_operator.policies.preemption import leave_for_priority
 from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.restarts import count_restart, succeed
 from rljob_operator.policies.stranded import release_stranded
@@ -41,6 +42,7 @@ POLICIES: tuple[Policy, ...] = (
     succeed,  # if the attempt succeeded: the end
     enforce_active_deadline,  # if attempts ran for too long: the end
     free_pods,  # suspend, or resume
+    leave_for_priority,  # the nodes, if a job of higher priority needs them
     assign_nodes,  # a node for every pod, before any is ungated
     release_stranded,  # pods that hold nodes for too long while others have none
     open_attempt,  # the next attempt

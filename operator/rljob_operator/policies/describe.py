@@ -39,6 +39,7 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
         "RolloutsReady": _rollouts_ready(s, status),
         "Reconciling": (reconciling, _reason(status, state), status.message if reconciling else ""),
         "Checkpointed": _checkpointed(status),
+        "Preempted": _preempted(status),
         "Suspended": (
             state == "Suspended",
             reasons.SUSPENDED if state in ("Suspending", "Suspended") else reasons.NOT_SUSPENDED,
@@ -119,6 +120,13 @@ def _checkpointed(status: JobStatus) -> ConditionValue:
     if latest is None:
         return False, reasons.NO_CHECKPOINT, ""
     return True, reasons.CHECKPOINT_SAVED, f"step {latest.step} at {latest.path}"
+
+
+def _preempted(status: JobStatus) -> ConditionValue:
+    found = status.preemption
+    if found is None:
+        return False, reasons.NOT_PREEMPTED, ""
+    return True, reasons.PREEMPTED, f"left its nodes at {found.since} to {found.by}, which has a higher priority"
 
 
 def _stalled(status: JobStatus, state: State) -> ConditionValue:

@@ -38,7 +38,7 @@ def state(s: Snapshot, status: JobStatus) -> State:
 
 
 def _state_of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> State:
-    if is_suspension_wanted(s, status):
+    if is_suspension_wanted(s, status) or attempt.reason == reasons.PREEMPTED:
         return "Suspending"
     if attempt.command != "run":
         return "Restarting"
@@ -46,8 +46,8 @@ def _state_of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> 
 
 
 def _was_suspended(attempt: Attempt) -> bool:
-    """Whether the attempt ended for a suspension, so that the next one is no restart."""
-    return attempt.reason == reasons.SUSPENDED
+    """Whether the attempt ended for a suspension or a preemption, so that the next one is no restart."""
+    return attempt.reason in (reasons.SUSPENDED, reasons.PREEMPTED)
 
 
 def is_running(s: Snapshot, attempt: Attempt) -> bool:
@@ -199,12 +199,13 @@ def _servers(status: JobStatus) -> str:
 def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
     last = status.last_failure
     again = bool(last and status.attempt and last.attempt == status.attempt.number)
-    after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else ""
+    after = f"attempt {last.attempt} failed ({_why(last)}); " if last and again else _preempted(status)
     if s.now < seconds(status.restarts.not_before):
         full = "make room on the volume; " if again and last and last.reason == reasons.VOLUME_FULL else ""
         return f"{after}{full}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
-        return f"{after}waiting for capacity: {status.placement.problem}{release_note(s, status)}"
+        claimed = "; other jobs leave their nodes for it" if s.scheduling and s.scheduling.claim else ""
+        return f"{after}waiting for capacity: {status.placement.problem}{claimed}{release_note(s, status)}"
     problems = _pod_problems(s, status, _awaited_launchers(s, status))
     found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
     return (
@@ -212,6 +213,12 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
         if found
         else after.rstrip("; ")
     )
+
+
+def _preempted(status: JobStatus) -> str:
+    """The beginning of the sentence about a job that has left its nodes to another one; empty: it has not."""
+    found = status.preemption
+    return f"left its nodes to {found.by} at {found.since} and goes on when there is room; " if found else ""
 
 
 def _awaited_launchers(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:

@@ -55,7 +55,7 @@ def next_target(s: Snapshot, status: JobStatus) -> Target | None:
 
 
 def may_open(s: Snapshot, status: JobStatus) -> bool:
-    finished = status.outcome or status.suspended
+    finished = status.outcome or status.suspended or status.is_leaving
     return s.spec is not None and not s.conflicts and not finished and not is_open(status.attempt)
 
 

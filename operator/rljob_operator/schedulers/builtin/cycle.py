@@ -1,9 +1,11 @@
 """One scheduling cycle: jobs are placed one after another, each on what those before it have left. A gang gets all of its nodes or none."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from rljob_api.placement_status import PlacementReport
-from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
+from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
+from rljob_operator.schedulers.builtin.preemption import Holder, claim
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
 from rljob_placement.gang import Demand, Gang, Plan, Stay
@@ -11,19 +13,63 @@ from rljob_placement.plan import plan
 from rljob_placement.space import capacity, refusal
 
 EXCLUDED = "avoided by this job"
+NO_CAPACITY = Plan(problem="no capacity")
 
 
-def schedule_pending(cluster: Cluster, pending: Iterable[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
-    """A result for each request, in the order in which they were served, and the cluster with what is left. A job that does not fit does not hold
-    back those after it."""
-    results, failed = [], dict[str, Plan]()
+MOST_CLAIMS = 4
+"""Different requests for which jobs of lower priority are looked through in a cycle."""
+
+
+def schedule_pending(
+    cluster: Cluster,
+    pending: Iterable[SchedulingRequest],
+    holders: Sequence[Holder] = (),
+    claims: Iterable[Claim] = (),
+) -> tuple[list[SchedulingResult], Cluster]:
+    """A result for each request, in the order in which they were served, and the cluster with what is left.
+
+    A job that does not fit does not hold back those after it, unless others leave their nodes for it: `holders` may have to. `claims`: of jobs that
+    are not among the pending ones.
+    """
+    results, failed, tried = [], dict[str, Plan](), set[tuple[str, int]]()
+    free = cluster  # of claims, too
+    for claimed in claims:
+        free = free.without(claimed.taken)
     for one in sorted(pending, key=lambda request: request.order):
-        found = failed.get(one.signature) or _plan(cluster, one)
+        found, claimed_now = failed.get(one.signature) or _plan(free, one), None
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
-        results.append(SchedulingResult(one, found, _report(cluster, one, found)))
-        cluster = cluster.without(results[-1].taken())
+            claimed_now = _claim(free, one, holders, tried)
+        if claimed_now:
+            free = free.without(claimed_now.taken)
+            holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
+        results.append(SchedulingResult(one, found, _report(free, one, found), claimed_now))
+        taken = results[-1].taken()
+        cluster, free = cluster.without(taken), free.without(taken)
     return results, cluster
+
+
+def _claim(
+    cluster: Cluster, one: SchedulingRequest, holders: Sequence[Holder], tried: set[tuple[str, int]]
+) -> Claim | None:
+    """`tried`: signatures and priorities of requests for which that was in vain in this cycle."""
+    key = one.signature, one.priority
+    if not (one.preempts and may_claim(one, holders)) or key in tried or len(tried) >= MOST_CLAIMS:
+        return None
+    others = [holder for holder in holders if holder.job != one.job]
+
+    def planned(free: Cluster) -> Plan:
+        return _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
+
+    found = claim(one, cluster, others, planned)
+    if found is None:
+        tried.add(key)
+    return found
+
+
+def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:
+    """Whether there are jobs that would leave for this one, or leave anyway."""
+    return any(holder.leaving or holder.priority < one.priority for holder in holders)
 
 
 def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:

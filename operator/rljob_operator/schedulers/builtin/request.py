@@ -35,7 +35,7 @@ def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
     """Whether this operator chooses the nodes of the job's pods, and the job wants pods now."""
     if spec is None or not spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
         return False
-    return not status.wants_suspend(spec.suspend)
+    return not (status.wants_suspend(spec.suspend) or status.is_leaving)
 
 
 def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> SchedulingRequest | None:
@@ -71,13 +71,15 @@ def _request(
 ) -> SchedulingRequest:
     spec = view.spec
     gang = Gang.of(spec)
+    urgent = any(name not in current for name in required_names(spec, wanted))
     stays = {role: _stay(wanted[role][:size], ranks[role], current) for role, size in gang_sizes(spec).items()}
     return SchedulingRequest(
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
         created=view.job.creation_timestamp,
-        urgent=any(name not in current for name in required_names(spec, wanted)),
+        urgent=urgent,
         priority=spec.scheduling.priority,
+        preempts=urgent and spec.scheduling.preempts and all(pod.preempts for pod in view.pods),
         gang=gang,
         current=current,
         stay=replace(

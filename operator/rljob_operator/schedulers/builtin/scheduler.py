@@ -6,9 +6,10 @@ from contextlib import asynccontextmanager
 
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.kube.api import Key
-from rljob_operator.model.scheduling import SchedulingRequest, SchedulingResult
+from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.schedulers.builtin.cycle import helped, offers_more, refuge, schedule_pending
+from rljob_operator.schedulers.builtin.cycle import helped, may_claim, offers_more, refuge, schedule_pending
+from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Node
 
@@ -28,6 +29,28 @@ class SchedulerCache:
         """Scheduling requests of all jobs that have one, without the jobs in `but`."""
         views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
         return [found for view in views if view and (found := scheduling_request(view, self.node))]
+
+    def holders(self, below: int) -> list[Holder]:
+        """Jobs that hold nodes and have a lower priority, or are about to give them back."""
+        return [found for job in self._cache.jobs.values() if (found := self._holder(job, below)) and found.taken]
+
+    def _holder(self, job: CachedJob, below: int) -> Holder | None:
+        spec, status = job.validation.result.accepted, job.readable_status
+        if spec is None or status is None or not spec.scheduling.facts.assigns_nodes:
+            return None
+        ends = bool(status.outcome or status.suspended or job.meta.deletion_timestamp)
+        leaving = ends or status.is_leaving or status.wants_suspend(spec.suspend)
+        if not (leaving or spec.scheduling.priority < below):
+            return None
+        key = _key(job)
+        return Holder(
+            job=key,
+            uid=job.meta.uid,
+            created=job.meta.creation_timestamp,
+            priority=spec.scheduling.priority,
+            taken=self._cache.capacity.held(key, self._cache.pods.of(key)),
+            leaving=leaving,
+        )
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
         spec, status = job.validation.result.accepted, job.readable_status
@@ -64,6 +87,10 @@ class GangScheduler:
         """Jobs whose results are being written to status, as in kube-scheduler's cache. Their nodes are promised."""
         self._unschedulable: dict[Key, SchedulingResult] = {}
         """Results that lack some or all of the nodes that were asked for."""
+        self._claims: dict[Key, Claim] = {}
+        """Of jobs for which others leave their nodes."""
+        self._victims: dict[Key, Key] = {}
+        """Jobs that have to leave, with those that they leave for."""
         self._refuges: dict[Key, tuple[SchedulingRequest, float, frozenset[str]]] = {}
         """The last answers of `refuge`, with their times, and the requests for all nodes that were to be left."""
         self._forgotten: set[Key] = set()
@@ -101,7 +128,12 @@ class GangScheduler:
         async with self._planning:
             if self._unschedulable and self._offers():
                 await self._place(())
-            return set(self._reserved)
+            return {*self._reserved, *self._victims}
+
+    def preemptor(self, s: Snapshot) -> str:
+        """Namespace and name of the job of higher priority for which this one has to leave its nodes; empty: there is none."""
+        by = self._victims.get((s.job.namespace, s.job.name))
+        return "/".join(by) if by else ""
 
     async def refuge(self, s: Snapshot, leaving: Sequence[str]) -> frozenset[str] | None:
         """These nodes if the whole gang has capacity without them, or else as many from the first on as it can leave, at most four; None: there are
@@ -126,6 +158,7 @@ class GangScheduler:
     def forget(self, job: Key) -> None:
         """Drops what is known of a job that was deleted."""
         self._drop(job)
+        self._victims.pop(job, None)
         self._refuges.pop(job, None)
 
     def _drop(self, job: Key) -> None:
@@ -133,8 +166,14 @@ class GangScheduler:
         if self._reserved.pop(job, None):
             self._capacity.promise(job, {})
         self._unschedulable.pop(job, None)
+        self._withdraw(job)
         if self._planning.locked():
             self._forgotten.add(job)
+
+    def _withdraw(self, job: Key) -> None:
+        """Nobody has to leave for the job any more who has not begun to."""
+        self._claims.pop(job, None)
+        self._victims = {victim: by for victim, by in self._victims.items() if by != job}
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
         view = self._view(s)
@@ -179,20 +218,35 @@ class GangScheduler:
         settled = {*new, *self._reserved, *self._assumed}
         waiting = [v.request for job, v in self._unschedulable.items() if job not in settled]
         cluster = self._capacity.cluster()
-        pending = [*news, *again, *helped(waiting, self._offers(), cluster)]
+        holders = self._holders([*news, *again, *waiting])
+        claiming = [one for one in waiting if one.preempts and may_claim(one, holders)]
+        placeable = {one.job: one for one in [*helped(waiting, self._offers(), cluster), *claiming]}
+        pending = [*news, *again, *placeable.values()]
+        others = [claim for job, claim in self._claims.items() if job in self._assumed - new]
         self._forgotten.clear()
-        results, left = await asyncio.to_thread(schedule_pending, cluster, pending)
+        results, left = await asyncio.to_thread(schedule_pending, cluster, pending, holders, others)
         self._left, self._grown = {node.name: node for node in left.nodes}, set()
         self._reserved = {}
         for result in results:
             self._keep(result)
+        if self._victims:
+            self._capacity.announce()
         return results
+
+    def _holders(self, requests: Sequence[SchedulingRequest]) -> list[Holder]:
+        """Jobs whose nodes these requests may get."""
+        priorities = [one.priority for one in requests if one.preempts]
+        return self._cache.holders(max(priorities)) if priorities else []
 
     def _keep(self, result: SchedulingResult) -> None:
         job = result.request.job
         self._unschedulable.pop(job, None)
         if job in self._forgotten:
             return
+        self._withdraw(job)
+        if result.claim:
+            self._claims[job] = result.claim
+            self._victims |= dict.fromkeys(result.claim.victims, job)
         if not result.plan.problem:
             self._reserved[job] = result
             self._capacity.promise(job, result.taken())

@@ -1,0 +1,81 @@
+"""Which jobs of lower priority leave their nodes to a job that waits: as few as make room for its whole gang, or none.
+
+Jobs leave as if they were suspended (policies/preemption.py), which takes the end of a step and a checkpoint. Until then nobody gets what they free
+but the job that they leave for: otherwise the first to leave would take its own nodes again.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob_api.quantity import Resources
+from rljob_operator.kube.api import Key
+from rljob_operator.model.scheduling import Claim, SchedulingRequest
+from rljob_placement.cluster import Cluster
+from rljob_placement.gang import Plan
+
+MOST_SPARED = 8
+"""Jobs that are tried to be spared one by one, at most: each is a plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A job of this backend that holds nodes."""
+
+    job: Key
+    uid: str
+    created: str
+    priority: int
+    taken: Mapping[str, Resources]
+    """What it holds, by node."""
+    leaving: bool
+    """Whether it is about to give all of that back."""
+
+
+def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
+    """The cluster when these jobs have left it."""
+    for holder in holders:
+        cluster = cluster.without({n: {k: -v for k, v in amounts.items()} for n, amounts in holder.taken.items()})
+    return cluster
+
+
+def claim(
+    one: SchedulingRequest, cluster: Cluster, holders: Sequence[Holder], planned: Callable[[Cluster], Plan]
+) -> Claim | None:
+    """What the job gets once others have left; None: not even all jobs of lower priority make room for it.
+
+    The youngest of the lowest priority leave first. `planned`: the plan of the job's gang on a cluster, which does not fit now.
+    """
+    future = freed(cluster, (holder for holder in holders if holder.leaving))
+    if not (plan := planned(future)).problem:
+        return Claim(victims=(), taken=plan.taken(one.gang, one.stay))
+    below = [holder for holder in holders if not holder.leaving and holder.priority < one.priority]
+    below.sort(key=lambda holder: (holder.created, holder.uid), reverse=True)
+    below.sort(key=lambda holder: holder.priority)
+    if not below or planned(freed(future, below)).problem:
+        return None
+    chosen = _spared(below[: _fewest(below, future, planned)], future, planned)
+    taken = planned(freed(future, chosen)).taken(one.gang, one.stay)
+    return Claim(victims=tuple(holder.job for holder in chosen), taken=taken)
+
+
+def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> int:
+    """How many of these jobs have to leave, from the first on; all of them are enough."""
+    low, high = 1, len(below)
+    while low < high:
+        middle = (low + high) // 2
+        if planned(freed(future, below[:middle])).problem:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _spared(chosen: list[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> list[Holder]:
+    """Those of the jobs that are needed: not those that hold none of the nodes, nor, the most important first, those without which it fits too."""
+    nodes = planned(freed(future, chosen)).nodes()
+    chosen = [holder for holder in chosen if not nodes.isdisjoint(holder.taken)]
+    for holder in [*reversed(chosen)][:MOST_SPARED]:
+        fewer = [other for other in chosen if other is not holder]
+        if fewer and not planned(freed(future, fewer)).problem:
+            chosen = fewer
+    return chosen

@@ -1,0 +1,273 @@
+"""Jobs of lower priority leave their nodes to one of higher priority: as few as make room, and they come back."""
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from rljob_api import names, reasons
+from rljob_api.placement_status import Preemption
+from rljob_api.spec import RLJobSpec
+from rljob_operator.cache.pods import parse_pod
+from rljob_operator.kube.api import ApiError
+from simulator.cluster import Crash
+from simulator.crowd import Crowd
+from simulator.makers import NOW, Job, make_job
+from simulator.objects import node_object
+from simulator.site import NAMESPACE
+from simulator.world import World
+
+
+def condition(status: Any, kind: str) -> Any:
+    return next(c for c in status.conditions if c.type == kind)
+
+
+def running(crowd: Crowd) -> dict[str, int]:
+    """Number of pods on nodes, of jobs that have any."""
+    return {job: len(there) for job in crowd.jobs() if (there := crowd.on_nodes(job))}
+
+
+def preempted(crowd: Crowd) -> set[str]:
+    return {job for job in crowd.jobs() if crowd.status(job).preemption}
+
+
+async def test_a_job_of_higher_priority_takes_the_nodes_of_a_lower_one_which_comes_back() -> None:
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("low", trainers=3)
+    await crowd.turns(5)
+    assert running(crowd) == {"low": 4}
+    crowd.apply("high", trainers=1, priority=10)
+    await crowd.turns(20)
+    assert running(crowd) == {"high": 2}
+    status = crowd.status("low")
+    assert status.preemption == Preemption(by=f"{NAMESPACE}/high", since=status.preemption.since, released=True)
+    assert condition(status, "Preempted").message.endswith("to research/high, which has a higher priority")
+    assert "left its nodes to research/high" in status.message
+    assert not status.suspended and "suspend" not in crowd.cluster.objects[(names.KIND, NAMESPACE, "low")]["spec"]
+    crowd.delete("high")
+    await crowd.turns(20)
+    assert running(crowd) == {"low": 4}
+
+
+async def test_the_youngest_of_the_lowest_priority_leave_and_no_more_than_needed() -> None:
+    crowd = Crowd(dict.fromkeys("abcdef", 2))
+    for name, priority in (("old-low", 1), ("young-low", 1), ("middle", 5)):
+        crowd.apply(name, trainers=3, priority=priority)
+        await crowd.turns(3)
+    assert len(running(crowd)) == 3, "the cluster is full"
+    crowd.apply("high", trainers=2, priority=10)
+    await crowd.turns(20)
+    assert set(running(crowd)) == {"old-low", "middle", "high"}
+    assert preempted(crowd) == {"young-low"}
+
+
+async def test_who_holds_none_of_the_nodes_is_spared() -> None:
+    crowd = Crowd({"small": 2, "large": 8})
+    crowd.apply("on-large", trainers=7)
+    await crowd.turns(3)
+    crowd.apply("on-small", trainers=1)
+    await crowd.turns(3)
+    crowd.apply("high", trainers=5, priority=1)
+    await crowd.turns(20)
+    assert preempted(crowd) == {"on-large"}, "the youngest, but on the wrong node"
+
+
+@pytest.mark.parametrize(
+    ("trainers", "priority", "scheduling"),
+    [(9, 10, {}), (1, 0, {}), (1, -1, {}), (1, 10, {"preemptionPolicy": "Never"})],
+    ids=["that does not fit at all", "of the same priority", "of lower priority", "that must not"],
+)
+async def test_nobody_leaves_for_a_job(trainers: int, priority: int, scheduling: dict[str, Any]) -> None:
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("running", trainers=3)
+    await crowd.turns(5)
+    crowd.apply("waiting", trainers=trainers, scheduling={"backend": "builtin", "priority": priority} | scheduling)
+    await crowd.turns(20)
+    assert running(crowd) == {"running": 4} and not preempted(crowd)
+
+
+async def test_a_priority_class_that_never_preempts_is_honoured() -> None:
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("running", trainers=3)
+    await crowd.turns(5)
+    put = crowd.cluster.put
+
+    def admitted(obj: Any) -> Any:
+        """As the API server's admission, which copies it from the PriorityClass."""
+        if obj["kind"] == "Pod" and obj["spec"].get("priorityClassName") == "polite":
+            obj["spec"]["preemptionPolicy"] = "Never"
+        return put(obj)
+
+    crowd.cluster.put = admitted  # type: ignore[method-assign]
+    polite = {"device": "cpu", "nodes": 1, "template": {"priorityClassName": "polite"}}
+    crowd.apply("waiting", trainers=1, priority=10, trainer=polite)
+    await crowd.turns(20)
+    (pod, *_) = (p for p in crowd.cluster.pods(NAMESPACE) if p["metadata"]["name"] == "waiting-trainer-0")
+    assert not parse_pod(pod).preempts
+    assert running(crowd) == {"running": 4} and not preempted(crowd)
+
+
+async def test_what_the_first_victim_frees_waits_for_the_second() -> None:
+    """Otherwise the first would take its own nodes again, and leave them again."""
+    crowd = Crowd(dict.fromkeys("ab", 2), lingering=True)
+    crowd.apply("first", trainers=1)
+    await crowd.turns(3)
+    crowd.apply("second", trainers=1)
+    await crowd.turns(3)
+    crowd.apply("high", trainers=3, priority=10)
+    left = set[str]()
+    for _ in range(30):
+        await crowd.turn()
+        for pod in crowd.cluster.pods(NAMESPACE):  # the second takes its time
+            slow = pod["metadata"]["name"].startswith("second") and crowd.elapsed < 25
+            if "deletionTimestamp" in pod["metadata"] and not slow:
+                crowd.cluster.remove(pod)
+        left |= {"first"} if "first" not in running(crowd) and preempted(crowd) else set()
+        assert not ("first" in left and "first" in running(crowd)), "it has come back"
+    assert running(crowd) == {"high": 4}
+    assert preempted(crowd) == {"first", "second"}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_at_the_end_of_any_history_the_highest_priorities_run(seed: int) -> None:
+    random = Random(seed)
+    nodes = {f"n{i}": 2 for i in range(6)}
+    crowd = Crowd(nodes, random=Random(seed))
+    for i in range(10):
+        crowd.apply(f"job-{i}", trainers=random.randint(1, 4), priority=random.choice([0, 0, 5, 10]))
+        for _ in range(random.randint(1, 8)):
+            await disturbed(crowd, random)
+    for _ in range(60):
+        await crowd.turn()
+        crowd.check_capacity()
+    specs = {job: crowd.cluster.objects[(names.KIND, NAMESPACE, job)]["spec"] for job in crowd.jobs()}
+    sizes = {job: spec["trainer"]["nodes"] + 1 for job, spec in specs.items()}
+    priorities = {job: spec["scheduling"]["priority"] for job, spec in specs.items()}
+    there = running(crowd)
+    assert all(there[job] == sizes[job] for job in there), "whole gangs"
+    free = sum(nodes.values()) - sum(there.values())
+    for job in specs.keys() - there.keys():
+        below = sum(sizes[other] for other in there if priorities[other] < priorities[job])
+        assert sizes[job] > free + below, f"{job} waits although lower ones run"
+
+
+async def disturbed(crowd: Crowd, random: Random) -> None:
+    """A turn in which a job may end, a pod vanish or the operator die."""
+    what = random.random()
+    if what < 0.05 and len(crowd.jobs()) > 2:
+        crowd.delete(random.choice(crowd.jobs()))
+    elif what < 0.1:
+        crowd.restart_operator()
+    elif what < 0.2:
+        crowd.cluster.crash_after = len(crowd.cluster.writes) + random.randint(1, 4)
+    elif what < 0.3 and (pods := crowd.cluster.pods(NAMESPACE)):
+        crowd.cluster.remove(random.choice(pods))
+    try:
+        await crowd.turn()
+    except (Crash, ApiError):
+        crowd.restart_operator()
+    crowd.check_capacity()
+
+
+@dataclass(kw_only=True)
+class Rivals(World):
+    """`demo` trains, and `high` competes for its nodes without training."""
+
+    trained: list[int] = field(default_factory=list)
+    """Steps, in the order in which they were done."""
+    repeated: bool = False
+    """Whether an attempt began before the last of them."""
+
+    def submit(self) -> None:
+        raw = replace_scheduling(self.job["spec"], priority=10)
+        self.cluster.put(
+            {**self.job, "metadata": {"name": "high", "namespace": NAMESPACE, "generation": 1}, "spec": raw}
+        )
+
+    async def turn(self) -> None:
+        await super().turn()
+        if any(key[2] == "high" for key in self.cluster.objects):
+            await self.pass_over("high")
+        done = [x.progress for x in self.launchers.values() if x.progress]
+        if done and done[0].step > max(done[0].started_from or 0, self.trained[-1] if self.trained else 0):
+            self.trained.append(done[0].step)
+        elif done and done[0].step < (self.trained or [0])[-1]:
+            self.repeated = True
+
+
+def replace_scheduling(spec: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return spec | {"scheduling": {"backend": "builtin"} | changes}
+
+
+@pytest.mark.parametrize("crash_after", [None, *range(40, 90, 7)])
+async def test_a_preempted_job_saves_waits_and_trains_every_step_once(crash_after: int | None) -> None:
+    world = Rivals(steps=30, save_every=10**6)
+    world.cluster.remove(world.cluster.objects[("Node", None, "node-1")])
+    world.cluster.put(node_object(True, name="node-1", pods=3))
+    world.restart_operator()
+    world.apply(scheduling={"backend": "builtin"})
+    await world.until(state="Running", step=10)
+    world.cluster.crash_after = len(world.cluster.writes) + crash_after - 38 if crash_after else None
+    world.submit()
+    for _ in range(40):
+        await world.turn()
+    held = [p["metadata"]["name"] for p in world.cluster.pods(NAMESPACE) if p["spec"].get("nodeName")]
+    assert sorted(held) == ["high-rollout-0", "high-trainer-0", "high-trainer-1"]
+    status = world.status
+    assert status.attempt.reason == reasons.PREEMPTED and status.checkpoint.latest.step == status.progress.step
+    assert (status.state, status.restarts.total, status.suspended) == ("Pending", 0, False)
+    assert "Suspending" in world.seen and (crash_after or reasons.PREEMPTED in world.events())
+    for obj in [o for key, o in world.cluster.objects.items() if key[2].startswith("high")]:
+        world.cluster.remove(obj)
+    await world.until(state="Succeeded")
+    assert world.trained == list(range(1, 31)) and not world.repeated
+    assert world.status.lost_steps == 0 and world.status.preemption is None
+
+
+def needed(**changes: Any) -> Job:
+    return make_job(scheduling={"backend": "builtin"}, **changes).having(preemptor="research/high")
+
+
+def test_a_victim_finishes_its_step_and_saves() -> None:
+    found = needed().with_attempt().running(step=7).decide()
+    assert found.status.attempt.command == "drain" and found.status.attempt.reason == reasons.PREEMPTED
+    assert not found.delete and found.status.state == "Suspending"
+    assert [event.reason for event in found.events] == [reasons.PREEMPTED]
+
+
+def test_a_victim_that_cannot_save_in_time_is_stopped() -> None:
+    draining = needed(lifecycle={"drainTimeoutSeconds": 60}).with_attempt().running(step=7)
+    draining = replace(draining, status=draining.next())
+    assert draining.next(NOW + 59).attempt.command == "drain"
+    assert draining.next(NOW + 61).attempt.command == "stop"
+
+
+def test_a_victim_without_an_attempt_leaves_at_once_and_opens_none() -> None:
+    found = needed().with_pods().reported(state="idle").decide()
+    assert {pod.name for pod in found.delete} == {"demo-trainer-0", "demo-trainer-1"}
+    assert found.status.attempt is None and found.status.is_leaving
+
+
+def test_a_victim_goes_on_leaving_when_nobody_needs_its_nodes_any_more() -> None:
+    leaving = Preemption(by="research/high", since="2026-01-01T00:00:00Z")
+    found = needed().having(preemptor="").with_status(preemption=leaving).with_pods().reported(state="idle").decide()
+    assert len(found.delete) == 2
+    gone = needed().having(preemptor="").with_status(preemption=leaving).next()
+    assert gone.preemption.released
+
+
+def test_a_job_that_runs_again_has_not_been_preempted() -> None:
+    left = Preemption(by="research/high", since="2026-01-01T00:00:00Z", released=True)
+    status = needed().having(preemptor="").with_status(preemption=left).with_attempt(2).next()
+    assert status.preemption is None
+    assert condition(status, "Preempted").status == "False"
+
+
+def test_a_suspension_takes_the_place_of_a_preemption() -> None:
+    status = needed(suspend=True).with_attempt().running(step=7).next()
+    assert status.attempt.reason == reasons.SUSPENDED and status.preemption is None
+
+
+def test_the_policy_is_that_of_a_priority_class() -> None:
+    assert RLJobSpec.model_fields["scheduling"].default.preemption_policy == "PreemptLowerPriority"
