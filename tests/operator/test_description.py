@@ -118,6 +118,7 @@ def test_conditions_follow_the_state_and_keep_their_times() -> None:
         "RolloutsReady": "True",
         "Reconciling": "False",
         "Checkpointed": "False",
+        "Preempted": "False",
         "Suspended": "False",
         "Stalled": "False",
         "Succeeded": "Unknown",

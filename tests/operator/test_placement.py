@@ -1,6 +1,7 @@
 """Gangs on nodes, against a cluster in memory: together or not at all, in turn, and again elsewhere when a node fails them."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -130,9 +131,11 @@ async def test_a_crowd_is_planned_once_and_not_once_for_each_of_its_jobs(monkeyp
     """Also those who find no capacity, until some becomes free."""
     planned: list[int] = []
 
-    def counted(cluster: Cluster, waiting: list[SchedulingRequest]) -> tuple[list[SchedulingResult], Cluster]:
+    def counted(
+        cluster: Cluster, waiting: list[SchedulingRequest], *more: Any
+    ) -> tuple[list[SchedulingResult], Cluster]:
         planned.append(len(waiting))
-        return schedule_pending(cluster, waiting)
+        return schedule_pending(cluster, waiting, *more)
 
     monkeypatch.setattr(scheduler, "schedule_pending", counted)
     crowd = Crowd({f"n{i}": 6 for i in range(10)})

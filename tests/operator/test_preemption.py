@@ -14,7 +14,7 @@ from rljob_operator.kube.api import ApiError
 from simulator.cluster import Crash
 from simulator.crowd import Crowd
 from simulator.makers import NOW, Job, make_job
-from simulator.objects import node_object
+from simulator.objects import job_object, node_object
 from simulator.site import NAMESPACE
 from simulator.world import World
 
@@ -180,10 +180,7 @@ class Rivals(World):
     """Whether an attempt began before the last of them."""
 
     def submit(self) -> None:
-        raw = replace_scheduling(self.job["spec"], priority=10)
-        self.cluster.put(
-            {**self.job, "metadata": {"name": "high", "namespace": NAMESPACE, "generation": 1}, "spec": raw}
-        )
+        self.cluster.put(job_object("high", replace_scheduling(self.job["spec"], priority=10)))
 
     async def turn(self) -> None:
         await super().turn()
