@@ -87,6 +87,10 @@ class PlacementStatus(Wire):
     """Nodes that are avoided for ten minutes, because a pod could not be bound to them."""
     problem: str = ""
     """Why the gang cannot be placed; empty: it is placed, or was not tried."""
+    waiting_since: str = ""
+    """Since when the gang cannot be placed; empty: it is placed, or was not tried."""
+    reserved: list[str] = []
+    """Nodes that are kept for the job, and that it gets once others have left them."""
     unschedulable: str = ""
     """Why no node of the cluster takes a pod, for example because its claim does not exist; empty: none says so."""
     report: PlacementReport = PlacementReport()

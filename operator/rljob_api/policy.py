@@ -229,6 +229,8 @@ class JobPolicy(Model):
     """RuntimeClass of jobs that choose none; empty: the default of the nodes."""
     max_pods: Annotated[int, Field(ge=1, le=MOST_PODS)] = MOST_PODS
     """Pods that a job may have, in all its roles."""
+    reserve_after_seconds: Annotated[int, Field(ge=0, le=30 * 86400)] = 1800
+    """Seconds after which a job that waits for nodes of the `builtin` backend reserves those that it will get."""
     limits: Limits = Limits()
     defaults: JobDefaults = JobDefaults()
     leave_nodes: LeaveNodes = LeaveNodes()

@@ -23,6 +23,8 @@ class SchedulingRequest:
     priority: int
     preempts: bool
     """Whether running jobs of lower priority leave for it."""
+    overdue: bool
+    """Whether the job has waited for so long that nodes are kept for it."""
     gang: Gang
     current: Mapping[str, str]
     """Node by pod name, for pods that stay on their nodes and for assignments whose pods are on their way."""

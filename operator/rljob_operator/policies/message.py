@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from rljob_api import names, reasons
+from rljob_api.placement_status import PlacementStatus
 from rljob_api.protocol import Progress
 from rljob_api.rules.engine import lines
 from rljob_api.sizing.layout import gang_sizes
@@ -204,8 +205,8 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
         full = "make room on the volume; " if again and last and last.reason == reasons.VOLUME_FULL else ""
         return f"{after}{full}the next starts at {status.restarts.not_before}"
     if status.placement and status.placement.problem:
-        claimed = "; other jobs leave their nodes for it" if s.scheduling and s.scheduling.claim else ""
-        return f"{after}waiting for capacity: {status.placement.problem}{claimed}{release_note(s, status)}"
+        kept = _reserved(status.placement)
+        return f"{after}waiting for capacity: {status.placement.problem}{kept}{release_note(s, status)}"
     problems = _pod_problems(s, status, _awaited_launchers(s, status))
     found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
     return (
@@ -213,6 +214,14 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
         if found
         else after.rstrip("; ")
     )
+
+
+def _reserved(placement: PlacementStatus) -> str:
+    """Nodes that are kept for the job, as the end of a sentence; empty: none are."""
+    nodes = placement.reserved
+    more = f" and {len(nodes) - MOST_NAMED} more" if nodes[MOST_NAMED:] else ""
+    since = f"; waits since {placement.waiting_since}, and reserves "
+    return f"{since}{', '.join(nodes[:MOST_NAMED])}{more}" if nodes else ""
 
 
 def _preempted(status: JobStatus) -> str:

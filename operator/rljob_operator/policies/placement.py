@@ -111,6 +111,8 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     ungate = tuple(_ungated(s, placement, wanted))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
+    overdue = seconds(placement.waiting_since) + s.policy.reserve_after_seconds
+    due += [overdue] if placement.waiting_since and overdue > s.now else []
     due += _retries(s)
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
@@ -175,13 +177,17 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
     if result is None:
         known = set[str]().union(*wanted.values())
         kept = [x for x in before.assignments if x.pod in known]
-        return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": ""}), ()
+        settled = {"assignments": kept, "excluded": excluded, "problem": "", "waiting_since": "", "reserved": []}
+        return before.model_copy(update=settled), ()
     problem = result.plan.problem
     if problem:
         there = {pod.name: pod.node for pod in s.pods}
         kept = [x for x in before.assignments if result.request.current.get(x.pod) == x.node == there.get(x.pod)]
         news = () if before.problem else (Event("Warning", reasons.UNPLACEABLE, problem),)
-        return before.model_copy(update={"assignments": kept, "excluded": excluded, "problem": problem}), news
+        waits: dict[str, object] = {"assignments": kept, "excluded": excluded, "problem": problem}
+        waits["waiting_since"] = before.waiting_since or stamp(s.now)
+        waits["reserved"] = sorted(result.claim.taken) if result.claim else []
+        return before.model_copy(update=waits), news
     gang = result.request.gang
     requests = {role: gang.demand(role).requests for role, pods in wanted.items() if pods}
     return PlacementStatus(

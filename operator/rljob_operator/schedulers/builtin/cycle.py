@@ -1,11 +1,12 @@
 """One scheduling cycle: jobs are placed one after another, each on what those before it have left. A gang gets all of its nodes or none."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from rljob_api.placement_status import PlacementReport
+from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
-from rljob_operator.schedulers.builtin.preemption import Holder, claim
+from rljob_operator.schedulers.builtin.preemption import Holder, claim, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
 from rljob_placement.gang import Demand, Gang, Plan, Stay
@@ -14,6 +15,7 @@ from rljob_placement.space import capacity, refusal
 
 EXCLUDED = "avoided by this job"
 NO_CAPACITY = Plan(problem="no capacity")
+NO_CLAIMS: Mapping[Key, Claim] = {}
 
 
 MOST_CLAIMS = 4
@@ -24,22 +26,25 @@ def schedule_pending(
     cluster: Cluster,
     pending: Iterable[SchedulingRequest],
     holders: Sequence[Holder] = (),
-    claims: Iterable[Claim] = (),
+    claims: Mapping[Key, Claim] = NO_CLAIMS,
 ) -> tuple[list[SchedulingResult], Cluster]:
     """A result for each request, in the order in which they were served, and the cluster with what is left.
 
-    A job that does not fit does not hold back those after it, unless others leave their nodes for it: `holders` may have to. `claims`: of jobs that
-    are not among the pending ones.
+    A job that does not fit does not hold back those after it, unless others leave their nodes for it, as `holders` may have to, or it is the first
+    that is overdue: then nodes are kept for it. `claims`: what is kept already, by job.
     """
     results, failed, tried = [], dict[str, Plan](), set[tuple[str, int]]()
-    free = cluster  # of claims, too
-    for claimed in claims:
-        free = free.without(claimed.taken)
-    for one in sorted(pending, key=lambda request: request.order):
+    pending, reserves = sorted(pending, key=lambda request: request.order), False
+    free, theirs = cluster, {one.job for one in pending}  # free of claims, too
+    for job, known in claims.items():
+        free = free if job in theirs else free.without(known.taken)
+    for one in pending:
         found, claimed_now = failed.get(one.signature) or _plan(free, one), None
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
             claimed_now = _claim(free, one, holders, tried)
+            if one.overdue and not (claimed_now or reserves):
+                reserves, claimed_now = True, reservation(one, free, holders, claims.get(one.job), _planner(one))
         if claimed_now:
             free = free.without(claimed_now.taken)
             holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
@@ -57,14 +62,15 @@ def _claim(
     if not (one.preempts and may_claim(one, holders)) or key in tried or len(tried) >= MOST_CLAIMS:
         return None
     others = [holder for holder in holders if holder.job != one.job]
-
-    def planned(free: Cluster) -> Plan:
-        return _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
-
-    found = claim(one, cluster, others, planned)
+    found = claim(one, cluster, others, _planner(one))
     if found is None:
         tried.add(key)
     return found
+
+
+def _planner(one: SchedulingRequest) -> Callable[[Cluster], Plan]:
+    """The plan of a request on a cluster, which takes long only if there may be capacity."""
+    return lambda free: _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
 
 
 def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:

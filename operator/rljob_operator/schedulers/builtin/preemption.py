@@ -58,6 +58,31 @@ def claim(
     return Claim(victims=tuple(holder.job for holder in chosen), taken=taken)
 
 
+def reservation(
+    one: SchedulingRequest,
+    cluster: Cluster,
+    holders: Sequence[Holder],
+    before: Claim | None,
+    planned: Callable[[Cluster], Plan],
+) -> Claim | None:
+    """What is kept for a job that has waited for too long, as others end; None: it would not fit if all of them had ended.
+
+    `before`: what was kept for it. That stays as long as it can, since another choice each time would never be complete.
+    """
+    future = freed(cluster, (holder for holder in holders if holder.job != one.job))
+    if before and _holds(future, before.taken):
+        return Claim(victims=(), taken=before.taken)
+    plan = planned(future)
+    return None if plan.problem else Claim(victims=(), taken=plan.taken(one.gang, one.stay))
+
+
+def _holds(cluster: Cluster, taken: Mapping[str, Resources]) -> bool:
+    """Whether all nodes are there and open, and have this much free."""
+    there = {node.name: node for node in cluster.nodes if node.name in taken and not node.closed}
+    enough = (there[n].free.get(k, 0) >= v for n, amounts in taken.items() if n in there for k, v in amounts.items())
+    return there.keys() == taken.keys() and all(enough)
+
+
 def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> int:
     """How many of these jobs have to leave, from the first on; all of them are enough."""
     low, high = 1, len(below)

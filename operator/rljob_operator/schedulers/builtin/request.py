@@ -6,6 +6,7 @@ from functools import cache
 
 from rljob_api import names
 from rljob_api.placement_status import PodAssignment
+from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.layout import gang_sizes, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
@@ -29,6 +30,8 @@ class JobView:
     status: JobStatus
     pods: Sequence[Pod]
     now: float
+    reserve_after: int = DEFAULT_POLICY.reserve_after_seconds
+    """Seconds after which a job that waits reserves nodes."""
 
 
 def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
@@ -80,6 +83,7 @@ def _request(
         urgent=urgent,
         priority=spec.scheduling.priority,
         preempts=urgent and spec.scheduling.preempts and all(pod.preempts for pod in view.pods),
+        overdue=urgent and _is_overdue(view),
         gang=gang,
         current=current,
         stay=replace(
@@ -91,6 +95,11 @@ def _request(
         ),
         excluded=excluded_nodes(view.status, view.now) | excluded(view.status, view.now),
     )
+
+
+def _is_overdue(view: JobView) -> bool:
+    since = seconds(view.status.placement.waiting_since) if view.status.placement else 0.0
+    return 0.0 < since <= view.now - view.reserve_after
 
 
 def _ranks(pods: Sequence[str], assigned: Mapping[str, PodAssignment]) -> dict[int | None, str]:

@@ -1,6 +1,7 @@
 """The `builtin` scheduler's cycles: all jobs that ask are placed together, and each takes its result when it is reconciled."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cycle import helped, may_claim, offers_more, refuge, schedule_pending
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
-from rljob_placement.cluster import Node
+from rljob_placement.cluster import Cluster, Node
 
 
 class SchedulerCache:
@@ -30,11 +31,11 @@ class SchedulerCache:
         views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
         return [found for view in views if view and (found := scheduling_request(view, self.node))]
 
-    def holders(self, below: int) -> list[Holder]:
-        """Jobs that hold nodes and have a lower priority, or are about to give them back."""
+    def holders(self, below: float) -> list[Holder]:
+        """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
         return [found for job in self._cache.jobs.values() if (found := self._holder(job, below)) and found.taken]
 
-    def _holder(self, job: CachedJob, below: int) -> Holder | None:
+    def _holder(self, job: CachedJob, below: float) -> Holder | None:
         spec, status = job.validation.result.accepted, job.readable_status
         if spec is None or status is None or not spec.scheduling.facts.assigns_nodes:
             return None
@@ -57,7 +58,8 @@ class SchedulerCache:
         if spec is None or status is None or job.meta.deletion_timestamp:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
-        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now)
+        limit = job.validation.policy.reserve_after_seconds
+        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit)
 
 
 def _key(job: CachedJob) -> Key:
@@ -89,6 +91,8 @@ class GangScheduler:
         """Results that lack some or all of the nodes that were asked for."""
         self._claims: dict[Key, Claim] = {}
         """Of jobs for which others leave their nodes."""
+        self._uninformed: set[Key] = set()
+        """Jobs whose claims have changed since they were reconciled."""
         self._victims: dict[Key, Key] = {}
         """Jobs that have to leave, with those that they leave for."""
         self._refuges: dict[Key, tuple[SchedulingRequest, float, frozenset[str]]] = {}
@@ -128,7 +132,8 @@ class GangScheduler:
         async with self._planning:
             if self._unschedulable and self._offers():
                 await self._place(())
-            return {*self._reserved, *self._victims}
+            uninformed, self._uninformed = self._uninformed, set()
+            return {*self._reserved, *self._victims, *uninformed}
 
     def preemptor(self, s: Snapshot) -> str:
         """Namespace and name of the job of higher priority for which this one has to leave its nodes; empty: there is none."""
@@ -183,15 +188,24 @@ class GangScheduler:
         spec = s.spec_of(s.status.attempt)
         if spec is None or s.is_void(s.status.attempt):
             return None
-        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now)
+        limit = s.policy.reserve_after_seconds
+        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit)
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help."""
         if (found := self._reserved.get(request.job)) and found.request == request:
             return found if found.still_fits(self._capacity.free) else None
         if (found := self._unschedulable.get(request.job)) and found.request == request:
-            return None if helped([request], self._offers(), self._capacity.cluster()) else found
+            free = self._capacity.cluster()
+            free = free if request.job in self._claims else self._unclaimed(free)
+            return None if helped([request], self._offers(), free) else found
         return None
+
+    def _unclaimed(self, cluster: Cluster) -> Cluster:
+        """The cluster without what is kept for jobs."""
+        for claim in self._claims.values():
+            cluster = cluster.without(claim.taken)
+        return cluster
 
     def _offers(self) -> list[Node]:
         """The nodes that offer more than the last cycle left."""
@@ -219,22 +233,25 @@ class GangScheduler:
         waiting = [v.request for job, v in self._unschedulable.items() if job not in settled]
         cluster = self._capacity.cluster()
         holders = self._holders([*news, *again, *waiting])
-        claiming = [one for one in waiting if one.preempts and may_claim(one, holders)]
-        placeable = {one.job: one for one in [*helped(waiting, self._offers(), cluster), *claiming]}
+        claiming = [one for one in waiting if one.job in self._claims or (one.preempts and may_claim(one, holders))]
+        claiming += sorted((one for one in waiting if one.overdue), key=lambda one: one.order)[:1]
+        hopeful = helped(waiting, self._offers(), self._unclaimed(cluster))
+        placeable = {one.job: one for one in [*hopeful, *claiming]}
         pending = [*news, *again, *placeable.values()]
-        others = [claim for job, claim in self._claims.items() if job in self._assumed - new]
         self._forgotten.clear()
-        results, left = await asyncio.to_thread(schedule_pending, cluster, pending, holders, others)
+        results, left = await asyncio.to_thread(schedule_pending, cluster, pending, holders, dict(self._claims))
         self._left, self._grown = {node.name: node for node in left.nodes}, set()
         self._reserved = {}
         for result in results:
             self._keep(result)
-        if self._victims:
+        if self._victims or self._uninformed:
             self._capacity.announce()
         return results
 
     def _holders(self, requests: Sequence[SchedulingRequest]) -> list[Holder]:
         """Jobs whose nodes these requests may get."""
+        if any(one.overdue for one in requests):
+            return self._cache.holders(math.inf)
         priorities = [one.priority for one in requests if one.preempts]
         return self._cache.holders(max(priorities)) if priorities else []
 
@@ -243,6 +260,8 @@ class GangScheduler:
         self._unschedulable.pop(job, None)
         if job in self._forgotten:
             return
+        if result.claim != self._claims.get(job):
+            self._uninformed.add(job)
         self._withdraw(job)
         if result.claim:
             self._claims[job] = result.claim

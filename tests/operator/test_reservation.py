@@ -1,0 +1,90 @@
+"""A large job gets its nodes although small ones keep coming, and small ones run where it will not."""
+
+import pytest
+
+from rljob_api.policy import JobPolicy
+from simulator.crowd import Crowd
+
+
+async def stream(crowd: Crowd, count: int, wanted: str) -> bool:
+    """Small jobs, each of which fills a node, end one by one, and others wait for every node. Whether the wanted job gets nodes."""
+    for i in range(4):
+        crowd.apply(f"small-{i}", trainers=1)
+    await crowd.turns(3)
+    crowd.apply(wanted, trainers=5)
+    for i in range(4, 4 + count):
+        crowd.apply(f"small-{i}", trainers=1)
+        await crowd.turns(12)
+        if crowd.on_nodes(wanted):
+            return True
+        crowd.delete(next(job for job in crowd.jobs() if crowd.on_nodes(job)))
+    return False
+
+
+def crowd_of(nodes: int, reserve_after: int) -> Crowd:
+    return Crowd({f"n{i}": 2 for i in range(nodes)}, policy=JobPolicy(reserve_after_seconds=reserve_after))
+
+
+@pytest.mark.parametrize(("reserve_after", "starves"), [(10, False), (10_000, True)])
+async def test_a_stream_of_small_jobs_starves_a_large_one_only_without_a_reservation(
+    reserve_after: int, starves: bool
+) -> None:
+    crowd = crowd_of(4, reserve_after)
+    assert await stream(crowd, 12, "large") is not starves
+    assert len(crowd.on_nodes("large")) == (0 if starves else 6)
+
+
+async def test_it_says_since_when_it_waits_and_what_it_reserves_and_others_run_elsewhere() -> None:
+    crowd = crowd_of(5, 10)
+    for i in range(5):
+        crowd.apply(f"running-{i}", trainers=1)
+    await crowd.turns(3)
+    crowd.apply("large", trainers=5)
+    await crowd.turns(5)
+    waits = crowd.status("large").placement
+    assert waits.waiting_since and not waits.reserved
+    await crowd.turns(15)
+    kept = crowd.status("large").placement.reserved
+    assert len(kept) == 3
+    message = crowd.status("large").message
+    assert message.endswith(f"; waits since {waits.waiting_since}, and reserves {', '.join(kept)}")
+    homes = {next(iter(crowd.on_nodes(f"running-{i}").values())): f"running-{i}" for i in range(5)}
+    crowd.delete(homes[kept[0]])
+    crowd.apply("small", trainers=1)
+    await crowd.turns(10)
+    assert not crowd.on_nodes("small"), "the node is kept"
+    elsewhere = next(node for node in sorted(homes) if node not in kept)
+    crowd.delete(homes[elsewhere])
+    await crowd.turns(10)
+    assert set(crowd.on_nodes("small").values()) == {elsewhere}
+    assert crowd.status("large").placement.reserved == kept
+    crowd.restart_operator()
+    await crowd.turns(10)
+    assert crowd.status("large").placement.reserved == kept
+    for node in kept[1:]:
+        crowd.delete(homes[node])
+    await crowd.turns(10)
+    assert len(crowd.on_nodes("large")) == 6
+    assert not crowd.status("large").placement.reserved
+
+
+async def test_of_two_that_are_overdue_the_first_in_the_queue_reserves() -> None:
+    crowd = crowd_of(4, 5)
+    for i in range(4):
+        crowd.apply(f"running-{i}", trainers=1, priority=100)
+    await crowd.turns(3)
+    crowd.apply("low", trainers=3)
+    await crowd.turns(3)
+    crowd.apply("high", trainers=3, priority=10)
+    await crowd.turns(20)
+    assert crowd.status("high").placement.reserved and not crowd.status("low").placement.reserved
+
+
+async def test_a_job_that_can_never_fit_reserves_nothing() -> None:
+    crowd = crowd_of(2, 5)
+    crowd.apply("running", trainers=1)
+    await crowd.turns(3)
+    crowd.apply("too-large", trainers=9)
+    crowd.apply("small", trainers=1)
+    await crowd.turns(20)
+    assert not crowd.status("too-large").placement.reserved and crowd.on_nodes("small")
