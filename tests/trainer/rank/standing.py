@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.server.weights.reception import Reception
@@ -46,7 +47,7 @@ def publish_together(
         ]
         sent = [future.result(120) for future in sending]
         version = PolicyVersion(1, step, total(part.digest for part in sent))
-        return update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None), sent
+        return update.commit(version, losses(part.failed for part in sent), None), sent
 
 
 def digest_of(tensors: Tensors) -> str:
