@@ -67,6 +67,34 @@ class RolloutEndpoint(Wire):
     url: str
 
 
+class ServerPart(Wire):
+    """One pod of a server that consists of several."""
+
+    pod: str
+    """Name of the pod."""
+    pod_uid: str
+    """UID of the pod."""
+    boot_id: str
+    """Identifier of this life of the pod's launcher process."""
+    address: str
+    """Pod IP."""
+    node_rank: int
+    """Rank of the pod in its server. The head has 0: it alone answers requests."""
+
+
+class ServerGroup(Wire):
+    """The pods of one server that consists of several. A pod runs its part only while its own boot is listed."""
+
+    name: str
+    """Name of the server, such as `demo-rollout-2`, for the third one."""
+    generation: Count
+    """Grows whenever the server has to start again as a whole: all parts then end, and start in the new one."""
+    parts: list[ServerPart]
+    """In the order of their ranks."""
+    master_port: int
+    """Port at which the head's workers meet those of the other pods; of a generation's own, so that a stale part cannot join its successor."""
+
+
 class Resume(Wire):
     """Where an attempt starts."""
 
@@ -95,13 +123,20 @@ class Control(Wire):
     """Port at which the trainer's rank 0 answers the gangs of other models; 0: there are none."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
-    """Rollout servers that are ready. They and `pools` change while an attempt runs; everything else but `command` is fixed per attempt."""
+    """Rollout servers that are ready. They, `pools` and `servers` change while an attempt runs; everything else but `command` is fixed per
+    attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
+    servers: list[ServerGroup] = []
+    """Servers that consist of several pods, of rollouts and pools alike. Of these, `rollouts` and `pools` name the heads."""
     spec: RLJobSpec
 
     def member(self, boot_id: str) -> Member | None:
         return next((m for m in self.members if m.boot_id == boot_id), None)
+
+    def server_of(self, boot_id: str) -> ServerGroup | None:
+        """The server of several pods that a pod's boot is a part of."""
+        return next((s for s in self.servers if any(p.boot_id == boot_id for p in s.parts)), None)
 
     def members_of(self, role: str) -> list[Member]:
         return [m for m in self.members if m.role == role]

@@ -122,7 +122,7 @@ ROLLOUT_ROWS = (
     read(f"{ROLLOUT}tensor_model_parallel_size", "rollout.tensorParallel", 2, text="within one node"),
     lacks(f"{ROLLOUT}data_parallel_size", "more servers take its place", 1),
     lacks(f"{ROLLOUT}pipeline_model_parallel_size", "a server is cut by tensor parallelism only", 1),
-    read(f"{ROLLOUT}expert_parallel_size", "rollout.vllmArgs.enable-expert-parallel", 1),
+    read(f"{ROLLOUT}expert_parallel_size", "rollout.expertParallel", 1),
     becomes(f"{ROLLOUT}gpu_memory_utilization", "rollout.vllmArgs.gpu-memory-utilization", 0.5),
     becomes(f"{ROLLOUT}max_num_seqs", "rollout.vllmArgs.max-num-seqs"),
     becomes(f"{ROLLOUT}max_num_batched_tokens", "rollout.vllmArgs.max-num-batched-tokens"),
