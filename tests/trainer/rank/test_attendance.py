@@ -72,7 +72,10 @@ def test_a_failure_breaks_off_and_leaves_nobody_out_whose_fault_it_may_not_be(at
 def test_who_refuses_is_left_out_with_the_reason(attendance: Attendance) -> None:
     attendance.see(4, lines(3, a1=Progress.REFUSED))
     assert attendance.broken() and attendance.leave_out()
-    assert attendance.failed == {"pod-a": (Cause.REFUSED, "why")} and [m.name for m in attendance.members] == ["b/0", "c/0"]
+    assert attendance.failed == {"pod-a": (Cause.REFUSED, "why")} and [m.name for m in attendance.members] == [
+        "b/0",
+        "c/0",
+    ]
 
 
 def test_a_cause_is_said_and_not_what_follows_from_it(attendance: Attendance) -> None:

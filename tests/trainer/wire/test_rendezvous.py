@@ -88,7 +88,9 @@ def test_a_sender_that_does_not_answer_is_given_up_and_never_misread(monkeypatch
             worker.get("b")
 
 
-@pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\2[]", b"\0\0\0\1\xff", b"GET / HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"\xff\xff\xff\xff", b"\0\0\0\2{}", b"\0\0\0\2[]", b"\0\0\0\1\xff", b"GET / HTTP/1.1\r\n\r\n"]
+)
 def test_who_speaks_another_language_is_disconnected_and_harms_nobody(sent: bytes) -> None:
     home = SenderStore(HERE)
     with socket.create_connection((HERE, home.offer.port), 10) as stranger:

@@ -84,7 +84,9 @@ class Delivery:
     def send(self, bucket: Bucket) -> None:
         """Returns when all servers have received the bucket and verified the one before."""
         while self._attendance.live:
-            if self._together(self._announced(bucket), lambda: self._transfer(bucket), "receive weights", bucket.payload.numel()):
+            if self._together(
+                self._announced(bucket), lambda: self._transfer(bucket), "receive weights", bucket.payload.numel()
+            ):
                 self._outbox.say(TURN_OVER)
                 break
             self._leave_out()

@@ -99,7 +99,9 @@ class Reception:
 
     def _leave(self) -> None:
         """All senders, and what is kept of them."""
-        for connection in (*self._sources, *self._kept.values()):
+        for source in self._sources:
+            source.close()
+        for connection in self._kept.values():
             connection.close()
         self._kept = {}
 
