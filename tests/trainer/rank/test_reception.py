@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rljob_trainer.rank.weights.attendance import Cause
+from rljob_trainer.rank.weights.attendance import LossCause
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.weights import chain, protocol
 from rljob_trainer.wire.weights.plan import Phase
@@ -40,7 +40,7 @@ def test_all_senders_hear_at_once_which_other_one_cannot_be_reached(place: int) 
             opened = update.open(offers)
             for i, publisher in enumerate(publishers):
                 (loss,) = publisher.sender.send(sent_by(i), opened, i, lambda: None).failed.values()
-                assert loss.cause == Cause.REFUSED
+                assert loss.cause == LossCause.REFUSED
                 assert loss.why.startswith(f"the sender at {lost.address} cannot be reached: ")
         assert time.monotonic() - began < protocol.SILENT_SECONDS
 

@@ -15,7 +15,7 @@ GONE = "worker {} has died"
 BEHIND = "it could not be connected with the others: {}"
 
 
-class Cause(IntEnum):
+class LossCause(IntEnum):
     """Why a server is left out. What comes first may be the cause of what comes after it."""
 
     REFUSED = 0
@@ -28,7 +28,7 @@ class Cause(IntEnum):
 class Loss(NamedTuple):
     """Of a server. The least of several is the one to report."""
 
-    cause: Cause
+    cause: LossCause
     why: str
 
 
@@ -89,7 +89,7 @@ class Attendance:
         """Leave out servers with a worker that is not in a state; all, if all are in it."""
         reasons = (self._lines[m.name].reason for m in self.members if self._state(m) == Progress.FAILED)
         why = BEHIND.format(next(reasons, "the transfer did not end"))
-        self._without(dict.fromkeys(self.others(state) or self.live, Loss(Cause.BEHIND, why)))
+        self._without(dict.fromkeys(self.others(state) or self.live, Loss(LossCause.BEHIND, why)))
 
     def _without(self, lost: Mapping[str, Loss]) -> bool:
         self.failed |= lost
@@ -104,14 +104,14 @@ class Attendance:
     def _why_not(self, member: Member) -> Loss | None:
         line = self._lines.get(member.name)
         if line and line.state == Progress.REFUSED:
-            return Loss(Cause.GIVEN_UP if line.reason == GIVEN_UP else Cause.REFUSED, line.reason)
+            return Loss(LossCause.GIVEN_UP if line.reason == GIVEN_UP else LossCause.REFUSED, line.reason)
         if self._state(member) == Progress.DONE:
             return None  # after the last message it has nothing more to show
         silent = self._clock() > self._signs[member.name][1] + protocol.SILENT_SECONDS
-        return Loss(Cause.SILENT, SILENT.format(member.worker)) if silent else None
+        return Loss(LossCause.SILENT, SILENT.format(member.worker)) if silent else None
 
     def _death(self, member: Member) -> Loss | None:
-        return Loss(Cause.GONE, GONE.format(member.worker)) if is_gone(member.host, member.port) else None
+        return Loss(LossCause.GONE, GONE.format(member.worker)) if is_gone(member.host, member.port) else None
 
     def _state(self, member: Member) -> Progress | None:
         line = self._lines.get(member.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rljob_trainer.rank.weights.attendance import Cause, Loss
+from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
 from rljob_trainer.wire.weights.bucket import digest, pack, total
 from rljob_trainer.wire.weights.plan import Phase
@@ -42,7 +42,7 @@ class Sent:
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> "Sent":
-        failed = {pod: Loss(Cause(cause), why) for pod, (cause, why) in fields["failed"].items()}
+        failed = {pod: Loss(LossCause(cause), why) for pod, (cause, why) in fields["failed"].items()}
         return Sent(fields["digest"], fields["bytes"], failed)
 
 
