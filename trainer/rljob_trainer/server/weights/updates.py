@@ -1,9 +1,10 @@
 """The server's side of weight updates: open, commit. One at a time, applied completely or not at all.
 
 The workers receive in threads of their own (reception.py), so the server generates until `commit`, unless it serves nothing, or has no room to keep
-its policy meanwhile: then the update is loaded over it. After a failure before the weights are touched, the server continues with the old ones; after
-one in an update over them it serves nothing until the next update, and its engine stays paused: a request may have been let in before. A failure while a verified update is applied ends the server, because vLLM would
-keep answering with a broken model; the supervisor starts a new one.
+its policy meanwhile: then the update is loaded over it. After a failure before the weights are touched, the server continues with the old ones. After
+one in an update over them it serves nothing until the next update, and its engine stays paused, because a request that was let in before may wait
+there. A failure while a verified update is applied ends the server, because vLLM would keep answering with a broken model; the supervisor starts a
+new one.
 
 Requests in flight are aborted, or, if the update keeps them, stand still while it is applied, and continue with their keys and values under the next
 policy. Requests that come meanwhile wait in the engine. What was cached for requests that come later is not dropped then, since vLLM can drop it only
