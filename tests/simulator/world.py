@@ -15,6 +15,8 @@ from simulator.objects import job_object
 from simulator.parts import Part, boot, is_part, run
 from simulator.site import NAMESPACE, Site
 
+SECOND = {"generating": 0.5, "scoring": 0.125, "training": 0.25, "syncing": 0.125}
+"""What a trainer does in a turn, in which it does a step."""
 GRACE = 3
 """Turns from the deletion of a pod to its end."""
 
@@ -74,6 +76,11 @@ class World(Site):
     def apply(self, **changes: Any) -> None:
         changes = {"train": {"steps": self.steps}, "trainer": {"device": "cpu", "nodes": 2}} | changes
         self.cluster.put(job_object("demo", raw_spec(**changes)))
+
+    def install_gpus(self, count: int) -> None:
+        """Into the node."""
+        node = self.cluster.edit("Node", None, "node-1")
+        node["status"]["allocatable"] |= {"nvidia.com/gpu": str(count), "memory": "640Gi"}
 
     @property
     def job(self) -> Object:
@@ -256,6 +263,7 @@ class World(Site):
             "step": step,
             "heartbeat": rank0.progress.heartbeat + 1,
             "checkpoints": list(self.checkpoints),
+            "spent": {phase: rank0.progress.spent.get(phase, 0.0) + share for phase, share in SECOND.items()},
         }
         rank0.progress = rank0.progress.model_copy(update=news)
         if step == steps:
