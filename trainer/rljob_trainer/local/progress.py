@@ -9,7 +9,7 @@ from typing import TextIO
 from rljob_api.protocol import Progress, Report
 from rljob_trainer.local.decide import LocalState, Seen
 
-STEADY = ("evaluating", "generating", "training", "syncing", "saving")
+STEADY = ("evaluating", "generating", "scoring", "training", "syncing", "saving")
 """Phases that alternate within a step; a line for each would be noise."""
 WAITS = {
     "loading": "loading the model into the trainer",
