@@ -117,7 +117,7 @@ def tensorboard(session: Session, name: str, port: int) -> None:
 
 @verb("view")
 @job_name
-@click.option("--compare", metavar="DIR", help="checkpoint path of another run on a volume of the job, beside it")
+@click.option("--compare", metavar="DIR", help="checkpoint path of another run on a volume of the job, next to it")
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),

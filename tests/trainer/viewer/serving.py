@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_trainer.viewer.runs import Run
+from rljob_trainer.viewer.runs import RunFiles
 from rljob_trainer.viewer.server import serving
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
@@ -45,7 +45,7 @@ def _sample(number: int, reward: float, more: str, step: int) -> dict[str, Any]:
 @contextmanager
 def served(*roots: Path) -> Iterator[str]:
     """The address."""
-    server = serving([Run(root) for root in roots], 0)
+    server = serving([RunFiles(root) for root in roots], 0)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

@@ -7,14 +7,14 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.viewer import runs
-from rljob_trainer.viewer.runs import MOST_POINTS, Run, Unreadable
+from rljob_trainer.viewer.runs import MOST_POINTS, RunFiles, Unreadable
 
 
-def run(root: Path, *lines: object) -> Run:
+def run(root: Path, *lines: object) -> RunFiles:
     """With these lines of metrics; texts as they are."""
     written = [line if isinstance(line, str) else json.dumps(line) for line in lines]
     names.metrics_file(root).write_text("".join(line + "\n" for line in written))
-    return Run(root)
+    return RunFiles(root)
 
 
 def test_all_lines_of_a_step_are_one_point_and_absent_values_are_null(tmp_path: Path) -> None:
@@ -46,13 +46,13 @@ def test_only_files_of_samples_count_as_steps(tmp_path: Path) -> None:
     (tmp_path / "samples").mkdir()
     for name in ("step_2.jsonl", "step_10.jsonl", "step_x.jsonl", "step_1_before.jsonl", "step_4.json"):
         (tmp_path / "samples" / name).write_text('{"reward": 1}\n')
-    assert Run(tmp_path).described() == {"name": tmp_path.name, "path": str(tmp_path), "samples": [2, 10]}
-    assert Run(tmp_path).samples(10) == [{"reward": 1}]
+    assert RunFiles(tmp_path).described() == {"name": tmp_path.name, "path": str(tmp_path), "samples": [2, 10]}
+    assert RunFiles(tmp_path).samples(10) == [{"reward": 1}]
 
 
 def test_what_is_absent_or_too_large_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unreadable, match=r"step_7.jsonl cannot be read: No such file"):
-        Run(tmp_path).samples(7)
+        RunFiles(tmp_path).samples(7)
     found = run(tmp_path, {"step": 1, "a": 1})
     monkeypatch.setattr(runs, "MOST_BYTES", 10)
     with pytest.raises(Unreadable, match=r"metrics.jsonl has \d+ bytes, and at most 10 are read"):

@@ -22,7 +22,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunFiles:
     """A directory `spec.checkpoint.path`."""
 
     root: Path

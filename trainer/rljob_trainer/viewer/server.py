@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rljob_trainer.viewer.runs import Run, Unreadable
+from rljob_trainer.viewer.runs import RunFiles, Unreadable
 
 HOST = "127.0.0.1"
 PAGE = Path(__file__).parent / "page"
@@ -49,7 +49,7 @@ def view(directories: Sequence[Path], port: int) -> int:
             print(f"{directory}: there is no such directory; name spec.checkpoint.path of a run", file=sys.stderr)
             return 1
     try:
-        server = serving([Run(directory.resolve()) for directory in directories], port)
+        server = serving([RunFiles(directory.resolve()) for directory in directories], port)
     except OSError as error:
         print(f"port {port} cannot be used: {error.strerror}; name another one with --port", file=sys.stderr)
         return 1
@@ -62,7 +62,7 @@ def view(directories: Sequence[Path], port: int) -> int:
     return 0
 
 
-def serving(runs: Sequence[Run], port: int) -> ThreadingHTTPServer:
+def serving(runs: Sequence[RunFiles], port: int) -> ThreadingHTTPServer:
     """`port`: 0 for a free one. Raises OSError."""
     server = ThreadingHTTPServer((HOST, port), partial(_Handler, runs))
     server.daemon_threads = True
@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "rljob"
     sys_version = ""
 
-    def __init__(self, runs: Sequence[Run], *arguments: Any):
+    def __init__(self, runs: Sequence[RunFiles], *arguments: Any):
         self._runs = runs
         super().__init__(*arguments)
 
