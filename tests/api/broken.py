@@ -62,6 +62,25 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
             ({"pools": [POOL | servers], "rewards": [{"vllm": {"pool": "judge"}}]}, f"spec.pools[0].{name}"),
         )
     ),
+    (
+        {
+            "rollout": {"pipelineParallel": 2},
+            "algorithm": {"rolloutCorrection": {"routerReplay": "rollout"}},
+        },
+        "spec.rollout.pipelineParallel",
+    ),
+    (
+        {
+            "rollout": {"pipelineParallel": 2, "interrupt": "keep"},
+            "train": {"staleness": 2},
+            "algorithm": CORRECTED,
+        },
+        "spec.rollout.pipelineParallel",
+    ),
+    (
+        {"rollout": {"pipelineParallel": 2}, "model": {"lora": {"sync": "adapters"}}},
+        "spec.rollout.pipelineParallel",
+    ),
     ({"rollout": COLOCATED, "train": {"staleness": 1}, "algorithm": CORRECTED}, "spec.train.staleness"),
     (
         {"train": {"staleness": 1, "batches": {"replay": "/data/batches"}}, "algorithm": CORRECTED},

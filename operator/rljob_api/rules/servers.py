@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field
+from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field, present
 from rljob_api.spec.common import MOST_PROCESSES
 
+INTERRUPT = field("rollout.interrupt")
 SIZES = ("tensorParallel", "pipelineParallel", "dataParallel")
 
 
@@ -50,6 +51,19 @@ def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
     )
 
 
+STAGES = field("rollout.pipelineParallel")
+WITHOUT_STAGES = {
+    "vLLM returns the experts of tokens from servers of one stage only": field(
+        "algorithm.rolloutCorrection.routerReplay"
+    ).equals("rollout"),
+    "requests that are kept while a policy is applied are proven on servers of one stage only": INTERRUPT.equals(
+        "keep"
+    ),
+    "adapters that are sent alone are proven on servers of one stage only": present("model.lora")
+    & field("model.lora.sync").equals("adapters"),
+}
+"""What a server that is cut into pipeline stages cannot do, and when a job needs it."""
+
 OBJECT_RULES = (
     *_rules("rollout."),
     *_rules(items="pools"),
@@ -61,6 +75,15 @@ OBJECT_RULES = (
             "remove it, or set spec.rollout.placement: separate",
         )
         for name in ("nodes", "pipelineParallel", "dataParallel")
+    ),
+    *(
+        Rule(
+            "rollout.pipelineParallel",
+            ~needed | STAGES.equals(1),
+            problem,
+            "set spec.rollout.tensorParallel in its place",
+        )
+        for problem, needed in WITHOUT_STAGES.items()
     ),
 )
 
