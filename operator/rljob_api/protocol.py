@@ -8,7 +8,7 @@ that the control lists runs the attempt.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
@@ -250,14 +250,36 @@ def _is_point(given: Mapping[str, Any]) -> bool:
     return all(_is_number(given.get(name)) for name in ("loss", "seconds", *(() if unrewarded else ("reward",))))
 
 
+PhaseOfRun = Literal[
+    "fetching",
+    "loading",
+    "waiting",
+    "evaluating",
+    "generating",
+    "scoring",
+    "training",
+    "syncing",
+    "saving",
+    "finishing",
+]
+"""What a trainer may be doing. fetching: it copies the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the
+current policy; scoring: it measures a batch, with old and reference log-probabilities and values, before the update."""
+
+
+def _spent(given: Any) -> Any:
+    """Keeps durations of phases."""
+    if not isinstance(given, Mapping):
+        return given
+    return {phase: given[phase] for phase in get_args(PhaseOfRun) if _duration(given.get(phase)) is not None}
+
+
 class Progress(Wire):
     """Progress of the run, from rank 0."""
 
-    phase: Literal[
-        "fetching", "loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"
-    ] = "loading"
-    """What the trainer is doing. fetching: it copies the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the
-    current policy."""
+    phase: PhaseOfRun = "loading"
+    """What the trainer is doing."""
+    spent: Annotated[dict[PhaseOfRun, float], BeforeValidator(_spent)] = {}
+    """Seconds of this attempt in each phase, without those since the present one began."""
     fetching: Line = ""
     """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
     loading: Annotated[list[Line], Field(max_length=64)] = []

@@ -14,6 +14,7 @@ from rljob_api.spec import RLJobSpec
 VALUES: dict[str, Any] = {
     "model.megatronCheckpoint": "/data/checkpoint",
     "model.lora": {"rank": 8},
+    "data.custom": {"path": "/data/custom.py"},
     "data.format": "messages",
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,

@@ -44,6 +44,7 @@ PAIRS: tuple[Task, ...] = ("dpo", "rewardModel")
 READERS: dict[str, tuple[Task, ...]] = {
     "model.megatronCheckpoint": ("rl", "sft", "dpo", "pretrain"),
     "model.lora": ("rl", "sft", "dpo", "pretrain"),
+    "data.custom": ("rl", *CONVERSATIONS),
     "data.format": SUPERVISED,
     "data.promptKey": ("rl", *CONVERSATIONS),
     "data.responseKey": ("sft",),

@@ -11,6 +11,7 @@ WORDS: dict[str, str] = {
     "model.lora.targets": "target_modules lora_target lora_target_modules",
     "data.train": "train_files train_file train_data dataset dataset_path prompt_data",
     "data.validation": "val_files val_data val eval_data eval_files test_files validation_files",
+    "data.custom": "custom_cls dataset_class custom_dataset dataset_cls map_fn",
     "data.promptKey": "input_key prompt_column",
     "data.answerKey": "label_key ground_truth_key answer_column",
     "data.dataSourceKey": "reward_fn_key",

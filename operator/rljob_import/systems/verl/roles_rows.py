@@ -275,7 +275,7 @@ TRAINER = (
         "trainer.logger",
         "env",
         ["console", "wandb"],
-        text="wandb: WANDB_PROJECT; mlflow: MLFLOW_EXPERIMENT_NAME; console and tensorboard are always written",
+        text="wandb: WANDB_PROJECT; mlflow: MLFLOW_EXPERIMENT_NAME; swanlab: SWANLAB_PROJ_NAME; console and tensorboard are always written",
     ),
     read(f"{AR}nccl_timeout", "lifecycle.stallTimeoutSeconds", text="if longer than the default"),
     becomes("trainer.val_only", "evaluation.only", False),
