@@ -6,7 +6,7 @@ from rljob_api.protocol import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
-from rljob_trainer.pod.part import Part
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
 from trainer.server.servers import spec
 
@@ -149,7 +149,7 @@ def test_parts_of_a_server_have_its_place_and_their_own_address() -> None:
         for i, address in enumerate(("fd00::7", "127.0.0.1"))
     ]
     group = ServerGroup(name="demo-rollout-0", generation=3, parts=pods, master_port=29703)
-    parts = [Part(group, rank) for rank in range(2)]
+    parts = [PodPart(group, rank) for rank in range(2)]
     for rank, part in enumerate(parts):
         arguments = server_arguments(job, 8000, part)
         expected = {"tensor-parallel-size": "4", "pipeline-parallel-size": "2", "distributed-executor-backend": "mp"}

@@ -15,7 +15,7 @@ from rljob_api.protocol import RolloutEndpoint, ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod.arguments import server_arguments, server_environment
-from rljob_trainer.pod.part import Part
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
@@ -48,7 +48,7 @@ def start(
     """`start(model)`: a server that answers /health, of `job` if there is one, in as many pods as that says. It is killed after the module."""
     servers: list[Server] = []
 
-    def fork(served: RLJobSpec, attempt: int, part: Part | None = None) -> Server:
+    def fork(served: RLJobSpec, attempt: int, part: PodPart | None = None) -> Server:
         assert fork_server.stdin and fork_server.stdout
         port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
         environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)}
@@ -87,14 +87,14 @@ def start(
         server.kill()
 
 
-def parts_of(nodes: int, address: str) -> list[Part] | list[None]:
+def parts_of(nodes: int, address: str) -> list[PodPart] | list[None]:
     """Of a server of so many pods, which here share an address. One pod has the whole server."""
     pods = [
         ServerPart(pod=f"pod-{rank}", pod_uid="uid", boot_id="", address=address, node_rank=rank)
         for rank in range(nodes)
     ]
     group = ServerGroup(name="server", generation=1, parts=pods, master_port=free_port())
-    return [Part(group, rank) for rank in range(nodes)] if nodes > 1 else [None]
+    return [PodPart(group, rank) for rank in range(nodes)] if nodes > 1 else [None]
 
 
 @pytest.fixture(scope="session")

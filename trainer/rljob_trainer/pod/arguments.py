@@ -12,7 +12,7 @@ from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
 from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import any_address, loopback
-from rljob_trainer.pod.part import Part
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
@@ -42,7 +42,7 @@ ENVIRONMENT = {
 }
 
 
-def server_arguments(spec: RLJobSpec, port: int, part: Part | None = None) -> list[str]:
+def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) -> list[str]:
     """Arguments of vLLM's API server: defaults, which spec.rollout.vllmArgs overrides, and what the trainer depends on, which overrides both. `part`:
     the one that a pod runs, of a server of several."""
     rollout = spec.rollout
@@ -81,7 +81,7 @@ def server_arguments(spec: RLJobSpec, port: int, part: Part | None = None) -> li
     return list(_command_line(default | rollout.vllm_args | own))
 
 
-def _cut(servers: Servers, part: Part | None) -> dict[str, Any]:
+def _cut(servers: Servers, part: PodPart | None) -> dict[str, Any]:
     """How the model of a server is cut over its GPUs, and over its pods."""
     sizes = {"pipeline-parallel-size": servers.pipeline_parallel, "data-parallel-size": servers.data_parallel}
     cut: dict[str, Any] = {"tensor-parallel-size": servers.tensor_parallel}
@@ -96,7 +96,7 @@ def _adapted(targets: Sequence[str]) -> list[str]:
     return [*modules_of(targets), *(module for target in targets for module in MODULES_OF_FUSED.get(target, ()))]
 
 
-def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int, part: Part | None = None) -> list[str]:
+def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int, part: PodPart | None = None) -> list[str]:
     """Like server_arguments, for a server of a pool. On GPUs vLLM's own defaults for memory apply, since it does not share them."""
     own: dict[str, Any] = {
         "model": pool.model,
@@ -115,7 +115,7 @@ def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int, part: Part | None
 
 
 def server_environment(
-    spec: RLJobSpec, gpus: int, inherited: Mapping[str, str], part: Part | None = None
+    spec: RLJobSpec, gpus: int, inherited: Mapping[str, str], part: PodPart | None = None
 ) -> dict[str, str]:
     """The inherited environment, with our defaults for what it does not set. `gpus`: of one server.
 

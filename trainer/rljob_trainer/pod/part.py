@@ -11,7 +11,7 @@ from rljob_trainer.pod.health import HealthCheck, Lost
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PodPart:
     """One pod's part, in one generation of its server. Rank 0 is the head: the API server, the engine, and the first workers. The others run
     workers only."""
 
@@ -19,11 +19,11 @@ class Part:
     rank: int
 
     @staticmethod
-    def of(control: Control, boot_id: str) -> "Part | None":
+    def of(control: Control, boot_id: str) -> "PodPart | None":
         """Of the pod with this boot, if the control lists it."""
         group = control.server_of(boot_id)
         ranks = {part.boot_id: part.node_rank for part in group.parts} if group else {}
-        return Part(group, ranks[boot_id]) if group else None
+        return PodPart(group, ranks[boot_id]) if group else None
 
     @property
     def follows(self) -> bool:
@@ -54,7 +54,7 @@ class FollowerCheck(HealthCheck):
     """The check of a part without an API server: its workers have to run, and their head has to exist. vLLM's workers outlive their head (0.32), and
     would keep their GPUs. That they compute, the head finds out, whose engine waits for them."""
 
-    def __init__(self, pid: int, part: Part) -> None:
+    def __init__(self, pid: int, part: PodPart) -> None:
         super().__init__(pid, "", "")
         self._meeting = part.meeting
 

@@ -18,7 +18,7 @@ from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, FailureKind, is_los
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
-from rljob_trainer.pod.part import FollowerCheck, Part
+from rljob_trainer.pod.part import FollowerCheck, PodPart
 from rljob_trainer.processes import Family
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, FOLLOWER_FAILED, FOLLOWS
 
@@ -140,7 +140,7 @@ class ServerProcess:
         output: asyncio.StreamReader,
         check: HealthCheck,
         section: str,
-        part: Part | None,
+        part: PodPart | None,
     ) -> None:
         self._process, self._family, self._check = process, family, check
         self._section, self._part, self._tail = section, part, bytearray()
@@ -151,7 +151,7 @@ class ServerProcess:
 
     @staticmethod
     async def start(
-        arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str, part: Part | None = None
+        arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str, part: PodPart | None = None
     ) -> "ServerProcess":
         """Start a server, or a part of one, in a session and a family of its own, so that all of it can be killed.
 

@@ -29,7 +29,7 @@ from rljob_api.spec.roles import PoolSpec
 from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
-from rljob_trainer.pod.part import Part
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.sources.record import until_fetched
 from rljob_trainer.wire.rollout_client import answers
@@ -61,7 +61,7 @@ class Orders(NamedTuple):
     """What this pod has to run."""
 
     arguments: list[str]
-    part: Part | None
+    part: PodPart | None
     """None: the whole server."""
 
 
@@ -149,7 +149,7 @@ class Supervisor:
                 return orders
             await self._restart.wait()
 
-    async def _become_ready(self, server: ServerProcess, part: Part | None) -> None:
+    async def _become_ready(self, server: ServerProcess, part: PodPart | None) -> None:
         if part and part.follows:
             await server.follows.wait()
         else:
@@ -194,7 +194,7 @@ class Supervisor:
 
     def _orders(self, control: Control) -> Orders | None:
         """None: this pod's server has several, and the control does not list it."""
-        settings, part = self._settings(control.spec), Part.of(control, self._boot_id)
+        settings, part = self._settings(control.spec), PodPart.of(control, self._boot_id)
         if settings.nodes > 1 and part is None:
             return None
         if isinstance(settings, PoolSpec):
