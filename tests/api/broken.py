@@ -11,8 +11,6 @@ POOL = {"name": "judge", "model": "/judge"}
 SERVERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"nodes": 3, "tensorParallel": 2, "pipelineParallel": 2}, "nodes"),
     ({"tensorParallel": 64, "pipelineParallel": 2}, "nodes"),
-    ({"nodes": 2, "tensorParallel": 2, "dataParallel": 3, "expertParallel": True}, "dataParallel"),
-    ({"dataParallel": 2}, "dataParallel"),
     ({"pipelineParallel": 2, "expertParallel": True}, "expertParallel"),
 )
 """Servers that no number of pods can be made of."""
@@ -53,7 +51,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.nodes",
     ),
     ({"rollout": COLOCATED | {"pipelineParallel": 2}}, "spec.rollout.pipelineParallel"),
-    ({"rollout": COLOCATED | {"dataParallel": 2, "expertParallel": True}}, "spec.rollout.dataParallel"),
     *(
         broken
         for servers, name in SERVERS

@@ -38,8 +38,6 @@ def test_a_pod_has_its_share_of_the_gpus_of_its_server() -> None:
         ("master-addr", "10.0.0.1", "nodes"),
         ("tensor-parallel-size", 2, "tensorParallel"),
         ("pipeline-parallel-size", 2, "pipelineParallel"),
-        ("data-parallel-size", 2, "dataParallel"),
-        ("data-parallel-rpc-port", 2, "dataParallel"),
         ("enable-expert-parallel", True, "expertParallel"),
     ],
 )
@@ -53,12 +51,20 @@ def test_arguments_of_vllm_that_cut_a_server_are_fields(key: str, value: object,
     }
 
 
+@pytest.mark.parametrize("key", ["data-parallel-size", "data-parallel-rpc-port"])
+def test_data_parallel_copies_inside_of_a_server_are_refused_by_name(key: str) -> None:
+    (found,) = validate(raw_spec(rollout={"vllmArgs": {key: 2}}), "demo").violations
+    assert found.rule == (
+        "this key is set by spec.rollout.replicas: nothing shows that updates reach data-parallel copies inside of one server"
+    )
+
+
 def test_a_server_whose_gpus_its_pods_cannot_share_is_refused_with_its_numbers() -> None:
     spec = raw_spec(rollout={"nodes": 3, "tensorParallel": 4, "pipelineParallel": 2})
     (violation,) = validate(spec, "demo").violations
     assert str(violation) == (
-        "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4, pipelineParallel = 2 and "
-        "dataParallel = 1, cannot be shared equally by so many pods; choose a divisor of that product"
+        "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4 and pipelineParallel = 2, "
+        "cannot be shared equally by so many pods; choose a divisor of that product"
     )
 
 
@@ -76,7 +82,7 @@ OUTSIDE = 10 * 20_480 + 2 * 49_152 + 8 * 64 * 8 + 128_000
         (DENSE, {"tensorParallel": 8}, (10 * 69_632 + 128_000) / 8),
         (DENSE, {"tensorParallel": 2, "pipelineParallel": 4}, (3 * 69_632 + 64_000) / 2),
         (EXPERTS, {"tensorParallel": 4}, (OUTSIDE + 8 * 49_152) / 4),
-        (EXPERTS, {"tensorParallel": 2, "dataParallel": 4, "expertParallel": True}, OUTSIDE / 2 + 8 * 49_152 / 8),
+        (EXPERTS, {"tensorParallel": 4, "expertParallel": True}, (OUTSIDE + 8 * 49_152) / 4),
     ],
 )
 def test_a_gpu_of_a_server_holds_its_part_of_its_stage(shape: Shape, sizes: dict, expected: float) -> None:
@@ -89,7 +95,6 @@ def test_a_gpu_of_a_server_holds_its_part_of_its_stage(shape: Shape, sizes: dict
         (DENSE, {"tensorParallel": 8}, 0, 0),
         (DENSE, {"nodes": 4, "tensorParallel": 2, "pipelineParallel": 4}, 256, 128),
         (DENSE, {"nodes": 2, "tensorParallel": 8}, 4 * 128 * 7 / 8 * 10, 4 * 128 * 7 / 8 * 10),
-        (EXPERTS, {"nodes": 2, "dataParallel": 4, "expertParallel": True}, 2 * 128 * 8 / 2, 2 * 128 * 8 / 4),
     ],
 )
 def test_pods_of_a_server_send_each_other_activations(shape: Shape, sizes: dict, sent: float, one: float) -> None:
@@ -109,12 +114,10 @@ def test_generation_sends_what_all_tokens_of_a_servers_samples_do() -> None:
     assert network.generation(over(1, pipelineParallel=2), DENSE).sent == 0
 
 
-def test_a_server_has_room_for_the_tokens_of_all_its_copies_and_stages() -> None:
+def test_a_server_has_room_for_more_tokens_where_a_gpu_has_fewer_layers() -> None:
     one, staged = (cache_memory(spec, EXPERTS, GIB) for spec in (over(1), over(2, pipelineParallel=2)))
     assert one.tokens == pytest.approx(one.there / (4 * 10 * 2 * 2 * 16))
     assert staged.tokens == pytest.approx(staged.there / (4 * 5 * 2 * 2 * 16))
-    copies = cache_memory(over(2, dataParallel=2, expertParallel=True), EXPERTS, GIB)
-    assert copies.tokens == pytest.approx(2 * copies.there / (4 * 10 * 2 * 2 * 16))
 
 
 def test_a_pod_keeps_the_next_policy_of_its_own_gpus() -> None:

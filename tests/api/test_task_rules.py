@@ -40,7 +40,7 @@ VALUES: dict[str, Any] = {
     "reference": {"offload": False},
     "rollout.placement": "colocated",
     "rollout.minReplicas": 0,
-    **dict.fromkeys((f"rollout.{name}" for name in ("nodes", "tensorParallel", "pipelineParallel", "dataParallel")), 2),
+    **dict.fromkeys((f"rollout.{name}" for name in ("nodes", "tensorParallel", "pipelineParallel")), 2),
     "rollout.expertParallel": True,
     "rollout.interrupt": "continue",
     "rollout.sampling": {"maxTokens": 4},

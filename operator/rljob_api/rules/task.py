@@ -82,7 +82,6 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.nodes": ("rl",),
     "rollout.tensorParallel": ("rl",),
     "rollout.pipelineParallel": ("rl",),
-    "rollout.dataParallel": ("rl",),
     "rollout.expertParallel": ("rl",),
     "rollout.interrupt": ("rl",),
     "rollout.sampling": ("rl",),

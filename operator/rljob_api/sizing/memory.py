@@ -5,7 +5,7 @@ It is for people who choose a layout. Only what is there for certain, and cannot
 Trainer: the pipeline stage that holds most (stage.py has the formulas).
 
 Rollout, per GPU of a server: its weights (replica.py), and keys and values 2 b layers groups head tokens / tensorParallel of its pipeline stage, for
-the samples that one data-parallel copy has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent +
+the samples that one server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent +
 rotated part) tokens, whole on each GPU. A colocated server takes the whole share that it was given.
 
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
@@ -82,7 +82,7 @@ class CacheMemory:
     """What there is at most: vLLM's share of the GPU without the weights. Its own activations and graphs reduce it further. Negative if the weights
     do not fit."""
     tokens: float
-    """Tokens for which a whole server has room there, on all of its GPUs together."""
+    """Tokens for which a whole server has room there."""
 
 
 def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
@@ -90,7 +90,7 @@ def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
     needed, given = rollout_memory(spec, shape), server_defaults(spec) | spec.rollout.vllm_args
     share = float(given.get("gpu-memory-utilization", SERVER_SHARE))
     there = float(given.get("kv-cache-memory-bytes") or device * share - needed.weights)
-    tokens = max(0.0, there) / cached_per_token(spec, shape) * spec.rollout.data_parallel
+    tokens = max(0.0, there) / cached_per_token(spec, shape)
     return CacheMemory(wanted=needed.kv_cache, there=there, tokens=tokens)
 
 
@@ -211,9 +211,9 @@ def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
 
 
 def in_flight(spec: RLJobSpec) -> int:
-    """Samples that one data-parallel copy in a server generates at a time."""
-    copies = max(1, wanted_servers(spec)) * spec.rollout.data_parallel
-    return min(sequences(spec), -(-Amounts.of(spec).samples_per_step // copies))
+    """Samples that one server generates at a time."""
+    servers = max(1, wanted_servers(spec))
+    return min(sequences(spec), -(-Amounts.of(spec).samples_per_step // servers))
 
 
 def cached_per_token(spec: RLJobSpec, shape: Shape) -> float:

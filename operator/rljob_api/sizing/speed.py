@@ -131,20 +131,19 @@ def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:
 def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all responses of a step on all servers."""
     amounts, servers, width = Amounts.of(spec), spec.rollout, BYTES[spec.model.dtype]
-    t, copies = servers.tensor_parallel, max(1, wanted_servers(spec)) * servers.data_parallel
+    t = servers.tensor_parallel
     samples = in_flight(spec)
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
     fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
-    rounds = amounts.samples_per_step / copies / fitting
-    together = fitting * servers.data_parallel
-    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** together if shape.experts else 0.0
+    rounds = amounts.samples_per_step / max(1, wanted_servers(spec)) / fitting
+    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
     experts = shape.expert * shape.layers
-    weights = width * ((shape.parameters - experts) + chosen * experts / servers.data_parallel) / t
+    weights = width * ((shape.parameters - experts) + chosen * experts) / t
     read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
     rate = t * servers.pipeline_parallel * machine.rates.operations * DECODING
     computed = fitting * shape.work.token / rate
-    exchanged = 2 * shape.layers * EXCHANGE if t * servers.data_parallel > 1 else 0.0
+    exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
     between = network.generation(spec, shape).seconds(machine.cards)
     prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / rate
     return rounds * (spec.longest_response * (max(read, computed) + exchanged + LAUNCH) + prompt) + between

@@ -162,7 +162,7 @@ def test_parts_of_a_server_have_its_place_and_their_own_address() -> None:
 
 
 def test_a_pool_s_servers_are_cut_as_those_of_rollouts() -> None:
-    pool = {"name": "judge", "model": "/judge", "tensorParallel": 2, "dataParallel": 2, "expertParallel": True}
+    pool = {"name": "judge", "model": "/judge", "tensorParallel": 2, "expertParallel": True}
     arguments = pool_arguments(spec(Path("/model")), PoolSpec.model_validate(pool), 8000)
-    assert option(arguments, "data-parallel-size") == "2" and "--enable-expert-parallel" in arguments
+    assert option(arguments, "tensor-parallel-size") == "2" and "--enable-expert-parallel" in arguments
     assert "--pipeline-parallel-size" not in arguments and "--nnodes" not in arguments

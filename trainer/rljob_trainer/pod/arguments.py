@@ -83,10 +83,9 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
 
 def _cut(servers: Servers, part: PodPart | None) -> dict[str, Any]:
     """How the model of a server is cut over its GPUs, and over its pods."""
-    sizes = {"pipeline-parallel-size": servers.pipeline_parallel, "data-parallel-size": servers.data_parallel}
     cut: dict[str, Any] = {"tensor-parallel-size": servers.tensor_parallel}
     cut |= {"distributed-executor-backend": "uni" if servers.gpus == 1 else "mp"}
-    cut |= {name: size for name, size in sizes.items() if size > 1}
+    cut |= {"pipeline-parallel-size": servers.pipeline_parallel} if servers.pipeline_parallel > 1 else {}
     cut |= {"enable-expert-parallel": True} if servers.expert_parallel else {}
     return cut | (part.arguments if part else {})
 

@@ -165,8 +165,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         return self._shadow is not None or self._shadow_device() is not None
 
     def _shadow_device(self) -> torch.device | None:
-        parallel = self.parallel_config
-        return shadow_device(self.model, self.device, parallel.local_world_size * parallel.data_parallel_size_local)
+        return shadow_device(self.model, self.device, self.parallel_config.local_world_size)
 
     def _target_of(self, apart: bool) -> Target:
         if self.vllm_config.lora_config:
