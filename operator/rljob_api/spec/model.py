@@ -8,6 +8,7 @@ from rljob_api.base import Model
 from rljob_api.spec.common import (
     AbsolutePath,
     Key,
+    LibraryName,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -102,6 +103,23 @@ class ChatTemplate(Model):
     """Apply the template to prompts that are texts as well, as one message of the user. Conversations always go through it."""
 
 
+class GeneratedData(Model):
+    """A file of prompts that a library of tasks writes before the first attempt trains. The trainer image does not hold the libraries."""
+
+    path: AbsolutePath
+    """The file, whose name ends in .jsonl; `train`, `validation` or a set of `evaluation` names it too. A file that is there stays as it is."""
+    library: Literal["reasoning-gym", "verifiers"]
+    """The library: a data set of reasoning-gym is generated with `arguments` and `seed`; of the tasks of verifiers, `seed` chooses and orders."""
+    environment: LibraryName
+    """Name of the data set or environment in the library."""
+    arguments: Verbatim = {}
+    """Its configuration, in the library's own words."""
+    size: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Number of rows."""
+    seed: NonNegativeInt = 0
+    """Equal seeds give equal rows. Held-out data need another one than training data."""
+
+
 class DataSpec(Model):
     """Training and held-out data. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; `pretrain` reads Megatron's indexed data sets too.
     One row is a prompt (`rl`), a conversation (`sft`), a pair of a better and a worse answer (`dpo`, `rewardModel`) or a document (`pretrain`)."""
@@ -112,6 +130,8 @@ class DataSpec(Model):
     """Files of held-out data, for `evaluation`."""
     sources: Annotated[list[Source], Field(max_length=32)] = []
     """What is copied to the volumes before the first attempt trains: data, and any other files that the job reads, such as a reward model."""
+    generated: Annotated[list[GeneratedData], Field(max_length=32)] = []
+    """Files that are generated before the first attempt trains, in place of files that somebody made. For `task: rl`."""
     format: Literal["auto", "messages", "alpaca", "sharegpt", "columns", "text", "indexed"] = "auto"
     """How rows are read, for all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
     instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;

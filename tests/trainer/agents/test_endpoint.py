@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.api import Policy
 from rljob_trainer.agents.endpoint import Endpoint, _message
 from rljob_trainer.agents.session import Response, Session

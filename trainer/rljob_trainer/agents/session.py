@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.api import Message, PolicyError, Turn
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt

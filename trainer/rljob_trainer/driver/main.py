@@ -16,6 +16,7 @@ from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
+from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.files import places
 from rljob_trainer.data.loading import load_examples
@@ -128,6 +129,7 @@ async def _reinforcement(
         if agent:
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
+        await asyncio.to_thread(generate, spec.data)
         train, held_out = _prompts(directory, spec, tokenizer)
         await rewards.start()
         control = _counted(control, train)
