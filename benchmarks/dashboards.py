@@ -35,6 +35,8 @@ BEGIN, SCRAPE = 1_795_000_000, 2
 """Seconds since the epoch of the first sample, and between two."""
 WAITS, LOADS, AFTER = 10.0, 14.0, 12.0
 """Seconds in which a job is pending, starting, and has ended."""
+RANKS = 2
+"""Of each job; they count as GPUs."""
 Series = dict[str, Any]
 """As the API of Prometheus answers: labels under `metric`, and `values`, pairs of a time and a text; of an instant query `value`, one pair."""
 
@@ -75,6 +77,17 @@ class Run:
             "progress": {"step": done, "steps": self.steps, "metrics": metrics},
             "trainer": {"ready": 2 * ready, "desired": 2, "text": "2/2"},
             "rollout": {"ready": self.rollouts * ready, "text": "r" if self.rollouts else ""},
+            "accounting": {
+                "until": stamp(BEGIN + self.later + age),
+                "gpus": RANKS * ready,
+                "gpuSeconds": {
+                    phase: round(
+                        RANKS * sum(row.get(f"time/{phase}", 0.0) for row in self.rows if row["step"] <= done), 3
+                    )
+                    for phase in ("generate", "train", "sync", "save")
+                }
+                | {"starting": RANKS * min(LOADS, max(0.0, age - WAITS))},
+            },
             **({"firstStepAt": stamp(BEGIN + self.later + first)} if done else {}),
         }
 

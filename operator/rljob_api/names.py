@@ -90,6 +90,7 @@ ROLLOUT_PORT = 8000
 MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
 SERVICE_PORT_FIRST = 29600
+SERVER_PORT_FIRST = 29700
 
 # Containers
 TRAINER_CONTAINER = "trainer"
@@ -174,6 +175,16 @@ def master_port(attempt: int) -> int:
 def service_port(attempt: int) -> int:
     """Where the trainer answers the gangs of other models; of an attempt's own for the same reason."""
     return SERVICE_PORT_FIRST + attempt % MASTER_PORT_COUNT
+
+
+def server(job: str, role: str, index: int) -> str:
+    """A server that consists of several pods, by its place among those of a role."""
+    return f"{gang(job, role)}-{index}"
+
+
+def server_port(generation: int) -> int:
+    """Where the pods of such a server meet; of a generation's own for the same reason."""
+    return SERVER_PORT_FIRST + generation % MASTER_PORT_COUNT
 
 
 # Files under spec.checkpoint.path, on the job's volume

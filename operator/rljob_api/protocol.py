@@ -8,7 +8,7 @@ that the control lists runs the attempt.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
@@ -67,6 +67,34 @@ class RolloutEndpoint(Wire):
     url: str
 
 
+class ServerPart(Wire):
+    """One pod of a server that consists of several."""
+
+    pod: str
+    """Name of the pod."""
+    pod_uid: str
+    """UID of the pod."""
+    boot_id: str
+    """Identifier of this life of the pod's launcher process."""
+    address: str
+    """Pod IP."""
+    node_rank: int
+    """Rank of the pod in its server. The head has 0: it alone answers requests."""
+
+
+class ServerGroup(Wire):
+    """The pods of one server that consists of several. A pod runs its part only while its own boot is listed."""
+
+    name: str
+    """Name of the server, such as `demo-rollout-2`, for the third one."""
+    generation: Count
+    """Grows whenever the server has to start again as a whole: all parts then end, and start in the new one."""
+    parts: list[ServerPart]
+    """In the order of their ranks."""
+    master_port: int
+    """Port at which the head's workers meet those of the other pods; of a generation's own, so that a stale part cannot join its successor."""
+
+
 class Resume(Wire):
     """Where an attempt starts."""
 
@@ -95,13 +123,20 @@ class Control(Wire):
     """Port at which the trainer's rank 0 answers the gangs of other models; 0: there are none."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
-    """Rollout servers that are ready. They and `pools` change while an attempt runs; everything else but `command` is fixed per attempt."""
+    """Rollout servers that are ready. They, `pools` and `servers` change while an attempt runs; everything else but `command` is fixed per
+    attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
+    servers: list[ServerGroup] = []
+    """Servers that consist of several pods, of rollouts and pools alike. Of these, `rollouts` and `pools` name the heads."""
     spec: RLJobSpec
 
     def member(self, boot_id: str) -> Member | None:
         return next((m for m in self.members if m.boot_id == boot_id), None)
+
+    def server_of(self, boot_id: str) -> ServerGroup | None:
+        """The server of several pods that a pod's boot is a part of."""
+        return next((s for s in self.servers if any(p.boot_id == boot_id for p in s.parts)), None)
 
     def members_of(self, role: str) -> list[Member]:
         return [m for m in self.members if m.role == role]
@@ -215,14 +250,36 @@ def _is_point(given: Mapping[str, Any]) -> bool:
     return all(_is_number(given.get(name)) for name in ("loss", "seconds", *(() if unrewarded else ("reward",))))
 
 
+PhaseOfRun = Literal[
+    "fetching",
+    "loading",
+    "waiting",
+    "evaluating",
+    "generating",
+    "scoring",
+    "training",
+    "syncing",
+    "saving",
+    "finishing",
+]
+"""What a trainer may be doing. fetching: it copies the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the
+current policy; scoring: it measures a batch, with old and reference log-probabilities and values, before the update."""
+
+
+def _spent(given: Any) -> Any:
+    """Keeps durations of phases."""
+    if not isinstance(given, Mapping):
+        return given
+    return {phase: given[phase] for phase in get_args(PhaseOfRun) if _duration(given.get(phase)) is not None}
+
+
 class Progress(Wire):
     """Progress of the run, from rank 0."""
 
-    phase: Literal[
-        "fetching", "loading", "waiting", "evaluating", "generating", "training", "syncing", "saving", "finishing"
-    ] = "loading"
-    """What the trainer is doing. fetching: it copies the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the
-    current policy."""
+    phase: PhaseOfRun = "loading"
+    """What the trainer is doing."""
+    spent: Annotated[dict[PhaseOfRun, float], BeforeValidator(_spent)] = {}
+    """Seconds of this attempt in each phase, without those since the present one began."""
     fetching: Line = ""
     """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
     loading: Annotated[list[Line], Field(max_length=64)] = []

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from rljob_api import names
+from rljob_api.accounting import Accounting
 from rljob_api.base import Model, Wire
 from rljob_api.placement_status import NodeStatus, PlacementStatus
 from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
@@ -137,7 +138,8 @@ class ProgressStatus(Wire):
     text: str = ""
     """Steps that are done and steps of the whole job, such as `120/500`, for a column of `kubectl get`."""
     phase: str = ""
-    """What the trainer is doing: fetching, loading, waiting, generating, training, syncing, saving, evaluating or finishing."""
+    """What the trainer is doing: fetching, loading, waiting, generating, scoring, training, syncing, saving, evaluating or
+    finishing."""
     policy_step: int = 0
     """Step of the policy that rollout servers received last."""
     metric: str = ""
@@ -257,6 +259,8 @@ class JobStatus(Wire):
     clocks of the pods say."""
     stuck_pods: list[StuckPod] = []
     """Pods that were deleted and do not end. The first eight, by name."""
+    accounting: Accounting = Accounting()
+    """GPU-seconds that the job has held, by what it did meanwhile."""
     lost_steps: int = 0
     """Steps that were not saved and had to be repeated by a later attempt."""
     first_step_at: str = ""

@@ -1,12 +1,14 @@
 """Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice."""
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rljob_api.accounting import goodput
 from rljob_api.status import JobStatus, RoleStatus
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.kube.api import Key
@@ -29,7 +31,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     ),
     "rljob_job_restarts": ("Restarts of the gang, for whatever reason", lambda job, s: s.restarts.total),
     "rljob_job_lost_steps": ("Steps that were done and had to be done again", lambda job, s: s.lost_steps),
-    "rljob_job_goodput_ratio": ("Steps kept, of all steps done", lambda job, s: _goodput(s)),
+    "rljob_job_goodput_ratio": (
+        "GPU-seconds in steps that were kept, of all that were held",
+        lambda job, s: goodput(s.accounting.gpu_seconds),
+    ),
     "rljob_job_first_step_seconds": ("From the job's creation to its first step", lambda job, s: _first_step(job, s)),
     "rljob_job_stuck_pods": (
         "Pods that were deleted and do not end, up to those that status.stuckPods names",
@@ -59,7 +64,8 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
 
 
 class Metrics:
-    """`calls`: counts of requests, by verb and kind; `events`: counts of watch events, by kind; `lag`: see WorkQueue.lag."""
+    """`calls`: counts of requests, by verb and kind; `events`: counts of watch events, by kind; `lag`: see WorkQueue.lag; `clock`: seconds since the
+    epoch."""
 
     def __init__(
         self,
@@ -67,9 +73,10 @@ class Metrics:
         calls: Mapping[tuple[str, str], int],
         lag: Callable[[], float],
         events: Mapping[str, int],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Observed(cache, calls, lag, events))
+        self._registry.register(_Observed(cache, calls, lag, events, clock))
         self.reconcile = Histogram(
             "rljob_reconcile_seconds", "Duration of one reconcile of a job", buckets=BUCKETS, registry=self._registry
         )
@@ -94,8 +101,9 @@ class _Observed(Collector):
         calls: Mapping[tuple[str, str], int],
         lag: Callable[[], float],
         events: Mapping[str, int],
+        clock: Callable[[], float],
     ) -> None:
-        self._cache, self._calls, self._lag, self._events = cache, calls, lag, events
+        self._cache, self._calls, self._lag, self._events, self._clock = cache, calls, lag, events, clock
 
     def collect(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("rljob_api_requests", "Requests to the API server", labels=["verb", "kind"])
@@ -115,6 +123,7 @@ class _Observed(Collector):
             yield _gauge(name, sentence, ((job, value(job, status)) for job, status in jobs))
         for name, (sentence, label, values) in PER_JOB_AND_LABEL.items():
             yield _series(name, sentence, label, ((job, values(status)) for job, status in jobs))
+        yield from _accounts([(job, status) for job, status in jobs if status.accounting.until], self._clock())
 
 
 def _by_state(statuses: Iterator[JobStatus]) -> Metric:
@@ -148,13 +157,22 @@ def _series(
     return found
 
 
+def _accounts(jobs: Iterable[tuple[CachedJob, JobStatus]], now: float) -> Iterator[Metric]:
+    """GPUs and GPU-seconds of jobs that have held some, up to now."""
+    labels = ["namespace", "rljob", "queue"]
+    held = GaugeMetricFamily("rljob_job_gpus", "GPUs that the job's pods hold", labels=labels)
+    spent = GaugeMetricFamily("rljob_job_gpu_seconds", "GPU-seconds held, by what for", labels=[*labels, "phase"])
+    for job, status in jobs:
+        spec, known = job.validation.result.accepted, status.accounting
+        whose = [job.meta.namespace, job.meta.name, (spec and spec.scheduling.queue) or ""]
+        held.add_metric(whose, known.gpus)
+        for phase, amount in known.at(now - seconds(known.until)).items():
+            spent.add_metric([*whose, phase], amount)
+    yield from (held, spent)
+
+
 def _ready(counted: Mapping[str, RoleStatus]) -> Mapping[str, float]:
     return {name: pods.ready for name, pods in counted.items()}
-
-
-def _goodput(s: JobStatus) -> float | None:
-    done = s.progress.step + s.lost_steps
-    return s.progress.step / done if done else None
 
 
 def _first_step(job: CachedJob, s: JobStatus) -> float | None:

@@ -7,6 +7,15 @@ AGENT = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
 COLOCATED = {"placement": "colocated", "sampling": {"maxTokens": 8}}
 
 FUNCTION = {"path": "/data/algorithm.py", "function": "f"}
+POOL = {"name": "judge", "model": "/judge"}
+SERVERS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"nodes": 3, "tensorParallel": 2, "pipelineParallel": 2}, "nodes"),
+    ({"tensorParallel": 64, "pipelineParallel": 2}, "nodes"),
+    ({"nodes": 2, "tensorParallel": 2, "dataParallel": 3, "expertParallel": True}, "dataParallel"),
+    ({"dataParallel": 2}, "dataParallel"),
+    ({"pipelineParallel": 2, "expertParallel": True}, "expertParallel"),
+)
+"""Servers that no number of pods can be made of."""
 
 BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rewards": []}, "spec.rewards"),
@@ -39,6 +48,20 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rollout": COLOCATED | {"replicas": 2}}, "spec.rollout.replicas"),
     ({"rollout": {"replicas": 1, "minReplicas": 2}}, "spec.rollout.minReplicas"),
     ({"rollout": COLOCATED | {"tensorParallel": 2}}, "spec.rollout.tensorParallel"),
+    (
+        {"rollout": COLOCATED | {"nodes": 2, "tensorParallel": 2}, "trainer": {"processesPerNode": 2}},
+        "spec.rollout.nodes",
+    ),
+    ({"rollout": COLOCATED | {"pipelineParallel": 2}}, "spec.rollout.pipelineParallel"),
+    ({"rollout": COLOCATED | {"dataParallel": 2, "expertParallel": True}}, "spec.rollout.dataParallel"),
+    *(
+        broken
+        for servers, name in SERVERS
+        for broken in (
+            ({"rollout": servers}, f"spec.rollout.{name}"),
+            ({"pools": [POOL | servers], "rewards": [{"vllm": {"pool": "judge"}}]}, f"spec.pools[0].{name}"),
+        )
+    ),
     ({"rollout": COLOCATED, "train": {"staleness": 1}, "algorithm": CORRECTED}, "spec.train.staleness"),
     (
         {"train": {"staleness": 1, "batches": {"replay": "/data/batches"}}, "algorithm": CORRECTED},

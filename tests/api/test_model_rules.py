@@ -196,7 +196,7 @@ def test_positions_are_those_that_vllm_counts() -> None:
     assert check(short | {"rope_scaling": yarn}) != [], "the factor is in max_position_embeddings already"
     allowed = make_spec(env=[{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}])
     assert not list(model_violations(allowed, short))
-    whole = make_spec(rollout={"tensorParallel": 4, "vllmArgs": {"enable-expert-parallel": True}})
+    whole = make_spec(rollout={"tensorParallel": 4, "expertParallel": True})
     assert not list(model_violations(whole, EXPERTS | {"moe_intermediate_size": 30}))
 
 

@@ -111,12 +111,12 @@ def test_a_pool_that_cannot_be_read_brings_its_own_message_only() -> None:
     assert broken(pooled({"model": 3}, judge=JUDGE)) == ["spec.pools[0].model"]
 
 
-def test_gpus_of_a_pool_follow_from_tensor_parallel() -> None:
+def test_gpus_of_a_pool_follow_from_its_servers() -> None:
     gpu = {"device": "gpu", "resourceName": "nvidia.com/gpu"}
     spec = pooled({"tensorParallel": 4, "template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}})
     (violation,) = validate(spec | {"trainer": gpu}, "demo").violations
     assert violation.field == "spec.pools[0].template.resources.limits.nvidia.com/gpu"
-    assert violation.rule == "is set by spec.pools[0].tensorParallel"
+    assert violation.rule == "is set by spec.pools[0]: tensorParallel x pipelineParallel x dataParallel / nodes"
     whole = make_spec(**(pooled({"tensorParallel": 4}) | {"trainer": gpu}))
     assert whole.container_resources("judge") == {"limits": {"nvidia.com/gpu": "4"}}
 

@@ -26,6 +26,13 @@ def test_a_job_of_1024_nodes_and_4096_pods_is_possible_and_one_pod_more_is_not()
     }
 
 
+def test_a_server_of_several_pods_counts_with_all_of_them() -> None:
+    rollout = {"replicas": 100, "nodes": 64, "tensorParallel": 64, "sampling": {"maxTokens": 8}}
+    (found,) = validate(raw_spec(rollout=rollout), "demo").violations
+    assert (found.field, found.value) == ("spec.rollout.replicas", "100 of 64 pods")
+    assert found.rule == "with spec.trainer 1 that makes 6401 pods; a job may have at most 4096 pods"
+
+
 def test_spares_count_and_a_message_says_how_many_there_are() -> None:
     trainer = {"device": "cpu", "nodes": 1024}
     rollout = {"replicas": 3072, "sampling": {"maxTokens": 8}}
@@ -50,7 +57,11 @@ def test_spares_count_and_a_message_says_how_many_there_are() -> None:
         ({"scheduling": {"spareNodes": 65}}, "spec.scheduling.spareNodes"),
         ({"rollout": {"replicas": 4097}}, "spec.rollout.replicas"),
         ({"rollout": {"minReplicas": 4097}}, "spec.rollout.minReplicas"),
+        ({"rollout": {"nodes": 65}}, "spec.rollout.nodes"),
         ({"rollout": {"tensorParallel": 65}}, "spec.rollout.tensorParallel"),
+        ({"rollout": {"pipelineParallel": 65}}, "spec.rollout.pipelineParallel"),
+        ({"rollout": {"dataParallel": 65}}, "spec.rollout.dataParallel"),
+        ({"pools": [POOL | {"name": "judge", "replicas": 1, "nodes": 65}]}, "spec.pools[0].nodes"),
         ({"pools": [POOL | {"name": "judge", "replicas": 257}]}, "spec.pools[0].replicas"),
         ({"pools": [POOL | {"name": f"judge{i}"} for i in range(9)]}, "spec.pools"),
     ],

@@ -14,6 +14,7 @@ from rljob_api.spec import RLJobSpec
 VALUES: dict[str, Any] = {
     "model.megatronCheckpoint": "/data/checkpoint",
     "model.lora": {"rank": 8},
+    "data.custom": {"path": "/data/custom.py"},
     "data.format": "messages",
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,
@@ -40,7 +41,8 @@ VALUES: dict[str, Any] = {
     "reference": {"offload": False},
     "rollout.placement": "colocated",
     "rollout.minReplicas": 0,
-    "rollout.tensorParallel": 2,
+    **dict.fromkeys((f"rollout.{name}" for name in ("nodes", "tensorParallel", "pipelineParallel", "dataParallel")), 2),
+    "rollout.expertParallel": True,
     "rollout.interrupt": "continue",
     "rollout.sampling": {"maxTokens": 4},
     "rollout.agent": {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 8},

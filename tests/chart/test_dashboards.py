@@ -23,7 +23,9 @@ FILES = {path.stem: path for path in (CHART / "files" / "dashboards").glob("*.js
 async def exported() -> dict[str, set[str]]:
     """Names of what Prometheus reads of an operator that has a job, with their labels."""
     world = World(steps=8)
+    world.install_gpus(4)
     world.apply(
+        trainer={"device": "gpu"},
         pools=[{"name": "judge", "model": "/data/judge"}],
         rewards=[{"vllm": {"pool": "judge"}}],
         algorithm={"kl": {"coefficient": 0.1}},

@@ -358,3 +358,11 @@ def test_pods_that_do_not_end_are_below_the_roles() -> None:
     stuck = [{"pod": "demo-trainer-1", "uid": "u", "node": "n1", "since": ago(minutes=12), "why": "hangs"}]
     page = status.page(Job(make_job(**running() | {"stuckPods": stuck})), [], NOW)
     assert "STUCK         demo-trainer-1 on n1, should have ended 12m ago" in page.split("\n")
+
+
+def test_gpu_hours_are_below_the_roles_with_what_they_were_held_for() -> None:
+    held = {"generate": 36_000.0, "train": 54_000.0, "lost": 9_000.0}
+    job = Job(make_job(accounting={"until": ago(minutes=60), "gpus": 24, "phase": "train", "gpuSeconds": held}))
+    (line,) = (text for text in status.page(job, [], NOW).split("\n") if text.startswith("GPU-HOURS"))
+    assert line == "GPU-HOURS   51.5, goodput 95 %: train 76 %, generate 19 %, lost 5 %", "an hour more of 24 GPUs"
+    assert "GPU-HOURS" not in status.page(Job(make_job()), [], NOW), "it has held no GPU"

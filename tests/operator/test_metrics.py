@@ -14,7 +14,8 @@ def read(metrics: Metrics) -> dict[tuple[str, str], float]:
 
 async def test_the_metrics_of_a_job_come_from_its_status() -> None:
     world = World(steps=12, save_every=6)
-    world.apply()
+    world.install_gpus(3)
+    world.apply(trainer={"device": "gpu", "nodes": 2})
     await world.until(state="Running", step=7)
     world.kill_pod("demo-trainer-1")
     await world.until(state="Succeeded")
@@ -25,12 +26,32 @@ async def test_the_metrics_of_a_job_come_from_its_status() -> None:
     assert found["rljob_job_restarts", "demo"] == 1
     lost = found["rljob_job_lost_steps", "demo"]
     assert lost >= 1, "step 6 was the last that was saved"
-    assert found["rljob_job_goodput_ratio", "demo"] == 12 / (12 + lost)
+    spent = world.status.accounting.gpu_seconds
+    kept = sum(spent[phase] for phase in ("generate", "score", "train", "sync"))
+    assert found["rljob_job_goodput_ratio", "demo"] == kept / sum(spent.values())
+    assert spent["lost"] >= 3 * lost
     assert ("rljob_job_first_step_seconds", "demo") in found
     assert found["rljob_job_state", "Succeeded"] == 1
     assert found["rljob_api_requests_total", "GET"] == 3
     assert found["rljob_watch_events_total", "Pod"] == 7
     assert found["rljob_queue_lag_seconds", ""] == 0.5
+
+
+async def test_gpu_seconds_go_on_between_two_writes_of_the_status_and_name_the_queue() -> None:
+    world = World(steps=12)
+    world.install_gpus(3)
+    world.apply(trainer={"device": "gpu", "nodes": 2}, scheduling={"backend": "volcano", "queue": "team-a"})
+    await world.until(state="Running", step=3)
+    world.feed.deliver()
+    known = world.status.accounting
+    metrics = Metrics(world.feed.cache, {}, lambda: 0.0, {}, lambda: seconds(known.until) + 10)
+    found = [x for x in samples(metrics) if x.name in ("rljob_job_gpus", "rljob_job_gpu_seconds")]
+    assert {(x.labels["namespace"], x.labels["rljob"], x.labels["queue"]) for x in found} == {
+        (NAMESPACE, "demo", "team-a")
+    }
+    spent = {x.labels["phase"]: x.value for x in found if x.name == "rljob_job_gpu_seconds"}
+    assert spent == known.gpu_seconds | {known.phase: known.gpu_seconds[known.phase] + 30}
+    assert [x.value for x in found if x.name == "rljob_job_gpus"] == [3]
 
 
 async def test_alerts_get_the_state_and_how_old_the_newest_checkpoint_is() -> None:

@@ -14,6 +14,8 @@ from simulator.controllers import account_of, sync_stateful_sets
 from simulator.objects import job_object
 from simulator.site import NAMESPACE, Site
 
+SECOND = {"generating": 0.5, "scoring": 0.125, "training": 0.25, "syncing": 0.125}
+"""What a trainer does in a turn, in which it does a step."""
 GRACE = 3
 """Turns from the deletion of a pod to its end."""
 
@@ -71,6 +73,11 @@ class World(Site):
     def apply(self, **changes: Any) -> None:
         changes = {"train": {"steps": self.steps}, "trainer": {"device": "cpu", "nodes": 2}} | changes
         self.cluster.put(job_object("demo", raw_spec(**changes)))
+
+    def install_gpus(self, count: int) -> None:
+        """Into the node."""
+        node = self.cluster.edit("Node", None, "node-1")
+        node["status"]["allocatable"] |= {"nvidia.com/gpu": str(count), "memory": "640Gi"}
 
     @property
     def job(self) -> Object:
@@ -242,6 +249,7 @@ class World(Site):
             "step": step,
             "heartbeat": rank0.progress.heartbeat + 1,
             "checkpoints": list(self.checkpoints),
+            "spent": {phase: rank0.progress.spent.get(phase, 0.0) + share for phase, share in SECOND.items()},
         }
         rank0.progress = rank0.progress.model_copy(update=news)
         if step == steps:

@@ -9,7 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
-from kubectl_rljob.printers import placement
+from kubectl_rljob.printers import accounting, placement
 from kubectl_rljob.printers.failure import said, where
 from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
@@ -155,7 +155,14 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
     stuck = [cut(stuck_line(pod, now), width) for pod in s.stuck_pods]
     spares = [cut(spare_line(s.spares), width)] if s.spares.desired and s.state not in ENDED else []
     placed = placement.line(s.placement.report, width) if s.placement else []
-    return [*table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"), *spares, *placed, *stuck]
+    used = accounting.line(s.accounting, now, width)
+    return [
+        *table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"),
+        *spares,
+        *placed,
+        *used,
+        *stuck,
+    ]
 
 
 def spare_line(spares: SpareStatus) -> str:

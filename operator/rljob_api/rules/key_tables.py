@@ -18,7 +18,22 @@ _KEPT = "nothing: the rollouts' experts drop no tokens, so that the trainer's ma
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
 _SAME_SHARE = "gpu-memory-utilization, which is the same"
-_ONE_POD = "tensorParallel: a server is in one pod and has no other GPUs"
+_NOT_SERVED = "nothing: a server is cut by its tensorParallel, pipelineParallel and dataParallel"
+
+
+def _owned_layout(section: str) -> dict[str, str]:
+    """Arguments of vLLM that a section's own fields set: the pods of a server, and how its model is cut."""
+    data_parallel = (key for key in VLLM_ARGUMENTS if key.startswith(("data-parallel", "dp-supervisor")))
+    return {
+        **dict.fromkeys(data_parallel, f"{section}dataParallel"),
+        **dict.fromkeys(("nnodes", "node-rank", "master-addr", "master-port"), f"{section}nodes"),
+        **dict.fromkeys(("prefill-context-parallel-size", "enable-elastic-ep", "elastic-ep-max-dp-size"), _NOT_SERVED),
+        "tensor-parallel-size": f"{section}tensorParallel",
+        "pipeline-parallel-size": f"{section}pipelineParallel",
+        "enable-expert-parallel": f"{section}expertParallel",
+        "distributed-executor-backend": f"rljob, from {section}nodes and the GPUs of a server",
+    }
+
 
 OWNED_TRANSFORMER_CONFIG = {
     "tensor_model_parallel_size": "spec.trainer.parallelism.tensor",
@@ -145,19 +160,16 @@ OWNED_TRANSFORMER_CONFIG |= {
 }
 
 OWNED_VLLM_ARGUMENTS = {
-    **dict.fromkeys((key for key in VLLM_ARGUMENTS if key.startswith("data-parallel")), "spec.rollout.replicas"),
+    **_owned_layout("spec.rollout."),
     "mm-device-do-normalize": "the trainer, which hands over images that are normalised",
     "model": "spec.model.path",
     "tokenizer": "spec.model.path",
     "dtype": "spec.model.dtype",
     "trust-remote-code": "spec.model.trustRemoteCode",
-    "tensor-parallel-size": "spec.rollout.tensorParallel",
-    **dict.fromkeys(("pipeline-parallel-size", "prefill-context-parallel-size", "nnodes", "node-rank"), _ONE_POD),
     "max-model-len": "spec.data.maxPromptTokens + spec.rollout.sampling.maxTokens",
     "generation-config": "rljob: every sampling parameter is explicit",
     "override-generation-config": "rljob: every sampling parameter is explicit",
     "logprobs-mode": "rljob: the trainer needs processed log-probabilities",
-    "distributed-executor-backend": "rljob, from spec.rollout.tensorParallel",
     **dict.fromkeys(
         ("logits-processors", "watermark-config", "enable-trace-replay"),
         "rljob: samples are drawn from the policy's own distribution",
@@ -197,11 +209,8 @@ OWNED_VLLM_ARGUMENTS = {
 
 _SERVED = "rljob, which starts, authenticates and watches the server"
 OWNED_POOL_ARGUMENTS = {
-    **dict.fromkeys((key for key in VLLM_ARGUMENTS if key.startswith("data-parallel")), "the pool's replicas"),
-    **dict.fromkeys(("pipeline-parallel-size", "prefill-context-parallel-size", "nnodes", "node-rank"), _ONE_POD),
+    **_owned_layout("the pool's "),
     "model": "the pool's model",
-    "tensor-parallel-size": "the pool's tensorParallel",
-    "distributed-executor-backend": "rljob, from the pool's tensorParallel",
     "weight-transfer-config": "rljob: the model of a pool is frozen",
     "device-memory-utilization": _SAME_SHARE,
     **dict.fromkeys(

@@ -207,8 +207,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
         yield _unshared(field, rollout.tensor_parallel, groups)
     for key, width, is_expert in _feed_forward(config):
-        whole = is_expert and rollout.vllm_args.get("enable-expert-parallel")
-        if not whole and width % rollout.tensor_parallel:
+        if not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
             yield _indivisible(field, rollout.tensor_parallel, key, width)
     yield from _context_violations(spec, config)
 

@@ -19,6 +19,7 @@ LONGEST_NAME, LONGEST_PREFIX = 63, 253
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}
 """Fields and their types."""
+SERVERS_GPUS = "tensorParallel x pipelineParallel x dataParallel / nodes"
 TYPES = {str: "text", int: "whole number"}
 
 OBJECT_RULES = (
@@ -65,8 +66,8 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
             if spec.trainer.device == "gpu" and device in amounts:
                 serves = section.startswith((f"spec.{names.ROLE_ROLLOUT}", "spec.pools"))
-                size = "tensorParallel" if serves else "processesPerNode"
-                rule = f"is set by {section}.{size}"
+                size = f": {SERVERS_GPUS}" if serves else ".processesPerNode"
+                rule = f"is set by {section}{size}"
                 yield Violation(f"{where}.{kind}.{device}", amounts[device], rule, "take it out")
         for name in resources.requests.keys() & resources.limits.keys():
             request, limit = resources.requests[name], resources.limits[name]

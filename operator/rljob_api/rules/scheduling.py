@@ -12,6 +12,7 @@ from rljob_api.rules.pods import templates
 from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PODS
+from rljob_api.spec.servers import Servers
 from rljob_api.type_errors import path_of, problems
 
 QUEUED, LEVELED, PRIORITIZED = (readers_of(name) for name in ("queue", "topologyLevels", "priority"))
@@ -86,15 +87,17 @@ def size_violations(
         part = max(pods, key=lambda part: pods[part])
         others = ", ".join(f"{other} {pods[other]}" for other in pods if other != part and pods[other])
         together = f"with {others} that makes {total} pods; " if others else ""
-        yield Violation(_counted(spec, part), str(pods[part]), f"{together}{rule} at most {most} pods", fix)
+        yield Violation(*_counted(spec, part, pods[part]), f"{together}{rule} at most {most} pods", fix)
 
 
-def _counted(spec: RLJobSpec, part: str) -> str:
-    """Path of the number of pods of a role, or the spares' own."""
+def _counted(spec: RLJobSpec, part: str, pods: int) -> tuple[str, str]:
+    """Path and value of the field that a number of pods comes from."""
     if part.endswith(".spareNodes"):
-        return part
-    gangs = {spec.field_of(role) for role in gang_sizes(spec)}
-    return f"{part}.{'nodes' if part in gangs else 'replicas'}"
+        return part, str(pods)
+    (section,) = (given for role, given in spec.pods.items() if spec.field_of(role) == part)
+    if not isinstance(section, Servers):
+        return f"{part}.nodes", str(pods)
+    return f"{part}.replicas", f"{pods // section.nodes} of {section.nodes} pods" if section.nodes > 1 else str(pods)
 
 
 class _Compared(Wire):

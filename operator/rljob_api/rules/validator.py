@@ -22,6 +22,7 @@ from rljob_api.rules import (
     rewards,
     rollout,
     scheduling,
+    servers,
     task,
     vision,
     volumes,
@@ -33,7 +34,7 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
 SUBJECTS = (
-    *(task, vision, lora, layout, data, rollout, algorithm, rewards),
+    *(task, vision, lora, layout, data, rollout, servers, algorithm, rewards),
     *(keys, evaluation, scheduling, pods, volumes, gangs),
 )
 OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))

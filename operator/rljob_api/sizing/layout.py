@@ -93,23 +93,23 @@ def servers_per_pod(spec: RLJobSpec) -> int:
 
 
 def rollout_pods(spec: RLJobSpec) -> int:
-    """Servers in pods of their own."""
+    """Pods of servers that have pods of their own."""
     return 0 if spec.supervised else spec.rollout.pods
 
 
 def required_rollout_pods(spec: RLJobSpec) -> int:
-    """Servers in pods of their own without which generation waits."""
-    return 0 if spec.supervised else spec.rollout.required
+    """Pods of the servers without which generation waits."""
+    return 0 if spec.supervised else spec.rollout.required * spec.rollout.nodes
 
 
 def wanted_servers(spec: RLJobSpec) -> int:
     """Servers that generate once all of the job's pods run."""
-    return spec.trainer.nodes * servers_per_pod(spec) or rollout_pods(spec)
+    return spec.trainer.nodes * servers_per_pod(spec) or rollout_pods(spec) // spec.rollout.nodes
 
 
 def required_servers(spec: RLJobSpec) -> int:
     """Servers without which generation waits."""
-    return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec)
+    return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec) // spec.rollout.nodes
 
 
 def gang_sizes(spec: RLJobSpec) -> dict[str, int]:
@@ -121,7 +121,7 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     """Pods that the job wants, by role, the trainer's with its spares: roles that its task does not have are left out."""
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
-    return gang_sizes(spec) | trainers | rollouts | {pool.name: pool.replicas for pool in spec.pools}
+    return gang_sizes(spec) | trainers | rollouts | {pool.name: pool.pods for pool in spec.pools}
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:

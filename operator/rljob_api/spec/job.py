@@ -22,6 +22,7 @@ from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
+from rljob_api.spec.servers import Servers
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
@@ -252,8 +253,8 @@ class RLJobSpec(Model):
     def processes_of(self, role: str) -> int:
         """Processes in each pod of the role. With `trainer.device: gpu`, each has a GPU of its own."""
         settings = self.pods[role]
-        if isinstance(settings, RolloutSpec | PoolSpec):
-            return settings.tensor_parallel
+        if isinstance(settings, Servers):
+            return settings.processes_per_pod
         return settings.processes_per_node or 0
 
     def container_resources(self, role: str) -> dict[str, dict[str, str]]:

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from rljob_api.base import Model
 from rljob_api.spec.common import (
     AbsolutePath,
+    FunctionName,
     Key,
     LibraryName,
     NonNegativeFloat,
@@ -120,6 +121,21 @@ class GeneratedData(Model):
     """Equal seeds give equal rows. Held-out data need another one than training data."""
 
 
+class CustomRows(Model):
+    """A function or class of your own that makes the rows of the job from those of the data files, in a process of its own."""
+
+    path: AbsolutePath
+    """A Python file that the trainer pods can read, for example from a ConfigMap volume."""
+    function: FunctionName = "rows"
+    """Name of a function that takes `row` (and `file`, its path) and returns a row as a dict, several, or None for one that is left out; or of a
+    class, which is made once for each list of files and whose object is called in the same way."""
+    arguments: Verbatim = {}
+    """Further arguments of the function, by name, the same in every call; of a class those of its constructor."""
+    timeout_seconds: Annotated[Number, Field(gt=0, le=3600)] = 10.0
+    """Longest time for one row, at most an hour. A row that takes longer, or for which the function raises, ends the job before it trains; the
+    message names file and row."""
+
+
 class DataSpec(Model):
     """Training and held-out data. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; `pretrain` reads Megatron's indexed data sets too.
     One row is a prompt (`rl`), a conversation (`sft`), a pair of a better and a worse answer (`dpo`, `rewardModel`) or a document (`pretrain`)."""
@@ -132,6 +148,9 @@ class DataSpec(Model):
     """What is copied to the volumes before the first attempt trains: data, and any other files that the job reads, such as a reward model."""
     generated: Annotated[list[GeneratedData], Field(max_length=32)] = []
     """Files that are generated before the first attempt trains, in place of files that somebody made. For `task: rl`."""
+    custom: CustomRows | None = None
+    """Makes rows of those of `train`, `validation` and the held-out sets before anything else reads them. For all tasks but `pretrain`. Unset: rows
+    are read as they are."""
     format: Literal["auto", "messages", "alpaca", "sharegpt", "columns", "text", "indexed"] = "auto"
     """How rows are read, for all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
     instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;

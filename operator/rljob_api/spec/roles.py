@@ -23,6 +23,7 @@ from rljob_api.spec.common import (
     Verbatim,
 )
 from rljob_api.spec.gang import Gang, Parallelism, Recompute
+from rljob_api.spec.servers import Servers
 from rljob_api.spec.train import Optimizer
 
 
@@ -114,7 +115,7 @@ class ReferenceSpec(Gang):
     has nothing to exchange it with, and keeps it on the GPU."""
 
 
-class RolloutSpec(Model):
+class RolloutSpec(Servers):
     """The pool of vLLM servers that generate."""
 
     placement: Literal["separate", "colocated"] = "separate"
@@ -122,12 +123,10 @@ class RolloutSpec(Model):
     `tensorParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not read. While they
     generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
     replicas: Annotated[int, Field(ge=0, le=MOST_PODS)] = 1
-    """Number of servers, each in a pod of its own. 0 only when batches are replayed; not read when servers are colocated. A change takes effect at
-    once, also by `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
+    """Number of servers, each in `nodes` pods of its own. 0 only when batches are replayed; not read when servers are colocated. A change takes
+    effect at once, also by `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""
     min_replicas: Annotated[int, Field(ge=0, le=MOST_PODS)] = 1
     """Smallest number of servers with the current policy: generation waits while there are fewer."""
-    tensor_parallel: Processes = 1
-    """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
     interrupt: Literal["wait", "continue", "keep"] = "wait"
     """What a new policy does to responses that are being generated ahead (`train.staleness` of at least 1). `wait`: it is published once the batches
     that the policy before may begin are complete, so that a batch has one policy. `continue`: it is published at once; responses continue behind
@@ -147,8 +146,8 @@ class RolloutSpec(Model):
 
     @property
     def required(self) -> int:
-        """Servers without which generation waits."""
-        return min(self.min_replicas, self.pods)
+        """Servers in pods of their own without which generation waits."""
+        return min(self.min_replicas, self.servers)
 
     @property
     def quantized(self) -> bool:
@@ -156,12 +155,17 @@ class RolloutSpec(Model):
         return self.vllm_args.get("quantization") is not None
 
     @property
-    def pods(self) -> int:
+    def servers(self) -> int:
         """Servers in pods of their own."""
         return 0 if self.placement == "colocated" else self.replicas
 
+    @property
+    def pods(self) -> int:
+        """Pods of all servers."""
+        return self.servers * self.nodes
 
-class PoolSpec(Model):
+
+class PoolSpec(Servers):
     """vLLM servers of the job with a model that is not trained: for rewards, or the teacher of `algorithm.distillation`. They start, are suspended
     and end with the job."""
 
@@ -171,10 +175,8 @@ class PoolSpec(Model):
     model: AbsolutePath
     """Hugging Face directory that the pool's pods can read."""
     replicas: Annotated[int, Field(ge=1, le=256)] = 1
-    """Number of servers, each in a pod of its own. They are placed together with the trainers or not at all. A change takes effect with the next
-    attempt."""
-    tensor_parallel: Processes = 1
-    """Number of GPUs that one vLLM server cuts its model over, all in one pod."""
+    """Number of servers, each in `nodes` pods of its own. They are placed together with the trainers or not at all. A change takes effect with the
+    next attempt."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim, for example `runner: pooling` for a reward model. Those that
     rljob sets are refused here."""
@@ -182,3 +184,8 @@ class PoolSpec(Model):
     """Size of /dev/shm in the pool's pods, in memory."""
     template: Template = Template()
     """Pod settings of the pool."""
+
+    @property
+    def pods(self) -> int:
+        """Pods of all servers."""
+        return self.replicas * self.nodes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rljob_api import names
 from rljob_api.protocol import Member
+from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod, parse_pod
@@ -104,6 +105,7 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
+            gpus=self._gpus(key, pods, job.validation.result.accepted or (control.spec if control else None)),
             failed=self._cache.failed.of(key),
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
             unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
@@ -122,6 +124,11 @@ class Observer:
         nodes = {pod.node for pod in pods if pod.node} | {entry.node for entry in status.nodes}
         found = ((name, self._cache.nodes.get(("", name))) for name in nodes)
         return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
+
+    def _gpus(self, key: Key, pods: tuple[Pod, ...], spec: RLJobSpec | None) -> int:
+        """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `spec`: names their resource."""
+        used = [entry.value.requests for pod in pods if (entry := self._cache.usage.get((key[0], pod.name)))]
+        return sum(requests.get(spec.trainer.resource_name, 0) // 1000 for requests in used if requests) if spec else 0
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""

@@ -65,6 +65,8 @@ class Snapshot:
     spec_suspend: bool = False
     status: JobStatus = field(default_factory=JobStatus)
     pods: tuple[Pod, ...] = ()
+    gpus: int = 0
+    """GPUs that the job's pods hold."""
     failed: Mapping[str, FailedPod] = field(default_factory=dict)
     """The last failed pod of each name, which may be gone, see cache/pods.py."""
     reports: Mapping[str, Report] = field(default_factory=dict)

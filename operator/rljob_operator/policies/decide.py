@@ -6,6 +6,7 @@ from rljob_api.status import JobStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.accounting import account
 from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
@@ -49,6 +50,7 @@ POLICIES: tuple[Policy, ...] = (
     delete_pods,  # that keep the next attempt from opening
     report_stuck_pods,  # that were deleted and do not end
     postpone_spec,  # an event for a spec that takes effect with the next attempt
+    account,  # for the GPUs that the job holds
     describe,  # state, message, counts and conditions, which nothing above reads
 )
 

@@ -220,6 +220,7 @@ OBSERVATIONAL = (
     "observed_generation",
     "progress",
     "checkpoint",
+    "accounting",
     "lost_steps",
     "first_step_at",
     "last_rollout_failure",

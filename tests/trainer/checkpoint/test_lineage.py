@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.checkpoint.manifest import read_manifests
-from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.failure import ConfigurationError, PeerLost
 from trainer.checkpoint.saving import open_store, save, write_buffer
 from trainer.checkpoint.test_store import saved, steps
 
@@ -138,3 +138,21 @@ def test_of_every_job_the_newest_claim_is_kept(tmp_path):
     assert sorted(f.name for f in names.fence_dir(tmp_path).iterdir()) == ["3.claim", "3.json", "5.claim", "5.json"]
     with pytest.raises(ConfigurationError, match="another job"):
         open_store(tmp_path, 4, job_uid="first")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PeerLost("the driver is gone")])
+def test_nothing_is_left_of_a_buffer_that_cannot_be_written_and_the_checkpoint_keeps_the_one_it_has(
+    tmp_path: Path, error: Exception
+) -> None:
+    store = open_store(tmp_path, 1)
+    save(store, 1)
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def fails(directory: Path) -> None:
+        write_buffer(directory)
+        raise error
+
+    with pytest.raises(type(error)):
+        store.renew_buffer(1, fails)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert open_store(tmp_path, 2).start.manifest.damage(names.step_dir(tmp_path, 1)) == ""

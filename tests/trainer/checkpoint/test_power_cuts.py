@@ -9,6 +9,7 @@ import torch
 
 from rljob_trainer.checkpoint.files import Tally, write_json
 from rljob_trainer.checkpoint.manifest import BUFFERS, STEP_DIRECTORY, read_manifest
+from rljob_trainer.failure import PeerLost
 from trainer.checkpoint.disk import Cuts
 from trainer.checkpoint.saving import open_store
 from trainer.ranks import run_ranks
@@ -77,6 +78,31 @@ def saver_of(root: Path, attempt: int, step: int | None = None) -> Any:
     compat.install()
     ranks = Ranks(60)
     return Saver(Engine(), ranks, open_store(root, attempt, step), Gang(Part(Engine(), ranks)), has_gangs=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["buffer_saved", "gangs_saved"])
+@pytest.mark.parametrize("wait", [False, True])
+def test_nothing_is_left_of_a_save_whose_buffer_or_critic_cannot_be_written(
+    tmp_path: Path, asked: str, wait: bool
+) -> None:
+    """The driver ends then, and says why in its own file."""
+    assert run_ranks(1, lambda: left_without(tmp_path, asked, wait)) == [[]]
+
+
+def left_without(root: Path, asked: str, wait: bool) -> list[str]:
+    saver = saver_of(root, 1)
+
+    def lost(*_: Any) -> Any:
+        raise PeerLost("the driver is gone")
+
+    setattr(saver._writers, asked, lost)
+    saver.begin(1, "digest1", {"consumed": 1, "prompts": 10}, True, further)
+    assert list(root.glob("*/buffer*"))
+    with pytest.raises(PeerLost):
+        while True:
+            saver.complete(wait)
+    return [path.name for path in root.iterdir() if path.is_dir()]
 
 
 def save(saver: Any, step: int) -> None:

@@ -15,7 +15,7 @@ from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import MOUNTED, load, mounted
-from rljob_trainer.local.progress import Display, continued, duration, left, status_line, summary
+from rljob_trainer.local.progress import Display, Wait, continued, duration, left, status_line, summary
 
 CAUSE = Failure(kind="application", rank=1, exception="ValueError", message="the loss is a banana", time=2)
 SYMPTOM = Failure(kind="collective", exception="RuntimeError", message="connection closed by peer", time=1)
@@ -271,6 +271,17 @@ def test_a_log_has_a_line_for_each_change_and_repeats_a_wait() -> None:
         "loading",
         "loading (31 s)",
         "step 1/2",
+    ]
+
+
+def test_a_wait_goes_on_under_changing_lines_and_says_how_long_it_will_take() -> None:
+    log = io.StringIO()
+    display = Display(log)
+    display.show("waiting for vLLM; rollouts 0/2", None, 100.0, Wait(39.6, 61.0))
+    display.show("waiting for vLLM; rollouts 1/2", None, 101.0, Wait(41.0, None))
+    assert [line.split(" ", 1)[1] for line in log.getvalue().splitlines()] == [
+        "waiting for vLLM; rollouts 0/2 (40 s of about 61 s)",
+        "waiting for vLLM; rollouts 1/2 (41 s)",
     ]
 
 

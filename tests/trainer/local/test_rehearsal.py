@@ -298,3 +298,34 @@ def test_what_a_rehearsal_does_not_read_need_not_be_here_and_what_it_reads_is_sa
     (tmp_path / "train.jsonl").unlink()
     missing = trial.run()
     assert missing.code == 1 and "spec.data.train[0] = /data/train.jsonl" in missing.err
+
+
+def custom(trial: Trial, code: str) -> Trial:
+    """With rows that the user's function makes."""
+    job = yaml.safe_load((trial.directory / "job.yaml").read_text())
+    job["spec"]["data"]["custom"] = {"path": trial.write("custom.py", code)}
+    (trial.directory / "job.yaml").write_text(yaml.safe_dump(job))
+    return trial
+
+
+def test_rows_of_a_users_own_function_are_shown_as_the_policy_gets_them(tmp_path: Path) -> None:
+    code = "def rows(row):\n    return row | {'prompt': 'Sum: ' + row['prompt']} if row['answer'] == '7' else None\n"
+    found = custom(Trial(tmp_path), code).run()
+    assert (found.code, found.err) == (0, "")
+    assert ": 1 rows; prompts of 9 tokens" in found.out and "    Sum: 4+3=\n" in found.out
+
+
+@pytest.mark.parametrize("task", ["", "sft"])
+def test_a_row_for_which_the_users_function_raises_is_named_with_its_file(tmp_path: Path, task: str) -> None:
+    rows, changes = [SUM, SUM | {"prompt": 7}], {"task": task} if task else {}
+    code = "def rows(row): return {'prompt': row['prompt'].upper(), 'response': 'a'}\n"
+    found = custom(Trial(tmp_path, rows, **changes), code).run()
+    assert found.code == 1
+    assert f"spec.data.train[0] = {tmp_path}/train.jsonl row 2: rows() in custom.py: AttributeError: 'int'" in found.err
+
+
+def test_only_the_rows_that_are_tried_are_made(tmp_path: Path) -> None:
+    rows = [SUM | {"answer": str(i)} for i in range(command.MOST + 5)]
+    code = "def rows(row):\n    assert row['answer'] != '2003'\n    return row\n"
+    trial = custom(Trial(tmp_path, rows), code)
+    assert trial.run().code == 0 and "row 2004: rows() in custom.py: AssertionError" in trial.run(everything=True).err

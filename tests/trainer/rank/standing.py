@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.server.weights.reception import Reception
@@ -29,6 +30,8 @@ from trainer.traffic import Traffic
 
 Tensors = dict[str, torch.Tensor]
 HERE = "127.0.0.1"
+SHUTDOWN_SECONDS = 0.01
+"""Within which a server ends; 0.5 by default, for each server of each test."""
 
 
 def publish_together(
@@ -46,7 +49,7 @@ def publish_together(
         ]
         sent = [future.result(120) for future in sending]
         version = PolicyVersion(1, step, total(part.digest for part in sent))
-        return update.commit(version, {p: w for part in sent for p, w in part.failed.items()}, None), sent
+        return update.commit(version, losses(part.failed for part in sent), None), sent
 
 
 def digest_of(tensors: Tensors) -> str:
@@ -148,7 +151,7 @@ class Standing(ThreadingHTTPServer):
         """Answer that a higher attempt owns this server."""
         self.answering = threading.Event()
         self.answering.set()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(SHUTDOWN_SECONDS,), daemon=True).start()
 
     def open(self, body: dict[str, Any]) -> dict[str, Any]:
         assert body["server"] == self.endpoint.pod_uid

@@ -1,10 +1,11 @@
 """Who takes part in an update, by the lines of workers alone."""
 
 from collections.abc import Iterator
+from itertools import permutations
 
 import pytest
 
-from rljob_trainer.rank.weights.attendance import Attendance
+from rljob_trainer.rank.weights.attendance import Attendance, Loss, LossCause, losses
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.messages import GIVEN_UP, Line, Progress
 from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, Member
@@ -71,14 +72,40 @@ def test_a_failure_breaks_off_and_leaves_nobody_out_whose_fault_it_may_not_be(at
 def test_who_refuses_is_left_out_with_the_reason(attendance: Attendance) -> None:
     attendance.see(4, lines(3, a1=Progress.REFUSED))
     assert attendance.broken() and attendance.leave_out()
-    assert attendance.failed == {"pod-a": "why"} and [m.name for m in attendance.members] == ["b/0", "c/0"]
+    assert attendance.failed == {"pod-a": (LossCause.REFUSED, "why")} and [m.name for m in attendance.members] == [
+        "b/0",
+        "c/0",
+    ]
 
 
 def test_a_cause_is_said_and_not_what_follows_from_it(attendance: Attendance) -> None:
     given_up = lines(3, a1=Progress.REFUSED) | {"a/0": Line(3, Progress.REFUSED, 1, GIVEN_UP)}
     attendance.see(3, given_up)
     attendance.leave_out()
-    assert attendance.failed == {"pod-a": "why"}
+    assert attendance.failed == {"pod-a": (LossCause.REFUSED, "why")}
+
+
+SEEN = [
+    Loss(LossCause.GIVEN_UP, GIVEN_UP),
+    Loss(LossCause.BEHIND, "it could not be connected"),
+    Loss(LossCause.SILENT, "worker 0 is silent"),
+    Loss(LossCause.GONE, "worker 1 has died"),
+    Loss(LossCause.REFUSED, "no room"),
+]
+
+
+@pytest.mark.parametrize("causes", range(2, len(SEEN) + 1))
+def test_of_what_several_senders_saw_the_cause_is_reported(causes: int) -> None:
+    for senders in permutations(SEEN[:causes]):
+        assert losses({"pod-a": loss} for loss in senders) == {"pod-a": SEEN[causes - 1].why}
+
+
+def test_of_several_workers_that_of_which_others_are_the_consequence_is_reported(
+    attendance: Attendance, time: Time
+) -> None:
+    time.now += SILENT_SECONDS + 1
+    attendance.see(3, {"a/1": Line(3, Progress.REFUSED, 0, "no room")})
+    assert attendance.leave_out() and attendance.failed["pod-a"] == (LossCause.REFUSED, "no room")
 
 
 def test_silence_is_counted_from_the_last_sign_however_rarely_one_looks(attendance: Attendance, time: Time) -> None:
@@ -103,7 +130,7 @@ def test_a_worker_that_never_writes_is_silent(attendance: Attendance, time: Time
 def test_a_worker_whose_door_is_closed_has_died(attendance: Attendance, doors: dict[str, Door]) -> None:
     doors["a/0"].close()
     attendance.see(3, lines(3, b0=Progress.FAILED))
-    assert attendance.leave_out() and attendance.failed == {"pod-a": "worker 0 has died"}
+    assert attendance.leave_out() and attendance.failed == {"pod-a": (LossCause.GONE, "worker 0 has died")}
 
 
 @pytest.mark.parametrize("all_done", [False, True])
@@ -112,4 +139,4 @@ def test_in_the_end_those_are_left_out_that_are_behind(attendance: Attendance, a
     attendance.see(3, lines(3) if all_done else lines(3, b0=Progress.FAILED, c0=Progress.READY))
     attendance.leave_out_others(Progress.DONE)
     assert list(attendance.live) == ([] if all_done else ["pod-a"])
-    assert all("could not be connected" in why for why in attendance.failed.values())
+    assert all("could not be connected" in loss.why for loss in attendance.failed.values())

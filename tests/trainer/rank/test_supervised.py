@@ -107,6 +107,28 @@ def test_an_attempt_that_resumes_trains_on_the_same_data_bit_for_bit(undisturbed
     assert found.losses() == losses
 
 
+def test_rows_of_a_users_own_function_are_trained_and_resumed_like_those_of_a_file(
+    material: Path, tmp_path: Path, undisturbed: Any
+) -> None:
+    """The same numbers as `undisturbed`, from a file that only the function can read."""
+    raw, code = tmp_path / "raw.jsonl", tmp_path / "custom.py"
+    rows = [json.loads(line) for line in (material / "train.jsonl").read_text().splitlines()]
+    raw.write_text("".join(json.dumps({"turn": [row["prompt"], row["response"]]}) + "\n" for row in rows))
+    code.write_text("def rows(row): return dict(zip(('prompt', 'response'), row['turn']))\n")
+    data = {"train": [str(raw)], "custom": {"path": str(code)}, "maxTokens": 8, "format": "columns"}
+    found = job(material, tmp_path, data=data, evaluation={})
+    running = found.start(1)
+    assert running.wait() == [0, 0, 0]
+    assert found.losses() == undisturbed[2]
+    again = found.start(2, resume=4)
+    assert again.wait() == [0, 0, 0]
+    assert again.progress().started_from == 4 and found.losses() == undisturbed[2]
+    code.write_text(code.read_text().replace("row['turn']", "row['turn'][::-1]"))
+    other = found.start(3, resume=4)
+    assert any(other.wait())
+    assert "and now their texts or order differ" in other.failures()["error-driver"].message
+
+
 def test_another_layout_resumes_on_the_same_data(material: Path, undisturbed: Any) -> None:
     found, running, losses = undisturbed
     whole = running.progress().checkpoints[0]

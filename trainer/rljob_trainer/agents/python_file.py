@@ -137,7 +137,8 @@ class WorkerAgent:
         if "error" in reply:
             raise self._failed(reply["kind"], reply["error"])
         if (trajectory := reply["trajectory"]) is None:
-            raise self._failed("none", "the function returned None")
+            said = "had no room for a turn" if self._program.is_library else "the function returned None"
+            raise self._failed("none", said)
         return self._rollout(session, **trajectory)
 
     def _rollout(
@@ -201,9 +202,7 @@ class Program:
         if spec.python:
             return cls("python", spec.python.path, [spec.python.function])
         libraries = {"verifiers": spec.verifiers, "skyrlGym": spec.skyrl_gym, "reasoningGym": spec.reasoning_gym}
-        kind, library = next(
-            (kind, found) for kind, found in libraries.items() if found
-        )  # exactly one: the spec was checked
+        kind, library = next((k, found) for k, found in libraries.items() if found)  # the spec was checked: one is set
         return cls(kind, library.environment, library.arguments)
 
     @property

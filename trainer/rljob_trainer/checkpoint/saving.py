@@ -178,20 +178,28 @@ class Saver:
         if pending is None:
             return None
         try:
-            self._written = self._written or self._part.complete(wait)
-        except (SaveFailed, PeerLost, OSError):  # all ranks have stopped writing
+            gathered = self._gathered(pending.step, wait)
+        except (SaveFailed, PeerLost, OSError):  # the trainer's ranks have stopped writing; others end with the attempt
             if self._store:
                 self._store.abandon(pending.step)
             raise
-        others = self._others(pending.step, wait) if self._written else None
+        if gathered is None:
+            return None
+        written, others = gathered
+        self._written = self._pending = None
+        if self._store:
+            self._commit(self._store, pending, written, others)
+        stall = pending.stall_seconds + time.monotonic() - began
+        return Saved(pending.step, stall, written.seconds)
+
+    def _gathered(self, step: int, wait: bool) -> tuple[Written, dict[str, Any]] | None:
+        """What the trainer's ranks and its driver have written, and what the other gangs have; None: not all have yet."""
+        self._written = self._written or self._part.complete(wait)
+        others = self._others(step, wait) if self._written else None
         buffer = self._buffer(wait) if others is not None else None
         if self._written is None or others is None or buffer is None:
             return None
-        written, self._written, self._pending = self._written, None, None
-        if self._store:
-            self._commit(self._store, pending, replace(written, files=written.files | buffer), others)
-        stall = pending.stall_seconds + time.monotonic() - began
-        return Saved(pending.step, stall, written.seconds)
+        return replace(self._written, files=self._written.files | buffer), others
 
     def _commit(self, store: Store, pending: _Pending, written: Written, others: Mapping[str, Any]) -> None:
         try:

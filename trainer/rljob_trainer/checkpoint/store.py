@@ -24,7 +24,7 @@ from rljob_trainer.checkpoint.manifest import (
     read_manifest,
     read_manifests,
 )
-from rljob_trainer.failure import ConfigurationError, is_full, is_outage
+from rljob_trainer.failure import ConfigurationError, PeerLost, is_full, is_outage
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,11 @@ class Store:
         assert held.step == step, "what was saved last is renewed"
         name = next(name for name in BUFFERS if name != held.buffer)
         scratch = self.begin(step)
-        write(scratch / name)
+        try:
+            write(scratch / name)
+        except (OSError, PeerLost):
+            self.abandon(step)
+            raise
         files = {file: found for file, found in held.files.items() if not file.startswith(f"{held.buffer}/")}
         manifest = replace(held, buffer=name, files=files | fingerprints(scratch))
         sync_names(scratch)

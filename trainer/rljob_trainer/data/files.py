@@ -4,7 +4,7 @@ import errno
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +27,11 @@ class Place:
     path: str
     row: int | None = None
     """From 1; in a file with one object per line the number of the line."""
+    made: Path | None = None
+    """The file of what spec.data.custom made of its rows, which are read in their place; None: they are read as they are."""
+
+    def at(self, row: int) -> "Place":
+        return replace(self, row=row)
 
     def error(self, rule: str, fix: str) -> ConfigurationError:
         return ConfigurationError(self.field, self.path + (f" row {self.row}" if self.row else ""), rule, fix)
@@ -37,23 +42,29 @@ def places(field: str, paths: Iterable[str]) -> list[Place]:
     return [Place(f"{field}[{i}]", path) for i, path in enumerate(paths)]
 
 
+MadeFiles = Callable[[Sequence[Place]], Sequence[Place]]
+"""Gives files with what spec.data.custom makes of their rows; `list`: as they are."""
+
+
 def read_records(file: Place, keys: Sequence[str]) -> Iterator[tuple[Place, Record]]:
     """The file's objects in order; of columnar files only the columns that `keys` (names, or dotted paths into nested columns) need.
 
     Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row; OSError when its volume is away.
     """
     path = checked(file, READERS)
-    format_name, read = READERS[path.suffix]
+    format_name, read = READERS[path.suffix] if file.made is None else (MADE, _made)
     row = 0
     with readable(file, format_name):
         for row, record in read(path, keys):
-            yield Place(file.field, file.path, row), record
+            yield file.at(row), record
     if row == 0:
         raise file.error("holds no row", "leave the file out or fill it")
 
 
 def checked(file: Place, known: Collection[str]) -> Path:
-    """The file's path. Raises ConfigurationError when there is none, or its name ends in none of the `known` suffixes."""
+    """The path of its rows. Raises ConfigurationError when there is none, or its name ends in none of the `known` suffixes."""
+    if file.made:
+        return file.made
     path = Path(file.path)
     if path.is_dir():
         raise file.error("is a directory", "name the files in it, which end in " + ", ".join(known))
@@ -83,6 +94,8 @@ def readable(file: Place, format_name: str) -> Iterator[None]:
 
 def columns(file: Place, record: Record) -> Collection[str]:
     """Names of all columns: a record of a columnar file has only those that were asked for."""
+    if file.made:
+        return record
     if file.path.endswith(".parquet"):
         return pq.read_schema(file.path).names
     if file.path.endswith(".arrow"):
@@ -160,6 +173,17 @@ def _json_lines(stream: IO[str]) -> Iterator[tuple[int, Record]]:
                 yield number, checked_record(json.loads(line))
             except ValueError as error:
                 raise ValueError(f"line {number} does not hold one object: {error}") from error
+
+
+MADE = "rows of spec.data.custom"
+"""A file of lines of JSON, each a pair: the number of the row in the data file, and the object that was made of it."""
+
+
+def _made(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
+    with path.open(encoding="utf-8") as stream:
+        for line in stream:
+            number, record = json.loads(line)
+            yield number, record
 
 
 def checked_record(value: object) -> Record:

@@ -14,7 +14,7 @@ from typing import cast
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.encoding import Encoder, RawRow, Workers, require
 from rljob_trainer.data.examples import Example, ExampleSet
-from rljob_trainer.data.files import Place, Record, places
+from rljob_trainer.data.files import MadeFiles, Place, Record, places
 from rljob_trainer.data.formats import Reason, detect
 from rljob_trainer.data.packed_documents import PackedDocuments, load_documents
 from rljob_trainer.data.tables import Table, open_table
@@ -56,7 +56,7 @@ class RowFile:
             raise self.at(row).error(f"cannot be read: {error}", "write the row as one JSON object") from error
 
     def at(self, row: int) -> Place:
-        return Place(self.place.field, self.place.path, self.table.number(row))
+        return self.place.at(self.table.number(row))
 
     def probes(self) -> list[int]:
         """Rows spread evenly, the first and the last among them."""
@@ -131,7 +131,12 @@ def _digest(files: Sequence[RowFile]) -> int:
 
 
 def load_examples(
-    spec: RLJobSpec, split: str, tokenizer: Tokenizer, scratch: Path, workers: Workers | None
+    spec: RLJobSpec,
+    split: str,
+    tokenizer: Tokenizer,
+    scratch: Path,
+    workers: Workers | None,
+    made: MadeFiles = list,
 ) -> ExampleSet:
     """The examples of spec.data.`split` (train or validation), for any task but rl.
 
@@ -139,6 +144,7 @@ def load_examples(
         tokenizer: that of spec.model.
         scratch: a directory, which may be missing, for what files without random access are converted to. It has to live as long as the set.
         workers: tokenise; None: this process does.
+        made: gives the files with what spec.data.custom makes of their rows.
 
     Raises:
         ConfigurationError: a file cannot be read, the format of its rows cannot be recognised, or no row that was looked at teaches anything.
@@ -148,10 +154,10 @@ def load_examples(
     if spec.task == "pretrain":
         files = places(f"spec.data.{split}", getattr(spec.data, split))
         return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in files], spec, split)
-    return RowExamples(spec, split, row_files(spec, split, scratch), offsets, workers)
+    return RowExamples(spec, split, row_files(spec, split, scratch, made), offsets, workers)
 
 
-def row_files(spec: RLJobSpec, split: str, scratch: Path) -> list[RowFile]:
-    """The files of spec.data.`split`, opened. Raises ConfigurationError."""
-    files = places(f"spec.data.{split}", getattr(spec.data, split))
+def row_files(spec: RLJobSpec, split: str, scratch: Path, made: MadeFiles = list) -> list[RowFile]:
+    """The files of spec.data.`split`, opened. `made`: as for load_examples. Raises ConfigurationError."""
+    files = made(places(f"spec.data.{split}", getattr(spec.data, split)))
     return [RowFile.of(file, open_table(file, scratch), spec) for file in files]

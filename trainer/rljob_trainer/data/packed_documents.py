@@ -145,7 +145,7 @@ def texts(place: Place, table: Table, key: str) -> Iterator[str]:
 
 def text_at(place: Place, table: Table, row: int, key: str) -> str:
     """The text of a row, from 0; empty where it has none. Raises ConfigurationError for what is no text."""
-    at = Place(place.field, place.path, table.number(row))
+    at = place.at(table.number(row))
     try:
         text = column(key, table[row], at)
     except ConfigurationError:

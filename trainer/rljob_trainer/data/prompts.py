@@ -19,7 +19,7 @@ from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import DataSpec
 from rljob_api.spec.train import VALIDATION
 from rljob_trainer.data.chat import encode_prompt, identity_of
-from rljob_trainer.data.files import Place, Record, places
+from rljob_trainer.data.files import MadeFiles, Place, Record, places
 from rljob_trainer.data.pictures import ImageReader, lifted
 from rljob_trainer.data.rows import Row, read_rows
 from rljob_trainer.data.tables import FileRows
@@ -204,11 +204,13 @@ def load_held_out(
     validate_row: RowValidator,
     scratch: Path,
     images: ImageReader | None = None,
+    made: MadeFiles = list,
 ) -> list[HeldOutSet]:
-    """Of spec.data.validation and spec.evaluation.sets. The arguments, and what is raised, are those of load_prompts."""
+    """Of spec.data.validation and spec.evaluation.sets, of which `made` gives the files with what spec.data.custom makes of their rows. The other
+    arguments, and what is raised, are those of load_prompts."""
     found, vocabulary = [], Vocabulary.of(spec)
     for i, (s, files) in enumerate(zip(spec.evaluation_sets, _files(spec), strict=True)):
-        prompts = load_prompts(spec.data, files, tokenizer, validate_row, scratch / str(i), images, vocabulary)
+        prompts = load_prompts(spec.data, made(files), tokenizer, validate_row, scratch / str(i), images, vocabulary)
         found.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
     return found
 

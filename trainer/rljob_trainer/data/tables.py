@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from rljob_trainer.data.files import (
     BLANK,
+    MADE,
     ROWS_AT_ONCE,
     Place,
     Record,
@@ -104,13 +105,27 @@ class LinesTable:
         return 1 + row + int(np.searchsorted(self._rows_before_blank, row, side="right"))
 
 
+class MadeTable(LinesTable):
+    """Of spec.data.custom: each line a pair of the row's number in the data file and what was made of it."""
+
+    def __getitem__(self, row: int) -> Record:
+        return checked_record(self._pair(row)[1])
+
+    def number(self, row: int) -> int:
+        return int(self._pair(row)[0])
+
+    def _pair(self, row: int) -> Sequence[Any]:
+        pair: Sequence[Any] = json.loads(self._bytes[self._starts[row] : self._ends[row]])
+        return pair
+
+
 def open_table(file: Place, scratch: Path) -> Table:
     """The file's rows. `scratch`: an existing directory, for files without random access.
 
     Raises ConfigurationError for a file that is missing, of no known format, unreadable, or without a row; OSError when its volume is away.
     """
     path = checked(file, OPENERS)
-    format_name, opened = OPENERS[path.suffix]
+    format_name, opened = OPENERS[path.suffix] if file.made is None else (MADE, _made)
     with readable(file, format_name):
         table = opened(path, scratch)
     if not len(table):
@@ -149,6 +164,10 @@ def _json(path: Path, scratch: Path) -> Table:
 
 def _jsonl(path: Path, _: Path) -> Table:
     return LinesTable(path) if path.stat().st_size else Rows([])
+
+
+def _made(path: Path, _: Path) -> Table:
+    return MadeTable(path)
 
 
 OPENERS: dict[str, tuple[str, Callable[[Path, Path], Table]]] = {
@@ -206,7 +225,7 @@ class FileRows:
             self._open()
             number = bisect_right(self._starts, index) - 1
             file = self._files[number]
-            return Place(file.field, file.path, self._tables[number].number(index - self._starts[number]))
+            return file.at(self._tables[number].number(index - self._starts[number]))
 
     def _open(self) -> None:
         if not self._tables:

@@ -103,6 +103,9 @@ class Driver(DriverCalls):
     def awaiting(self, what: str) -> None:
         self._reporter.rank_awaits(what)
 
+    def updating(self) -> None:
+        self._reporter.enter("training")
+
     async def start(
         self,
         step: int,
@@ -278,7 +281,7 @@ class Driver(DriverCalls):
             return {"over": "drained"}
         if found := self._take():  # before a failure of the batch after it is raised below
             self._handed = found
-            self._reporter.enter("training")
+            self._reporter.enter("scoring")
             return self._announce(found.batch)
         if (self._critic and not self._critic.is_idle) or self._buffer.is_measuring:
             return None

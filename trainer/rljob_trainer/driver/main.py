@@ -17,6 +17,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.generated_data import generate
+from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.files import places
 from rljob_trainer.data.loading import load_examples
@@ -96,7 +97,8 @@ async def _supervised(
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
     spec, workers = control.spec, Workers(control.spec)
     try:
-        load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers)
+        made = _row_maker(directory, spec, progress)
+        load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers, made=made)
         train = await asyncio.to_thread(load, "train", scratch=directory / "examples")
         held_out = None
         if spec.evaluation.takes_place:
@@ -130,7 +132,8 @@ async def _reinforcement(
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
         await asyncio.to_thread(generate, spec.data)
-        train, held_out = _prompts(directory, spec, tokenizer)
+        made = _row_maker(directory, spec, progress)
+        train, held_out = await asyncio.to_thread(_prompts, directory, spec, tokenizer, made)
         await rewards.start()
         control = _counted(control, train)
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
@@ -202,12 +205,25 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
         await asyncio.wait(tasks)
 
 
-def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[PromptSet, list[HeldOutSet]]:
+def _row_maker(directory: Path, spec: RLJobSpec, progress: ProgressFile) -> RowMaker:
+    """Every step of it is progress, which nothing else reports so early."""
+
+    def moved(text: str) -> None:
+        progress.heartbeat()
+        progress.update(awaiting=text)
+        progress.flush()
+
+    return RowMaker(spec.data, directory / "custom", moved=moved)
+
+
+def _prompts(
+    directory: Path, spec: RLJobSpec, tokenizer: Tokenizer, made: RowMaker
+) -> tuple[PromptSet, list[HeldOutSet]]:
     """The prompts for training, and the held-out sets."""
     images = image_reader(spec)
     train = load_prompts(
         spec.data,
-        places("spec.data.train", spec.data.train),
+        made(places("spec.data.train", spec.data.train)),
         tokenizer,
         partial(validate_row, spec.rewards, by_driver=False),
         directory / "rows" / "train",
@@ -216,7 +232,7 @@ def _prompts(directory: Path, spec: RLJobSpec, tokenizer: Tokenizer) -> tuple[Pr
     )
     require_prompts_of_every_file(spec.data, train)
     validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.takes_place)
-    held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out", images)
+    held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out", images, made)
     for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:
         log.info("%s: %s", name, _described(prompts))
     return train, held_out

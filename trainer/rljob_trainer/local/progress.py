@@ -9,7 +9,7 @@ from typing import TextIO
 from rljob_api.protocol import Progress, Report
 from rljob_trainer.local.decide import LocalState, Seen
 
-STEADY = ("evaluating", "generating", "training", "syncing", "saving")
+STEADY = ("evaluating", "generating", "scoring", "training", "syncing", "saving")
 """Phases that alternate within a step; a line for each would be noise."""
 WAITS = {
     "loading": "loading the model into the trainer",
@@ -117,6 +117,15 @@ def continued(seen: Seen, command: str) -> str:
     return f"step {saved.step} is saved in {saved.path}; to continue: {command}"
 
 
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """For something before the first step."""
+
+    seconds: float
+    expected: float | None
+    """What it took here the last time; None: nobody knows."""
+
+
 @dataclass
 class Display:
     """One line that is kept up to date on a terminal; lines with the time in a log."""
@@ -126,11 +135,14 @@ class Display:
     _since: float = 0.0
     _said: float | None = None
 
-    def show(self, line: str, done: float | None, now: float) -> None:
-        """`done`: the part of the run that is done, for a bar; None: it has not begun, and the line says for how long. `now`: a monotonic time."""
+    def show(self, line: str, done: float | None, now: float, wait: Wait | None = None) -> None:
+        """`done`: the part of the run that is done, for a bar; None: it has not begun, and the line says for how long. `now`: a monotonic time.
+        `wait`: what goes on, perhaps under changing lines."""
         if line != self._line:
             self._line, self._since, self._said = line, now, None
-        waited = "" if done is not None or now - self._since < 1 else f" ({duration(now - self._since)})"
+        spent = wait.seconds if wait else now - self._since
+        about = f" of about {duration(wait.expected)}" if wait and wait.expected else ""
+        waited = "" if done is not None or spent < 1 else f" ({duration(spent)}{about})"
         if self.stream.isatty():
             bar = "" if done is None else f"[{'#' * int(BAR * done):<{BAR}}] "
             width = shutil.get_terminal_size().columns - 1

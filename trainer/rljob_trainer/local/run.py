@@ -19,6 +19,7 @@ from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.local.progress import Display, continued, running, status_line, summary, warnings
+from rljob_trainer.local.waits import Waits
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
 
@@ -73,7 +74,7 @@ class Here:
         self._state = LocalState()
         self._wanted: Command = "run"
         self._written: Control | None = None
-        self._display = Display(sys.stdout)
+        self._display, self._waits = Display(sys.stdout), Waits(job.spec)
         self._warned: list[str] = []
 
     def run(self, rank: str, driver: str, again: str) -> JobEnd:
@@ -169,4 +170,5 @@ class Here:
         progress = running(self._state, seen)
         begun = progress is not None and progress.started_from is not None and bool(progress.history)
         done = progress.step / progress.steps if progress and begun and progress.steps else None
-        self._display.show(status_line(self._state, seen), done, time.monotonic())
+        now = time.monotonic()
+        self._display.show(status_line(self._state, seen), done, now, self._waits.now(progress, now))

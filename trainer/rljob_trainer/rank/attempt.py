@@ -88,8 +88,10 @@ class Attempt:
         self.evaluate(step)
         return step
 
-    def start_critic_update(self, step: Step, targets: Targets) -> None:
-        """Have a critic on a gang of its own learn from the step while the policy does; `trained` waits for it."""
+    def start_update(self, step: Step, targets: Targets) -> None:
+        """Report that the update begins. A critic on a gang of its own learns from the step while the policy does; `trained` waits for it."""
+        if self._rank_zero:
+            self._rank_zero.driver.updating()
         if self._critic_apart:
             chosen = {name: targets.columns[name] for name in CRITIC_COLUMNS if name in targets.columns}
             values = {name: {row: v.numpy() for row, v in rows.items()} for name, rows in chosen.items()}

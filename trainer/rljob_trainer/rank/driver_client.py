@@ -63,6 +63,10 @@ class Client(Caller):
         """Report what rank 0 waits for; empty: nothing any more."""
         self._send({"call": DriverCalls.awaiting.__name__, "what": what})
 
+    def updating(self) -> None:
+        """Report that the batch is measured, and the update begins."""
+        self._send({"call": DriverCalls.updating.__name__})
+
     def call(self, name: str, arguments: Mapping[str, Any], arrays: Stream | None = None) -> Any:
         """The answer. `arrays`: one-dimensional, sent along."""
         given = {"arrays": arrays.described} if arrays else {}

@@ -20,7 +20,7 @@ def run(job: "Attempt") -> "TaskOutcome":
         began = time.monotonic()
         measured = job.engine.measure(batch)  # rewards of reward models; old and reference log-probabilities; values
         advantages = job.engine.objective.advantages(measured)
-        job.start_critic_update(measured, advantages)  # of a critic on a gang of its own
+        job.start_update(measured, advantages)  # a critic on a gang of its own learns meanwhile
         metrics = job.engine.update(measured, advantages)
         step = job.trained(batch, metrics, time.monotonic() - began)
         job.publish(step)

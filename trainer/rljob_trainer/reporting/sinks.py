@@ -17,7 +17,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from rljob_api import names
 from rljob_api.metrics import EVALUATION_DATA_SOURCES, require_known
 from rljob_api.protocol import Control, Point
-from rljob_trainer.reporting import mlflow_server, weights_and_biases
+from rljob_trainer.reporting import mlflow_server, swanlab_server, weights_and_biases
 from rljob_trainer.reporting.tracker import RunStatus, Tracker
 
 HISTORY = 64
@@ -211,5 +211,6 @@ def connect_trackers(control: Control, environment: Mapping[str, str]) -> list[T
     found: list[Tracker | None] = [
         weights_and_biases.connect(control, environment),
         mlflow_server.connect(control, environment),
+        swanlab_server.connect(control, environment),
     ]
     return [tracker for tracker in found if tracker]

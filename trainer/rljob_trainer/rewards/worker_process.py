@@ -81,14 +81,15 @@ class WorkerProcess:
         """No call will be answered any more."""
         return self._reader is None or self._reader.done()
 
-    async def call(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The function's answer. Raises WorkerLost, after which it has to be stopped."""
+    async def call(self, values: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """The function's answer. `seconds`: a limit of this call's own. Raises WorkerLost, after which it has to be stopped."""
+        limit = seconds or self._seconds + (GRACE_SECONDS if self.concurrent else 0.0)
         assert self._process.stdin is not None
         number = next(self._numbers)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             self._process.stdin.write(pickle.dumps((number, values)))
-            returned = await asyncio.wait_for(answer, self._seconds + (GRACE_SECONDS if self.concurrent else 0.0))
+            returned = await asyncio.wait_for(answer, limit)
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error
         except (BrokenPipeError, ConnectionResetError) as error:

@@ -91,7 +91,7 @@ class Request(TypedDict, total=False):
 
 
 class DriverCalls(ABC):
-    """Calls of the trainer's rank 0. `heartbeat` and `awaiting` are notices, which have no answer."""
+    """Calls of the trainer's rank 0. `heartbeat`, `awaiting` and `updating` are notices, which have no answer."""
 
     @abstractmethod
     def heartbeat(self, count: int) -> None:
@@ -100,6 +100,10 @@ class DriverCalls(ABC):
     @abstractmethod
     def awaiting(self, what: str) -> None:
         """Rank 0 waits for `what`; empty: for nothing any more."""
+
+    @abstractmethod
+    def updating(self) -> None:
+        """The batch is measured, and the update begins."""
 
     @abstractmethod
     async def steps(self) -> int:

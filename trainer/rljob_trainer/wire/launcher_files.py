@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from rljob_api.protocol import Control, Progress
+from rljob_api.protocol import Control, PhaseOfRun, Progress
 
 POLL_SECONDS = 0.2
 
@@ -45,11 +45,19 @@ class ProgressFile:
         self.awaited: Callable[[], str] = str
         """What is waited for, called when there was no heartbeat for QUIET_SECONDS."""
         self._written: Progress | None = None
-        self._moved = time.monotonic()
+        self._moved = self._entered = time.monotonic()
 
     def update(self, **fields: Any) -> None:
         """Replace fields. This is not a heartbeat: a rollout that comes or goes, or a change of phase, is not progress."""
+        if fields.get("phase", self.progress.phase) != self.progress.phase:
+            fields["spent"] = self._spent()
         self.progress = self.progress.model_copy(update=fields)
+
+    def _spent(self) -> dict[PhaseOfRun, float]:
+        """Seconds in each phase until now, when the present one ends."""
+        left, self._entered = self._entered, time.monotonic()
+        phase, known = self.progress.phase, self.progress.spent
+        return known | {phase: known.get(phase, 0.0) + self._entered - left}
 
     def heartbeat(self, count: int = 1) -> None:
         """Progress was made: a sample, a micro-batch, a bucket, a step."""

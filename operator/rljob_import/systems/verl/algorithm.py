@@ -279,6 +279,11 @@ def environment(settings: Settings) -> Iterator[Said]:
     if "mlflow" in loggers:
         env.append({"name": "MLFLOW_EXPERIMENT_NAME", "value": str(settings["trainer.project_name"])})
         yield settings.changed(key, "mlflow: needs the address of its server as MLFLOW_TRACKING_URI in spec.env")
+    if "swanlab" in loggers:
+        env.append({"name": "SWANLAB_PROJ_NAME", "value": str(settings["trainer.project_name"])})
+        yield settings.changed(
+            key, "swanlab: needs its client in the trainer's image, and SWANLAB_API_KEY from a Secret in spec.envFrom"
+        )
     if env:
         yield Field(
             "env",
@@ -287,7 +292,7 @@ def environment(settings: Settings) -> Iterator[Said]:
             settings.names(key),
         )
     for other in loggers:
-        if other not in ("wandb", "mlflow", "console", "tensorboard", "file"):
+        if other not in ("wandb", "mlflow", "swanlab", "console", "tensorboard", "file"):
             yield settings.lacking(key, f"metrics are written to TensorBoard and metrics.jsonl, not to {other}")
 
 

@@ -139,7 +139,7 @@ def rollouts(settings: Settings) -> Iterator[Said]:
     expert = f"{ROLLOUT}expert_parallel_size"
     if settings.integer(expert) > 1:
         if settings[expert] == settings[f"{ROLLOUT}tensor_model_parallel_size"]:
-            yield settings.field("rollout.vllmArgs.enable-expert-parallel", True, expert)
+            yield settings.field("rollout.expertParallel", True, expert)
         else:
             yield settings.lacking(expert, "experts are shared by the GPUs of one server: tensor_model_parallel_size")
     for key, given in settings.below(f"{ROLLOUT}engine_kwargs.vllm").items():

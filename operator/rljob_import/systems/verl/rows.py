@@ -36,6 +36,7 @@ UNUSED = (
     ),
 )
 AGENT = "tools and turns are an agent of your own: rollout.agent (docs/agents.md)"
+CUSTOM = "a class of torch's data sets gives tensors; rows are made by a function of your own: data.custom (docs/data-and-rewards.md)"
 DATA = (
     read("data.train_files", "data.train", "~/data/rlhf/gsm8k/train.parquet"),
     read("data.val_files", "data.validation", "~/data/rlhf/gsm8k/test.parquet"),
@@ -52,7 +53,7 @@ DATA = (
     implied("data.filter_overlong_prompts_workers"),
     lacks("data.train_max_samples", "all rows are used", -1),
     lacks("data.val_max_samples", "all rows are used", -1),
-    lacks("data.custom_cls.path", "prompts are read from files only"),
+    lacks("data.custom_cls.path", CUSTOM),
     implied("data.custom_cls.name"),
     lacks("data.tool_config_path", AGENT, ""),
     lacks("data.function_tool_path", AGENT, ""),

@@ -18,7 +18,7 @@ from rljob_import.shared.megatron import (
 from rljob_import.shared.values import VERL, choice
 from rljob_import.systems.verl.algorithm import environment
 from rljob_import.systems.verl.roles import optimizer
-from rljob_import.systems.verl.rows import megatron_rows, optimizer_rows
+from rljob_import.systems.verl.rows import CUSTOM, megatron_rows, optimizer_rows
 from rljob_import.table import Field, Said, becomes, implied, lacks, must, read, verbatim
 
 ROWS = (
@@ -58,7 +58,7 @@ ROWS = (
     implied("data.pad_mode", "sequences are always packed"),
     verbatim("data.apply_chat_template_kwargs", "data.chatTemplate.arguments", frozenset(), "as they are"),
     lacks("data.tools_key", "conversations have no tools", "tools"),
-    lacks("data.custom_cls.path", "conversations are read from files only"),
+    lacks("data.custom_cls.path", CUSTOM),
     lacks("data.multiturn.enable", "set data.messages_key", True),
     *(lacks(f"data.{key}", "all rows are used", -1) for key in ("train_max_samples", "val_max_samples")),
     *(

@@ -63,7 +63,7 @@ fi
     actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \
     actor_rollout_ref.rollout.val_kwargs.top_p=0.7 \
     +actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=32 \
-    trainer.logger='["console","wandb","mlflow"]' \
+    trainer.logger='["console","wandb","mlflow","swanlab"]' \
     trainer.project_name=reasoning \
     trainer.experiment_name="$run" \
     trainer.n_gpus_per_node=8 trainer.nnodes=$NODES \

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import cast
 
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.encoding import Encoder, RawRow, document
 from rljob_trainer.data.examples import Example
 from rljob_trainer.data.files import Place, places
@@ -78,7 +79,8 @@ class SupervisedRows:
     def _examples(self, split: str) -> Iterator[str]:
         scratch = self.scratch / split
         scratch.mkdir()
-        files, tokenizer = row_files(self.spec, split, scratch), cast(OffsetTokenizer, self.tokenizer)
+        made = RowMaker(self.spec.data, self.scratch / f"custom-{split}", self.most)
+        files, tokenizer = row_files(self.spec, split, scratch, made), cast(OffsetTokenizer, self.tokenizer)
         require_chats(self.spec, files, tokenizer)
         encoder, usable = Encoder(self.spec, tokenizer), True
         for file in files:

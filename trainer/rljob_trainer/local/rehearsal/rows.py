@@ -13,6 +13,7 @@ from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.generated_data import generate
+from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.pictures import image_reader
 from rljob_trainer.data.prompts import Prompt, PromptSet, load_prompts
@@ -89,7 +90,7 @@ class Rehearsal:
             return
         for number, (place, sampling, is_held_out) in enumerate(self._places()):
             try:
-                prompts = self._prompts(place, self._scratch / str(number), is_held_out)
+                prompts = await asyncio.to_thread(self._prompts, place, self._scratch / str(number), is_held_out)
                 rows = await self._tried(prompts, sampling)
             except ConfigurationError as error:
                 yield error
@@ -108,7 +109,10 @@ class Rehearsal:
         spec = self._spec
         validate = partial(validate_row, spec.rewards, by_driver=is_held_out and spec.evaluation.takes_place)
         vocabulary, images = Vocabulary.of(spec), image_reader(spec)
-        return load_prompts(spec.data, [place], self._tokenizer, validate, scratch, images, vocabulary, self._most)
+        made = RowMaker(spec.data, scratch.with_suffix(".custom"), self._most)
+        return load_prompts(
+            spec.data, made([place]), self._tokenizer, validate, scratch, images, vocabulary, self._most
+        )
 
     async def _tried(self, prompts: PromptSet, sampling: Sampling) -> tuple[TriedRow, ...]:
         """Where the first row takes too long, the others would too."""

@@ -1,7 +1,9 @@
 """Which servers take part in an update, from the lines of their workers (messages.py), and why others do not."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.door import is_gone
@@ -13,13 +15,38 @@ GONE = "worker {} has died"
 BEHIND = "it could not be connected with the others: {}"
 
 
+class LossCause(IntEnum):
+    """Why a server is left out. What comes first may be the cause of what comes after it."""
+
+    REFUSED = 0
+    GONE = 1
+    SILENT = 2
+    BEHIND = 3
+    GIVEN_UP = 4
+
+
+class Loss(NamedTuple):
+    """Of a server. The least of several is the one to report."""
+
+    cause: LossCause
+    why: str
+
+
+def losses(senders: Iterable[Mapping[str, Loss]]) -> dict[str, str]:
+    """Pod -> why it is lost, from what each sender knows of that."""
+    found: dict[str, Loss] = {}
+    for pods in senders:
+        found |= {pod: min(loss, found.get(pod, loss)) for pod, loss in pods.items()}
+    return {pod: loss.why for pod, loss in found.items()}
+
+
 class Attendance:
     """Servers are left out by `leave_out` only, so between two calls the same ones take part."""
 
     def __init__(self, servers: Mapping[str, Sequence[Member]], clock: Callable[[], float] = time.monotonic) -> None:
         """`servers`: by pod."""
         self.live = dict(servers)
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, Loss] = {}
         self._clock = clock
         self._message = -1
         self._lines: dict[str, Line] = {}
@@ -56,40 +83,35 @@ class Attendance:
 
     def leave_out(self) -> bool:
         """Leave out servers with a worker that has refused, is silent, or has died. Returns whether there are any."""
-        reasons = {pod: self._reason(members, self._why_not) for pod, members in self.live.items()}
-        if not any(reasons.values()):
-            reasons = {pod: self._reason(members, self._death) for pod, members in self.live.items()}
-        return self._without(reasons)
+        return self._without(self._lost(self._why_not)) or self._without(self._lost(self._death))
 
     def leave_out_others(self, state: Progress) -> None:
         """Leave out servers with a worker that is not in a state; all, if all are in it."""
         reasons = (self._lines[m.name].reason for m in self.members if self._state(m) == Progress.FAILED)
         why = BEHIND.format(next(reasons, "the transfer did not end"))
-        self._without(dict.fromkeys(self.others(state) or self.live, why))
+        self._without(dict.fromkeys(self.others(state) or self.live, Loss(LossCause.BEHIND, why)))
 
-    def _without(self, reasons: Mapping[str, str]) -> bool:
-        lost = {pod: why for pod, why in reasons.items() if why}
-        for pod, why in lost.items():
-            self.failed[pod] = why
-            del self.live[pod]
+    def _without(self, lost: Mapping[str, Loss]) -> bool:
+        self.failed |= lost
+        self.live = {pod: members for pod, members in self.live.items() if pod not in lost}
         return bool(lost)
 
-    def _reason(self, members: Sequence[Member], why: Callable[[Member], str]) -> str:
-        """That of the first worker with one, but causes before what follows from them."""
-        reasons = [reason for member in members if (reason := why(member))]
-        return min(reasons, key=lambda reason: reason == GIVEN_UP, default="")
+    def _lost(self, loss: Callable[[Member], Loss | None]) -> dict[str, Loss]:
+        """By pod, of those with a worker that has one."""
+        found = {pod: [x for member in members if (x := loss(member))] for pod, members in self.live.items()}
+        return {pod: min(of_workers) for pod, of_workers in found.items() if of_workers}
 
-    def _why_not(self, member: Member) -> str:
+    def _why_not(self, member: Member) -> Loss | None:
         line = self._lines.get(member.name)
         if line and line.state == Progress.REFUSED:
-            return line.reason
+            return Loss(LossCause.GIVEN_UP if line.reason == GIVEN_UP else LossCause.REFUSED, line.reason)
         if self._state(member) == Progress.DONE:
-            return ""  # after the last message it has nothing more to show
+            return None  # after the last message it has nothing more to show
         silent = self._clock() > self._signs[member.name][1] + protocol.SILENT_SECONDS
-        return SILENT.format(member.worker) if silent else ""
+        return Loss(LossCause.SILENT, SILENT.format(member.worker)) if silent else None
 
-    def _death(self, member: Member) -> str:
-        return GONE.format(member.worker) if is_gone(member.host, member.port) else ""
+    def _death(self, member: Member) -> Loss | None:
+        return Loss(LossCause.GONE, GONE.format(member.worker)) if is_gone(member.host, member.port) else None
 
     def _state(self, member: Member) -> Progress | None:
         line = self._lines.get(member.name)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from rljob_trainer.rank.weights.attendance import Attendance
+from rljob_trainer.rank.weights.attendance import Attendance, Loss
 from rljob_trainer.rank.weights.rounds import NAMED_SECONDS, named
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Bucket
@@ -57,7 +57,7 @@ class Delivery:
     ) -> None:
         """`servers`: by pod, in the order of the chain. `awaits`: see Publisher."""
         self._transport, self._home, self._update, self._awaits = transport, home, update, awaits
-        self._outbox = Outbox(home.store, update)
+        self._outbox = Outbox(home, update)
         self._attendance = Attendance(servers)
         self.group: KeptGroup | None = None
         self._groups, self._buckets, self._fruitless = 0, 0, 0
@@ -68,8 +68,8 @@ class Delivery:
         return tuple(self._attendance.members)
 
     @property
-    def failed(self) -> dict[str, str]:
-        """Pod -> why its server was left out."""
+    def failed(self) -> dict[str, Loss]:
+        """By pod: why its server was left out."""
         return self._attendance.failed
 
     def join(self, kept: KeptGroup | None) -> None:
@@ -84,7 +84,9 @@ class Delivery:
     def send(self, bucket: Bucket) -> None:
         """Returns when all servers have received the bucket and verified the one before."""
         while self._attendance.live:
-            if self._together(self._announced(bucket), lambda: self._transfer(bucket), "receive weights"):
+            if self._together(
+                self._announced(bucket), lambda: self._transfer(bucket), "receive weights", bucket.payload.numel()
+            ):
                 self._outbox.say(TURN_OVER)
                 break
             self._leave_out()
@@ -121,12 +123,12 @@ class Delivery:
         self._drop_group()
         self._outbox.say(ABANDONED)
 
-    def _together(self, message: Mapping[str, Any], act: Callable[[], None], what: str) -> bool:
-        """Have all workers do what a message says while this end does its part. Returns whether they have."""
+    def _together(self, message: Mapping[str, Any], act: Callable[[], None], what: str, size: int = 0) -> bool:
+        """Have all workers do what a message says while this end does its part. Returns whether they have. `size`: bytes that are transferred."""
         self._outbox.say(message)
         if not self._all(Progress.READY, what):
             return False
-        limit = _transfer_seconds()
+        limit = _seconds(size)
         try:
             act()
         except (OSError, RuntimeError) as error:
@@ -142,7 +144,7 @@ class Delivery:
     def _transfer(self, bucket: Bucket) -> None:
         assert self.group
         self.group.end.send(bucket.payload)
-        self.group.end.wait(self._is_broken())
+        self.group.end.wait(self._is_broken(bucket.payload.numel()))
 
     def _connect(self, name: str, members: tuple[Member, ...]) -> None:
         end = self._transport.connect(self._home, name, members, self._is_broken())
@@ -167,9 +169,9 @@ class Delivery:
             self._awaits("")
         return self._attendance.all(state)
 
-    def _is_broken(self) -> Callable[[], bool]:
-        """A function that returns whether this end need not go on with its part."""
-        late = _after(_transfer_seconds())
+    def _is_broken(self, size: int = 0) -> Callable[[], bool]:
+        """A function that returns whether this end need not go on with its part. `size`: bytes that are transferred."""
+        late = _after(_seconds(size))
 
         def is_broken() -> bool:
             self._see()
@@ -192,9 +194,9 @@ def _group(name: str, members: Sequence[Member], made: bool = False) -> dict[str
     return {"group": name, "members": members, "made": made}
 
 
-def _transfer_seconds() -> float:
+def _seconds(size: int) -> float:
     """Time limit of a transfer in which all workers show that they live. Longer than that for silence, which names who is the cause."""
-    return protocol.SILENT_SECONDS + 2 * protocol.ALIVE_SECONDS
+    return protocol.transfer_seconds(size) + 2 * protocol.ALIVE_SECONDS
 
 
 def _after(seconds: float) -> Callable[[], bool]:

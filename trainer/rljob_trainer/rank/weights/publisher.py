@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.failure import RolloutLost
+from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.call import ReplicaGoneError
 from rljob_trainer.rank.weights.rounds import Round
 from rljob_trainer.rank.weights.sender import Opened, Sender
@@ -125,7 +126,7 @@ class Publisher:
         with self.update(servers) as update:
             opened = update.open([self.sender.offer])
             sent = self.sender.send([Phase(tensors, sends=True)], opened, 0, heartbeat)
-            return update.commit(PolicyVersion(self.attempt, step, sent.digest), sent.failed, probe)
+            return update.commit(PolicyVersion(self.attempt, step, sent.digest), losses([sent.failed]), probe)
 
     def sleep(self, servers: list[RolloutEndpoint]) -> None:
         """Have servers release their memory. Raises ReplicaError for one that refuses, RolloutLost for one that is gone."""

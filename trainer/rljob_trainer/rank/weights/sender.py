@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
+from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
 from rljob_trainer.wire.weights.bucket import digest, pack, total
 from rljob_trainer.wire.weights.plan import Phase
@@ -35,8 +37,13 @@ class Sent:
     """Of its tensors (bucket.digest)."""
     bytes: int
     """Of its tensors."""
-    failed: dict[str, str]
-    """Pod -> why it did not get them."""
+    failed: dict[str, Loss]
+    """By pod: why it did not get them."""
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> "Sent":
+        failed = {pod: Loss(LossCause(cause), why) for pod, (cause, why) in fields["failed"].items()}
+        return Sent(fields["digest"], fields["bytes"], failed)
 
 
 class Sender:

@@ -8,12 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import OpenUpdate, Published, Publisher
 from rljob_trainer.rank.weights.sender import Opened, Sent
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
-from rljob_trainer.wire.weights.messages import GIVEN_UP
 from rljob_trainer.wire.weights.plan import Phase, TransferPlan
 from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
 
@@ -67,7 +67,7 @@ class Senders:
             offers = [Offer(**offered[rank]["offer"]) for rank in senders]
             opened = self._everywhere(update.open(offers) if update else None)
             part = self._send(phases, opened, senders)
-            parts = [sent_by and Sent(**sent_by) for sent_by in self._ranks.gather(part and asdict(part))]
+            parts = [sent_by and Sent.from_json(sent_by) for sent_by in self._ranks.gather(part and asdict(part))]
             sent()
             found = [part for rank, part in enumerate(parts) if part and rank in senders]
             published = self._commit(update, step, found, probe) if update else None
@@ -117,10 +117,8 @@ class Senders:
         return None
 
     def _commit(self, update: OpenUpdate, step: int, parts: Sequence[Sent], probe: Probe | None) -> Published:
-        reasons = sorted((item for part in parts for item in part.failed.items()), key=lambda item: item[1] != GIVEN_UP)
-        lost = dict(reasons)  # a cause overrides what follows from it
         version = PolicyVersion(self._publisher.attempt, step, total(part.digest for part in parts))
-        return update.commit(version, lost, probe)
+        return update.commit(version, losses(part.failed for part in parts), probe)
 
     def _plan(self, sizes: Sequence[int | None], servers: int) -> None:
         """Log who sends what, when that is known and new."""

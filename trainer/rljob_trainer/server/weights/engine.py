@@ -157,7 +157,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
 
     def _leave(self) -> None:
         for connection in self._connections.values():
-            connection.end.close()
+            connection.close()
         self._connections = {}
 
     def _has_shadow(self) -> bool:

@@ -6,7 +6,6 @@ many senders there are; and all workers of all servers take them in the same ord
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,10 @@ class Arrived:
 
     entries: list[Entry]
     payload: Tensor
+
+
+class SenderLostError(RuntimeError):
+    """A sender cannot be reached, so its part of the policy will not come."""
 
 
 class Reception:
@@ -58,7 +61,7 @@ class Reception:
 
     def start(self, offers: Sequence[Offer], kept: Mapping[Offer, Connection]) -> None:
         """Receive what these senders send. `kept`: connections to some of them that still exist."""
-        self._offers, self._kept = offers, kept
+        self._offers, self._kept = offers, dict(kept)
         self._thread.start()
 
     def result(self, seconds: float) -> tuple[set[str], str]:
@@ -80,8 +83,7 @@ class Reception:
         self._abandoned.set()
         if self._thread.ident:
             self._thread.join()
-        for source in self._sources:
-            source.leave()
+        self._leave()
 
     def _run(self) -> None:
         try:
@@ -91,10 +93,17 @@ class Reception:
         except Exception as error:
             self._error = error
             for source in self._sources:
-                with suppress(RuntimeError):  # this sender may be gone
+                with suppress(OSError):  # this sender may be gone
                     source.inbox.refuse(str(error) or repr(error))
-            for source in self._sources:
-                source.leave()
+            self._leave()
+
+    def _leave(self) -> None:
+        """All senders, and what is kept of them."""
+        for source in self._sources:
+            source.close()
+        for connection in self._kept.values():
+            connection.close()
+        self._kept = {}
 
     def _own_stream(self) -> AbstractContextManager[Any]:
         """On a GPU: a context in which this thread's work does not wait for what the server computes."""
@@ -104,21 +113,18 @@ class Reception:
         return torch.cuda.stream(torch.cuda.Stream())
 
     def _find(self) -> None:
-        """All senders at the same time: finding one may take seconds (rendezvous.py)."""
-        pool = ThreadPoolExecutor(max(1, len(self._offers)), "weights-find")
-        try:
-            homes = {offer: pool.submit(RemoteStore, offer) for offer in self._offers if offer not in self._kept}
-            for offer in self._offers:
-                connection = self._kept.get(offer) or self._found(homes[offer])
-                self._sources.append(Source(self._place, self._end_cls, connection, self._update, self._wait))
-                self._wait()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    def _found(self, home: Future[RemoteStore]) -> RemoteStore:
-        while not wait([home], ALIVE_SECONDS).done:
+        """Connect to all senders. Raises SenderLostError when one cannot be reached: after the others are, which will hear of it."""
+        lost = ""
+        for offer in self._offers:
+            try:
+                connection = self._kept.pop(offer, None) or RemoteStore(offer)
+            except OSError as error:
+                lost = lost or f"the sender at {offer.address} cannot be reached: {error}"
+                continue
+            self._sources.append(Source(self._place, self._end_cls, connection, self._update, self._wait))
             self._wait()
-        return home.result()
+        if lost:
+            raise SenderLostError(lost)
 
     def _wait(self) -> None:
         """Called while this worker waits or loads: all senders see that it lives."""

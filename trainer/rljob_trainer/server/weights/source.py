@@ -37,6 +37,10 @@ class Connection(NamedTuple):
     group: str
     end: WorkerEnd
 
+    def close(self) -> None:
+        self.end.close()
+        self.home.close()
+
 
 class Source:
     """`join` and `receive` return when this worker has done what a message says, or could not; the sender reads which."""
@@ -53,7 +57,7 @@ class Source:
         self._place, self._end_cls, self._waiting = place, end_cls, waiting
         self.connection = connection if isinstance(connection, Connection) else None
         self._home = connection.home if isinstance(connection, Connection) else connection
-        self.inbox = Inbox(self._home.store, update, f"{place.server}/{place.worker}")
+        self.inbox = Inbox(self._home, update, f"{place.server}/{place.worker}")
         self._received = 0
         """Buckets."""
 
@@ -86,14 +90,18 @@ class Source:
         self._received += is_new
         return is_new
 
-    def leave(self) -> None:
-        """Close the connection."""
+    def close(self) -> None:
+        """Leave the sender."""
+        self._leave_group()
+        self._home.close()
+
+    def _leave_group(self) -> None:
         if self.connection:
             self.connection.end.close()
         self.connection = None
 
     def _connect(self, group: str, members: Sequence[Member], place: int) -> None:
-        self.leave()
+        self._leave_group()
         own = Membership(self._home, group, members, place, self._place.door)
         end = self._end_cls(own, self._is_called_off())
         self.connection = Connection(self._home, group, end)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.polling import CalledOffError
 from rljob_trainer.wire.weights.protocol import Member
-from rljob_trainer.wire.weights.rendezvous import RemoteStore
+from rljob_trainer.wire.weights.rendezvous import RemoteStore, exactly
 
 KNOCK_SECONDS = 2.0
 """Time limit for the name of the group, after a connection is made, and for finding out whether a worker exists."""
@@ -55,7 +55,7 @@ class Door:
     def _admit(self, connection: socket.socket) -> None:
         connection.settimeout(KNOCK_SECONDS)
         try:
-            group = _exactly(connection, _exactly(connection, 1)[0]).decode()
+            group = exactly(connection, exactly(connection, 1)[0]).decode()
         except (OSError, UnicodeDecodeError):
             connection.close()
             return
@@ -76,15 +76,6 @@ class Membership:
     """Of this worker among `members`."""
     door: Door
     """This worker's."""
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    read = b""
-    while len(read) < size:
-        if not (part := connection.recv(size - len(read))):
-            raise ConnectionError("closed")
-        read += part
-    return read
 
 
 def enter(host: str, port: int, group: str) -> socket.socket:

@@ -24,7 +24,7 @@ class SenderEnd:
     """The sender's end. There is no group: every message carries the handles that the workers need."""
 
     def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
-        self._store, self._group, self._workers = home.store, group, len(members)
+        self._home, self._group, self._workers = home, group, len(members)
         self._sent: Tensor | None = None
         self._handles: list[Handle] = []
         """Of the payload, by worker."""
@@ -47,7 +47,7 @@ class SenderEnd:
 
     def _unread(self) -> list[Handle]:
         """Handles of the last payload whose workers have not copied it."""
-        copied = (int(self._store.add(_copies(self._group, i), 0)) for i in range(self._workers))
+        copied = (int(self._home.get(_copies(self._group, i)) or 0) for i in range(self._workers))
         return [h for h, count in zip(self._handles, copied, strict=False) if count < self._payloads]
 
     def close(self) -> None:
@@ -62,12 +62,14 @@ class WorkerEnd:
     """A process on the same host, to which the sender's GPU is visible."""
 
     def __init__(self, own: Membership, given_up: Callable[[], bool]) -> None:
-        self._store, self._group, self._place = own.home.store, own.group, own.place
+        self._home, self._copies, self._copied = own.home, _copies(own.group, own.place), 0
+        self._place = own.place
 
     def receive(self, payload: Tensor, message: dict[str, Any]) -> None:
         """Fill `payload`. Raises RuntimeError when the sender's memory cannot be opened."""
         self._copy(payload, message)
-        self._store.add(_copies(self._group, self._place), 1)  # the sender's memory is closed by now
+        self._copied += 1
+        self._home.set(self._copies, str(self._copied))  # the sender's memory is closed by now
 
     def wait(self, given_up: Callable[[], bool]) -> None:
         """Nothing to do: `receive` has waited."""

@@ -22,10 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
-
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.polling import now_and_then, wait_until
+from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 GIVEN_UP = "the trainer has abandoned this update"
 """A worker's reason when one of its senders has, or has left it out; the others are not the cause."""
@@ -35,7 +33,7 @@ SenderMessage = dict[str, Any] | str
 "transport": what the transport needs}, or one of the above."""
 
 LONGEST_PAUSE = 0.02
-"""Seconds between two looks for a message or at the lines, in the end: there may be hundreds of workers."""
+"""Seconds between two looks at the lines, in the end: there may be hundreds of workers."""
 
 
 class Progress(StrEnum):
@@ -75,12 +73,12 @@ class AbandonedError(RuntimeError):
 class Outbox:
     """The sender's end."""
 
-    def __init__(self, store: dist.Store, update: str) -> None:
+    def __init__(self, store: SenderStore, update: str) -> None:
         self._store, self._update = store, update
         self.said = 0
         """Number of messages."""
-        self._written: set[str] = set()
-        """Workers whose line exists."""
+        self._workers: set[str] = set()
+        """All whose lines have been read."""
 
     def say(self, message: Mapping[str, Any] | str) -> None:
         self._store.set(_message(self._update, self.said), json.dumps(message))
@@ -88,39 +86,36 @@ class Outbox:
 
     def lines(self, workers: Iterable[str]) -> dict[str, Line]:
         """By worker: its line, if it has written one."""
-        asked = list(workers)
-        self._written |= {w for w in asked if w not in self._written and self._store.check([_line(self._update, w)])}
-        there = [worker for worker in asked if worker in self._written]
-        texts: Any = self._store.multi_get([_line(self._update, worker) for worker in there]) if there else []
-        return {worker: Line.parse(text.decode()) for worker, text in zip(there, texts, strict=True)}
+        found = {worker: text for worker in workers if (text := self._store.get(_line(self._update, worker)))}
+        self._workers |= found.keys()
+        return {worker: Line.parse(text) for worker, text in found.items()}
 
     def clear(self) -> None:
         """Delete all messages and lines. Called when the update is over, since the store outlives it."""
         for key in [_message(self._update, number) for number in range(self.said)]:
-            self._store.delete_key(key)
-        for worker in self._written:
-            self._store.delete_key(_line(self._update, worker))
+            self._store.delete(key)
+        for worker in self._workers:
+            self._store.delete(_line(self._update, worker))
 
 
 class Inbox:
     """A worker's end."""
 
-    def __init__(self, store: dist.Store, update: str, worker: str) -> None:
+    def __init__(self, store: RemoteStore, update: str, worker: str) -> None:
         self._store, self._update, self._worker = store, update, worker
         self._read, self._sign, self._state, self._reason = 0, 0, Progress.READ, ""
 
     @property
     def has_next(self) -> bool:
         """Whether the sender has said more. If something is under way, that is called off."""
-        return bool(self._store.check([_message(self._update, self._read)]))
+        return self._store.get(_message(self._update, self._read)) is not None
 
     def next(self, waiting: Callable[[], None]) -> SenderMessage:
         """The next message. `waiting` is called every ALIVE_SECONDS until it is there, and may raise.
 
-        Raises AbandonedError, or RuntimeError when the sender is gone or silent for NEXT_SECONDS.
+        Raises AbandonedError, OSError when the sender is gone, and RuntimeError when it is silent for NEXT_SECONDS.
         """
-        self._await_next(waiting)
-        message: SenderMessage = json.loads(self._store.get(_message(self._update, self._read)))
+        message: SenderMessage = json.loads(self._awaited(waiting))
         if message == ABANDONED:
             raise AbandonedError(GIVEN_UP)
         self._read += 1
@@ -147,16 +142,13 @@ class Inbox:
         self._state, self._reason, self._sign = state, reason, self._sign + 1
         self._store.set(_line(self._update, self._worker), str(Line(self._read - 1, state, self._sign, reason)))
 
-    def _await_next(self, waiting: Callable[[], None]) -> None:
+    def _awaited(self, waiting: Callable[[], None]) -> str:
         deadline = time.monotonic() + protocol.NEXT_SECONDS
-
-        def is_late() -> bool:
+        while not (text := self._store.get(_message(self._update, self._read), protocol.ALIVE_SECONDS)):
             waiting()
-            return time.monotonic() > deadline
-
-        often = now_and_then(protocol.ALIVE_SECONDS, is_late, at_once=False)
-        if not wait_until(lambda: self.has_next, often, LONGEST_PAUSE):
-            raise RuntimeError("the sender said nothing in time")
+            if time.monotonic() > deadline:
+                raise RuntimeError("the sender said nothing in time")
+        return text
 
 
 def _message(update: str, number: int) -> str:

@@ -10,12 +10,14 @@ from torch import Tensor
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.door import Membership
-from rljob_trainer.wire.weights.nccl_library import Communicator, unique_id
+from rljob_trainer.wire.weights.nccl_library import Communicator, NcclError, unique_id
 from rljob_trainer.wire.weights.polling import CalledOffError
 from rljob_trainer.wire.weights.protocol import Member
-from rljob_trainer.wire.weights.rendezvous import SenderStore
+from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 SENDER = 0
+POLL_SECONDS = 0.2
+"""Interval at which a worker that waits for the sender finds out whether others have given up."""
 
 
 class _Transfer:
@@ -23,7 +25,7 @@ class _Transfer:
 
     def __init__(self, unique: bytes, rank: int, size: int, given_up: Callable[[], bool]) -> None:
         self._device = torch.cuda.current_device()
-        self._communicator = Communicator(unique, rank, size, _deadline(), given_up)
+        self._communicator = Communicator(unique, rank, size, _after(protocol.SILENT_SECONDS), given_up)
         self._stream = torch.cuda.Stream()
         self._done = torch.cuda.Event()
         self._deadline = 0.0
@@ -31,7 +33,7 @@ class _Transfer:
     def begin(self, payload: Tensor) -> None:
         """Start a broadcast. The payload must be complete, and must live until `finish` has returned."""
         with torch.cuda.device(self._device):
-            self._deadline = _deadline()
+            self._deadline = _after(protocol.transfer_seconds(payload.numel()))
             self._communicator.broadcast(payload.data_ptr(), payload.numel(), SENDER, self._stream.cuda_stream)
 
     def finish(self, given_up: Callable[[], bool]) -> None:
@@ -52,7 +54,7 @@ class SenderEnd:
     def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
         """Wait for all workers. Raises NcclError, and CalledOffError when `given_up` before they are there."""
         unique = unique_id()
-        home.store.set(_id(group), unique.hex())
+        home.set(_id(group), unique.hex())
         self._transfer = _Transfer(unique, SENDER, len(members) + 1, given_up)
         self._sent: Tensor | None = None
 
@@ -66,7 +68,7 @@ class SenderEnd:
         self._transfer.begin(payload)
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the bucket is sent. Raises NcclError when a worker is gone, or after SILENT_SECONDS; CalledOffError when `given_up`."""
+        """Wait until the bucket is sent. Raises NcclError when a worker is gone, or after transfer_seconds; CalledOffError when `given_up`."""
         self._transfer.finish(given_up)
         self._sent = None
 
@@ -80,8 +82,8 @@ class WorkerEnd:
 
     def __init__(self, own: Membership, given_up: Callable[[], bool]) -> None:
         """Wait for the others. Raises NcclError, and CalledOffError when `given_up`."""
-        unique = bytes.fromhex(own.home.store.get(_id(own.group)).decode())
-        self._transfer = _Transfer(unique, own.place + 1, len(own.members) + 1, given_up)
+        unique = _awaited(own.home, _id(own.group), given_up)
+        self._transfer = _Transfer(bytes.fromhex(unique), own.place + 1, len(own.members) + 1, given_up)
         self._received: Tensor | None = None
         """Kept as long as NCCL may write to it."""
 
@@ -92,7 +94,7 @@ class WorkerEnd:
         self._transfer.begin(payload)
 
     def wait(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the payload is received. Raises NcclError when another is gone, or after SILENT_SECONDS; CalledOffError when `given_up`."""
+        """Wait until the payload is received. Raises NcclError when another is gone, or after transfer_seconds; CalledOffError when `given_up`."""
         self._transfer.finish(given_up)
         self._received = None
 
@@ -101,8 +103,18 @@ class WorkerEnd:
         self._received = None
 
 
-def _deadline() -> float:
-    return time.monotonic() + protocol.SILENT_SECONDS
+def _after(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def _awaited(home: RemoteStore, key: str, given_up: Callable[[], bool]) -> str:
+    deadline = _after(protocol.SILENT_SECONDS)
+    while not (found := home.get(key, POLL_SECONDS)):
+        if given_up():
+            raise CalledOffError
+        if time.monotonic() > deadline:
+            raise NcclError("the sender did not come in time")
+    return found
 
 
 def _id(group: str) -> str:

@@ -37,7 +37,9 @@ OPEN_SECONDS = 15.0
 policy with a later publication."""
 SILENT_SECONDS = 15.0
 """A worker that shows no sign of life for this long is left out, with its server. So a server that hangs in the middle of an update costs the others
-no more. Also the time limit of one transfer, and of making one group."""
+no more. Also the time limit of making one group."""
+SLOWEST_BYTES_PER_SECOND = 64e6
+"""Half of what a network of 1 Gb/s carries."""
 ALIVE_SECONDS = 1.0
 """Interval at which a worker shows all senders that it lives."""
 NEXT_SECONDS = 70.0
@@ -48,6 +50,11 @@ ABORT_SECONDS = 10.0
 """Time limit for abandoning an update. If it fails, the next update abandons it."""
 COMMIT_SECONDS = 120.0
 """Time limit for verifying and applying an update, and resetting the caches."""
+
+
+def transfer_seconds(size: int) -> float:
+    """Time limit of one transfer of so many bytes. A tensor larger than a bucket is one transfer."""
+    return SILENT_SECONDS + size / SLOWEST_BYTES_PER_SECOND
 
 
 CHAIN = "rljob-chain"
