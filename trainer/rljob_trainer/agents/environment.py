@@ -48,7 +48,7 @@ class HttpEnvironment:
     async def episode(self, prompt: Prompt, row: Mapping[str, Any]) -> AsyncIterator[Episode]:
         name = secrets.token_hex(16)
         try:
-            yield _Session(self._posts, {"session": name}, {"prompt": prompt.text, "row": plain(row)})
+            yield _HttpSession(self._posts, {"session": name}, {"prompt": prompt.text, "row": plain(row)})
         finally:
             self._close(name)
 
@@ -65,7 +65,7 @@ class HttpEnvironment:
             return
 
 
-class _Session:
+class _HttpSession:
     """Its calls raise RewardFailed, too."""
 
     def __init__(self, posts: Mapping[str, Post], name: Mapping[str, str], begin: Mapping[str, Any]):

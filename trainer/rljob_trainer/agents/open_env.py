@@ -47,7 +47,7 @@ class OpenEnvServer:
 
     @asynccontextmanager
     async def episode(self, prompt: Prompt, row: Mapping[str, Any]) -> AsyncIterator[Episode]:
-        session = _Session(self, plain(row) | self._spec.arguments)
+        session = _OpenEnvSession(self, plain(row) | self._spec.arguments)
         try:
             yield session
         finally:
@@ -82,7 +82,7 @@ class _Full(Exception):
     """The server has as many sessions as it may."""
 
 
-class _Session:
+class _OpenEnvSession:
     """Its calls raise RewardFailed, too."""
 
     def __init__(self, server: OpenEnvServer, begin: dict[str, Any]):

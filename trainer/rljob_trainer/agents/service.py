@@ -15,7 +15,7 @@ from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.rewards.request import RewardFailed
 
 
-class Service(Protocol):
+class EnvironmentService(Protocol):
     """Where the episodes are played."""
 
     url: str
@@ -44,7 +44,7 @@ class Service(Protocol):
 class ServiceAgent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
-    def __init__(self, spec: AgentSpec, service: Service):
+    def __init__(self, spec: AgentSpec, service: EnvironmentService):
         self.spec, self._service, self.tools = spec, service, list[dict[str, Any]]()
         self._slots = asyncio.Semaphore(service.at_once)
 

@@ -176,6 +176,10 @@ class Session:
         if self.reply is not None and not self.reply.done():
             self.reply.set_exception(error)
 
+    def text_of(self, token: int) -> str:
+        """Also of a special token."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
+
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:
         """To a question of the agent's. Raises PolicyError."""
         if method == "generate":
