@@ -11,6 +11,7 @@ MOST = 10**8
 FROM_ONE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("intermediate_size", "moe_intermediate_size", "max_position_embeddings"),
+    *("shared_expert_intermediate_size", "full_attention_interval"),
 )
 FROM_ZERO = (
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
@@ -18,6 +19,11 @@ FROM_ZERO = (
 )
 OF_LATENTS = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 """What the model of a config.json with `kv_lora_rank` is computed from as well."""
+OF_DELTA_NETS = (
+    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+    "linear_conv_kernel_dim",
+)
+"""What the model of a family with gated delta nets is computed from as well."""
 OF_THE_TOWER = (
     *("depth", "hidden_size", "intermediate_size", "out_hidden_size", "in_channels", "in_chans", "patch_size"),
     *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
@@ -45,9 +51,10 @@ def unfit(config: Mapping[str, Any]) -> list[Unfit]:
         return wrong
     language = language_of(dict(config))
     return [
-        *_counts(language, (*FROM_ONE, *OF_LATENTS), 1),
+        *_counts(language, (*FROM_ONE, *OF_LATENTS, *OF_DELTA_NETS), 1),
         *_counts(language, FROM_ZERO, 0),
         *_dense_layers(language),
+        *_layer_types(language),
         *_tower(config.get("vision_config") or {}),
         *(one for key in ("rope_parameters", "rope_scaling") for one in _rope(key, language.get(key))),
     ]
@@ -67,6 +74,16 @@ def _dense_layers(language: Mapping[str, Any]) -> Iterator[Unfit]:
     dense, layers = language.get("first_k_dense_replace") or 0, language.get("num_hidden_layers") or MOST
     if _is_count(dense, 0) and _is_count(layers, 1) and dense > layers:
         yield Unfit("first_k_dense_replace", dense, f"must be at most num_hidden_layers = {layers}")
+
+
+def _layer_types(language: Mapping[str, Any]) -> Iterator[Unfit]:
+    kinds, layers = language.get("layer_types"), language.get("num_hidden_layers")
+    if kinds is None:
+        return
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        yield Unfit("layer_types", kinds, "must be a list of texts")
+    elif _is_count(layers, 1) and len(kinds) != layers:
+        yield Unfit("layer_types", f"{len(kinds)} layers", f"must name num_hidden_layers = {layers}")
 
 
 def _tower(vision: Mapping[str, Any]) -> Iterator[Unfit]:

@@ -35,6 +35,8 @@ class Family:
     """`attention_bias` may be true: queries, keys and values have biases."""
     latent: bool = False
     """Multi-latent attention."""
+    states: bool = False
+    """Some layers keep a state in place of keys and values: gated delta nets (arXiv 2412.06464)."""
     adapters: tuple[str, ...] = ()
     """Matrices that LoRA can adapt."""
     together: str = ""
@@ -56,6 +58,8 @@ class Family:
     @property
     def unadapted(self) -> str:
         """Why LoRA is refused next to other matrices than `adapters`; empty where there are none."""
+        if self.states:
+            return "not proven next to gated delta nets"
         if "expert" in self.layouts:
             return f"{LATENTS}, and {OF_EXPERTS}" if self.latent else OF_EXPERTS
         if self.vision:
@@ -74,6 +78,17 @@ FAMILIES = {
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True),
         Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED),
         Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn"), adapters=ATTENTION),
+        Family(
+            "qwen3_next",
+            "Qwen3-Next",
+            EXPERTS,
+            states=True,
+            servers=(),
+            values={"norm_topk_prob": (True,)},
+            rope={"partial_rotary_factor": 0.25},
+        ),
+        Family("qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=()),
+        Family("qwen3_5_moe_text", "Qwen3.5 with experts, of text", EXPERTS, states=True, servers=()),
         Family(
             "gemma3_text",
             "Gemma 3 of text: 270M, 1B",
@@ -173,6 +188,12 @@ def language_of(config: dict[str, Any]) -> dict[str, Any]:
 def has_latent_attention(config: dict[str, Any]) -> bool:
     """Whether keys and values of a config.json's model come from a latent of `kv_lora_rank` numbers."""
     return bool(config.get("kv_lora_rank"))
+
+
+def has_delta_nets(config: dict[str, Any]) -> bool:
+    """Whether some layers of a config.json's model have gated delta nets in place of attention."""
+    family = family_of(config)
+    return bool(family and family.states)
 
 
 def rope_of(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:

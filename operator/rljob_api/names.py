@@ -91,6 +91,8 @@ MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
 SERVICE_PORT_FIRST = 29600
 SERVER_PORT_FIRST = 29700
+VIEW_PORT = 6007
+"""Of `view`, on loopback, next to TensorBoard's 6006."""
 
 # Containers
 TRAINER_CONTAINER = "trainer"

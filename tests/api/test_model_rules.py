@@ -27,6 +27,15 @@ LATENT = DENSE | {
     "num_key_value_heads": 3,
     "kv_lora_rank": 16,
 }
+HYBRID = DENSE | {
+    "model_type": "qwen3_5_text",
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+NEXT = HYBRID | {"model_type": "qwen3_next"}
 VISION = {
     "model_type": "qwen2_5_vl",
     "vision_config": {"depth": 2},
@@ -61,6 +70,14 @@ RULES = [
     (LATENT | {"scoring_func": "softmax"}, {}, M, "its scoring_func = softmax is not supported"),
     (LATENT | {"n_shared_experts": 3}, {"tensor": 2, "expertTensor": 1}, f"{P}.tensor", "moe_intermediate_size * n_shared_experts = 99 of"),
     (LATENT | {"intermediate_size": 99}, {"tensor": 2, "expertTensor": 1}, f"{P}.tensor", "intermediate_size = 99 of the model is not"),
+    (HYBRID | {"linear_num_key_heads": 3}, {"tensor": 2}, f"{P}.tensor", "linear_num_key_heads = 3 of the model is not divisible by it"),
+    (HYBRID | {"linear_num_value_heads": 9}, {"tensor": 2}, f"{P}.tensor", "linear_num_value_heads = 9 of the model is not"),
+    (HYBRID | {"linear_num_value_heads": 6}, {"tensor": 2, "context": 2}, f"{P}.context", "linear_num_value_heads = 6 of the model, 3 on each of 2"),
+    (NEXT | {"num_experts": 6, "shared_expert_intermediate_size": 33}, {"tensor": 2}, f"{P}.tensor", "shared_expert_intermediate_size = 33 of"),
+    (HYBRID | {"layer_types": ["linear_attention"]}, {}, M, "its config.json has layer_types = "),
+    (HYBRID | {"linear_key_head_dim": 0}, {}, M, "its config.json has linear_key_head_dim = 0, which must be a whole number from 1"),
+    (NEXT | {"norm_topk_prob": False}, {}, M, "its norm_topk_prob = False is not supported"),
+    (NEXT | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, {}, M, "its rope_scaling = "),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
     (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
     (DENSE | {"quantization_config": {"bits": 4}}, {}, M, "its quantization_config = {'bits': 4} is not supported"),
@@ -76,7 +93,7 @@ def test_a_broken_rule_is_found_at_its_field(
     assert text.startswith(rule)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe", "kimi_k2", "gpt2"])
 def test_a_family_that_is_not_proven_is_refused_with_the_list_of_those_that_are(kind: str) -> None:
     (found,) = model_violations(make_spec(), DENSE | {"model_type": kind})
     assert (found.rule, found.fix) == (f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import FAMILIES, family_of, has_latent_attention, language_of, rope_of
+from rljob_api.families import FAMILIES, family_of, has_delta_nets, has_latent_attention, language_of, rope_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import unfit_module
@@ -109,10 +109,22 @@ def _width_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violatio
         yield _indivisible(ranks.at(f"{SIZES}.tensor"), layout.tensor, "num_attention_heads", heads)
     if groups and groups % layout.tensor and layout.tensor % groups:
         yield _unshared(ranks.at(f"{SIZES}.tensor"), layout.tensor, groups)
+    for key in ("linear_num_key_heads", "linear_num_value_heads") if has_delta_nets(config) else ():
+        yield from _uncut(ranks, key, config.get(key) or 0)
     for key, width, is_expert in _feed_forward(config):
         name, size = ("expertTensor", layout.expert_tensor) if is_expert else ("tensor", layout.tensor)
         if width % size:
             yield _indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
+
+
+def _uncut(ranks: Ranks, key: str, heads: int) -> Iterator[Violation]:
+    """Heads of delta nets, which tensor-parallel ranks divide, and then context-parallel ones."""
+    tensor, context = ranks.layout.tensor, ranks.layout.context
+    if heads % tensor:
+        yield _indivisible(ranks.at(f"{SIZES}.tensor"), tensor, key, heads)
+    elif heads // tensor % context:
+        rule = f"{key} = {heads} of the model, {heads // tensor} on each of {tensor} tensor-parallel ranks, is not divisible by it"
+        yield Violation(ranks.at(f"{SIZES}.context"), str(context), rule, f"choose a divisor of {heads // tensor}")
 
 
 def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
@@ -199,7 +211,8 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     family = family_of(config)
     if family and spec.trainer.device not in family.servers:
         rule = f"nothing shows that vLLM generates with {family.model_type} on a {spec.trainer.device} as it is trained"
-        fix = f"set spec.trainer.device: {family.servers[0]}, or set spec.task to sft, dpo or pretrain"
+        elsewhere = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
+        fix = f"{elsewhere}set spec.task to sft, dpo or pretrain"
         yield Violation("spec.model.path", spec.model.path, rule, fix)
     heads, groups = _heads(config)
     if heads and heads % rollout.tensor_parallel:
@@ -253,6 +266,8 @@ def _feed_forward(config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
     yield key, width, True
     if shared := config.get("n_shared_experts"):
         yield "moe_intermediate_size * n_shared_experts", width * shared, False
+    if shared := config.get("shared_expert_intermediate_size"):
+        yield "shared_expert_intermediate_size", shared, False
     if config.get("first_k_dense_replace"):
         yield "intermediate_size", config.get("intermediate_size") or 0, False
 

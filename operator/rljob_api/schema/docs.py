@@ -137,12 +137,16 @@ def models_page() -> str:
 
 
 def _family(f: Family) -> str:
-    variants = {"sliding windows": f.windows, "biases of queries, keys and values": f.biases}
+    variants = {
+        "sliding windows": f.windows,
+        "biases of queries, keys and values": f.biases,
+        "gated delta nets": f.states,
+    }
     cells = (
         f.models,
         f"`{f.model_type}`",
         ", ".join(("data", *f.layouts)),
-        f"vLLM on {' and '.join(map(str.upper, f.servers))}",
+        f"vLLM on {' and '.join(map(str.upper, f.servers))}" if f.servers else "no",
         _adapters(f),
         "yes" if f.vision else "no",
         ", ".join(f.rotations),

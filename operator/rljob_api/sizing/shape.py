@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.config_json import OF_LATENTS, unfit
-from rljob_api.families import ADAPTED, language_of, targets_of
+from rljob_api.config_json import OF_DELTA_NETS, OF_LATENTS, unfit
+from rljob_api.families import ADAPTED, has_delta_nets, language_of, targets_of
+from rljob_api.sizing.attention import DeltaNets, Latent
 from rljob_api.spec.model import LoraSpec
 
 
@@ -87,40 +88,11 @@ def experts_of(config: dict[str, Any]) -> int:
     return next((config[key] for key in EXPERT_COUNTS if config.get(key)), 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Latent:
-    """Multi-latent attention (DeepSeek-V2, arXiv 2405.04434): queries, keys and values are made of short vectors."""
-
-    query: int
-    """Width of a token's vector for queries; 0: queries are made of the hidden state."""
-    key_value: int
-    """Width of a token's vector for keys and values."""
-    content: int
-    """Width of the part of a head's query and key that is not rotated."""
-    rotated: int
-    """Width of the part that is rotated (RoPE)."""
-    value: int
-    """Width of a head's value."""
-
-    @staticmethod
-    def of(config: dict[str, Any]) -> "Latent | None":
-        """None: the model has plain attention."""
-        if not config.get("kv_lora_rank"):
-            return None
-        return Latent(
-            query=config.get("q_lora_rank") or 0,
-            key_value=config["kv_lora_rank"],
-            content=config["qk_nope_head_dim"],
-            rotated=config["qk_rope_head_dim"],
-            value=config["v_head_dim"],
-        )
-
-    def parameters(self, hidden: int, heads: int) -> int:
-        """Parameters of one layer's attention: projections into the vectors, out of them, and of the output."""
-        wide = heads * (self.content + self.rotated)
-        queries = (hidden + wide) * self.query if self.query else hidden * wide
-        into, out = hidden * (self.key_value + self.rotated), self.key_value * heads * (self.content + self.value)
-        return queries + into + out + heads * self.value * hidden
+def shared_width(config: dict[str, Any]) -> int:
+    """Width of the experts that every token goes through, together."""
+    if width := config.get("shared_expert_intermediate_size"):
+        return width
+    return (config.get("moe_intermediate_size") or 0) * (config.get("n_shared_experts") or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +132,8 @@ class Shape:
     dense_layers: int = 0
     """Layers without experts in a model that has some: its first ones."""
     latent: Latent | None = None
+    delta_nets: DeltaNets | None = None
+    """Of the layers that have them in place of attention."""
     tower: Tower | None = None
     """The vision tower; None: the model reads no images."""
     adapted: tuple[str, ...] = ADAPTED
@@ -172,7 +146,8 @@ class Shape:
             return None
         config = language_of(config)
         latents = OF_LATENTS if config.get("kv_lora_rank") else ()
-        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents)
+        states = OF_DELTA_NETS if has_delta_nets(config) else ()
+        needed = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", *latents, *states)
         if not all(isinstance(config.get(key), int) for key in needed):
             return None
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
@@ -191,33 +166,48 @@ class Shape:
             experts=experts,
             experts_per_token=config.get("num_experts_per_tok") or 0,
             expert_feed_forward=narrow,
-            shared_feed_forward=narrow * (config.get("n_shared_experts") or 0),
+            shared_feed_forward=shared_width(config) if experts else 0,
             dense_layers=(config.get("first_k_dense_replace") or 0) if experts else 0,
             latent=Latent.of(config),
+            delta_nets=DeltaNets.of(config),
             tower=Tower.of(config),
             adapted=targets_of(None, config),
         )
 
     @property
-    def attention(self) -> int:
-        """Parameters of one layer's attention: queries and output, keys and values."""
+    def attending(self) -> float:
+        """Share of the layers that have attention."""
+        return 1 - self.delta_nets.layers / self.layers if self.delta_nets else 1.0
+
+    @property
+    def attention(self) -> float:
+        """Parameters of a layer's attention, as the mean of all layers: queries and output, keys and values; with delta nets also a gate for each
+        number of the output."""
         if self.latent:
             return self.latent.parameters(self.hidden, self.heads)
-        return 2 * self.hidden * self.head * (self.heads + self.groups)
+        plain = 2 * self.hidden * self.head * (self.heads + self.groups)
+        if not self.delta_nets:
+            return plain
+        gated = plain + self.hidden * self.head * self.heads
+        return self.attending * gated + (1 - self.attending) * self.delta_nets.parameters(self.hidden)
 
     @property
-    def keys_and_values(self) -> int:
-        """Numbers per token and layer that attention reads: keys and values."""
+    def keys_and_values(self) -> float:
+        """Numbers per token and layer that attention reads: keys and values, as the mean of all layers."""
         if self.latent:
             return self.heads * (self.latent.content + self.latent.rotated + self.latent.value)
-        return 2 * self.groups * self.head
+        return 2 * self.groups * self.head * self.attending
 
     @property
-    def attended(self) -> int:
-        """Numbers per token that the attention of one layer computes: queries, keys, values and the output."""
+    def attended(self) -> float:
+        """Numbers per token that the attention of a layer computes, as the mean of all layers: queries, keys, values and the output."""
         if self.latent:
             return 2 * self.heads * (self.latent.content + self.latent.rotated + self.latent.value)
-        return 2 * self.head * (self.heads + self.groups)
+        plain = 2 * self.head * (self.heads + self.groups)
+        if not self.delta_nets:
+            return plain
+        gated = plain + self.head * self.heads
+        return self.attending * gated + (1 - self.attending) * self.delta_nets.computed
 
     @property
     def mixed(self) -> int:
@@ -248,13 +238,14 @@ class Shape:
 
     @property
     def work(self) -> Work:
-        """Operations of a forward pass; a backward pass has twice as many. Sliding windows are counted as full attention."""
+        """Operations of a forward pass; a backward pass has twice as many. Sliding windows are counted as full attention, and of delta nets the
+        matrices."""
         chosen = self.expert * self.experts_per_token / self.experts if self.experts else 0
         taking_part = round(self.layers * (self.dense + chosen)) + self.embedding
         scored_and_summed = (
             self.latent.content + self.latent.rotated + self.latent.value if self.latent else 2 * self.head
         )
-        return Work(2 * taking_part, self.layers * self.heads * scored_and_summed)
+        return Work(2 * taking_part, round(self.attending * self.layers * self.heads * scored_and_summed))
 
     def adapters(self, lora: LoraSpec) -> int:
         """Parameters of one layer's adapters: rank x (inputs + outputs) of each matrix that has one."""

@@ -57,6 +57,21 @@ SHARED = {
     "topk_group": 1,
 }
 GLM = SHARED | {"head_dim": 32, "partial_rotary_factor": 0.5, "attention_bias": True, "num_nextn_predict_layers": 1}
+HYBRID = {
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+"""Three layers with a gated delta net, then one that sees everything."""
+HYBRID_EXPERTS = HYBRID | {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 LATENT = SHARED | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
@@ -114,6 +129,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, yarn": ("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "qwen3_moe, yarn": ("Qwen3MoeConfig", EXPERTS | {"rope_parameters": YARN}),
+    "qwen3_next": ("Qwen3NextConfig", HYBRID_EXPERTS),
+    "qwen3_5_text": ("Qwen3_5TextConfig", HYBRID),
+    "qwen3_5_moe_text": ("Qwen3_5MoeTextConfig", HYBRID_EXPERTS),
     "gemma3_text": ("Gemma3TextConfig", GEMMA),
     "mixtral": ("MixtralConfig", MIXTRAL),
     "mixtral, window": ("MixtralConfig", MIXTRAL | {"sliding_window": 5}),

@@ -75,6 +75,21 @@ def test_resume_in_the_same_layout_is_bit_exact(
     assert steps == resumed_steps == {8.0}
 
 
+def test_gated_delta_nets_resume_bit_for_bit_and_go_on_in_another_layout(megatron: None, tmp_path: Path) -> None:
+    """Their matrices and convolutions are several tensors in one, of which each rank has a part."""
+    source = make_model(tmp_path / "model", "qwen3_5_text", tied=False)
+    batches = [make_batch(source, step) for step in (1, 2, 3, 4)]
+    spec = off_policy(job(source, tensor=2))
+    metrics, weights, _ = run(spec, batches, save=tmp_path / "saved")
+    resumed, resumed_weights, _ = run(spec, batches[2:], load=tmp_path / "saved")
+    assert resumed == metrics[2:]
+    assert all((weights[n] == resumed_weights[n]).all() for n in weights)
+    cut = off_policy(job(source, pipeline=2))
+    again, again_weights, _ = run(cut, batches[2:], load=tmp_path / "saved")
+    assert again == [pytest.approx(m, abs=1e-5) for m in metrics[2:]]
+    assert all(abs(weights[n] - again_weights[n]).max() < 1e-4 for n in weights)
+
+
 def test_unequal_stages_resume_bit_for_bit_and_go_on_in_equal_ones(
     model: Path, batches: list[Batch], tmp_path: Path
 ) -> None:

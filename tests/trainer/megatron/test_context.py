@@ -45,7 +45,7 @@ def test_shared_attention_is_the_attention_of_each_sequence_alone(
 ) -> None:
     def on_a_rank() -> list[torch.Tensor]:
         from rljob_trainer.megatron import context_parallel
-        from rljob_trainer.megatron.without_te.attention import TEDotProductAttention
+        from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
 
         group = torch.distributed.group.WORLD
         starts = tuple(torch.tensor((0, *LENGTHS)).cumsum(0).tolist())

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from rljob_trainer.machine import has_triton
+from rljob_trainer.megatron.plain_torch.attention import FLASH_TYPES
 from rljob_trainer.megatron.provider import HAVE_TE
-from rljob_trainer.megatron.without_te.attention import FLASH_TYPES
 
 log = logging.getLogger(__name__)
 

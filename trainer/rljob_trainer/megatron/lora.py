@@ -19,7 +19,7 @@ from megatron.core.transformer.module import MegatronModule
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora_parts import GivenAdapters, LoRAOfParts, PartsLinear
-from rljob_trainer.megatron.without_te.layers import TELayerNormColumnParallelLinear
+from rljob_trainer.megatron.plain_torch.layers import TELayerNormColumnParallelLinear
 from rljob_trainer.wire.weights.bucket import digest, pack
 
 BUCKET_BYTES = 2**28

@@ -23,8 +23,8 @@ from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.lora_parts import as_in_files
 from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.megatron.plain_torch.layers import mark_expert_parameters
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
-from rljob_trainer.megatron.without_te.layers import mark_expert_parameters
 from rljob_trainer.wire.weights.plan import Phase
 
 CHECKPOINT = "spec.model.megatronCheckpoint"

@@ -11,6 +11,9 @@ from megatron.bridge import AutoBridge
 from megatron.bridge.models.gemma.gemma3_provider import Gemma3ModelProvider
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+    get_transformer_block_with_experimental_attention_variant_spec as hybrid_spec,
+)
 from megatron.core.transformer.enums import AttnBackend
 from megatron.core.transformer.module import MegatronModule
 
@@ -23,8 +26,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.glm4 import sandwiched
 from rljob_trainer.megatron.parallel_state import ParallelState
+from rljob_trainer.megatron.plain_torch import layers
 from rljob_trainer.megatron.tower import choose_attention
-from rljob_trainer.megatron.without_te import layers
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
@@ -158,8 +161,9 @@ def _given(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _torch_layers(provider: Any) -> dict[str, Any]:
-    """The layer spec without Transformer Engine. Gemma 3 and GLM-4 keep their own (compat/gemma3.py, compat/glm4.py)."""
-    own = isinstance(provider, Gemma3ModelProvider) or provider.transformer_layer_spec is sandwiched
+    """The layer spec without Transformer Engine. Gemma 3 and GLM-4 keep their own (compat/gemma3.py, compat/glm4.py), and models with gated delta
+    nets megatron-core's."""
+    own = isinstance(provider, Gemma3ModelProvider) or provider.transformer_layer_spec in (sandwiched, hybrid_spec)
     return {} if own else {"transformer_layer_spec": layers.block_spec}
 
 

@@ -22,6 +22,7 @@ MODULES = (
     "optimizer_pieces",
     "pipeline_shapes",
     "torch_layers",
+    "gated_delta_net",
     "latent_attention",
     "router_bias",
     "bridge_import",

@@ -12,8 +12,8 @@ from megatron.core.transformer import transformer_block
 
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.megatron.compat.torch_layers import has_transformer_engine
-from rljob_trainer.megatron.without_te.attention import TEDotProductAttention
-from rljob_trainer.megatron.without_te.layers import TELayerNormColumnParallelLinear, TENorm
+from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
+from rljob_trainer.megatron.plain_torch.layers import TELayerNormColumnParallelLinear, TENorm
 from rljob_trainer.patches import Patch
 
 

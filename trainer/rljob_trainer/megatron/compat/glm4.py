@@ -14,7 +14,7 @@ from transformers import Glm4ForCausalLM
 from rljob_trainer.megatron.compat import VERSIONS
 from rljob_trainer.megatron.compat.mixtral import LLAMA
 from rljob_trainer.megatron.compat.phi3 import GateAndUpMapping
-from rljob_trainer.megatron.without_te.layers import block_spec
+from rljob_trainer.megatron.plain_torch.layers import block_spec
 from rljob_trainer.patches import Patch
 
 _LAYER, _THEIRS = "decoder.layers.*", "model.layers.*"

@@ -20,12 +20,17 @@ def has_transformer_engine() -> bool:
 
 def _use_torch_layers() -> None:
     from megatron.core.extensions import transformer_engine_spec_provider
-    from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
+    from megatron.core.models.gpt import (
+        experimental_attention_variant_module_specs,
+        gpt_layer_specs,
+        moe_module_specs,
+    )
     from megatron.core.transformer import multi_latent_attention
 
-    from rljob_trainer.megatron.without_te.layers import TELinear, TENorm, TorchBackend
+    from rljob_trainer.megatron.plain_torch.layers import TELinear, TENorm, TorchBackend
 
-    for module in (gpt_layer_specs, moe_module_specs, transformer_engine_spec_provider):
+    specs = (gpt_layer_specs, moe_module_specs, experimental_attention_variant_module_specs)
+    for module in (*specs, transformer_engine_spec_provider):
         module.TESpecProvider = TorchBackend
     gpt_layer_specs.TENorm = TENorm
     multi_latent_attention.TELinear = TELinear
@@ -34,7 +39,7 @@ def _use_torch_layers() -> None:
 def _rotate_at_once() -> None:
     from megatron.core.models.common.embeddings import rope_utils
 
-    from rljob_trainer.megatron.without_te.attention import rotate_packed
+    from rljob_trainer.megatron.plain_torch.attention import rotate_packed
 
     rope_utils._apply_rotary_pos_emb_thd = rotate_packed
 

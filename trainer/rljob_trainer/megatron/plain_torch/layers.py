@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch.nn import Parameter
 
-from rljob_trainer.megatron.without_te.attention import TEDotProductAttention
+from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
 
 SEQUENCE_PARALLEL = "sequence_parallel"
 """Parameter attribute that tells finalize_model_grads to sum the gradient over the sequence-parallel ranks."""
