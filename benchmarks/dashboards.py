@@ -74,6 +74,7 @@ class Run:
         first = WAITS + LOADS + next(row["time/step"] for row in self.rows if "time/step" in row)
         return {
             "state": _state(age, self.trained),
+            "attempt": {"number": 1, "startedAt": stamp(BEGIN + self.later + WAITS)},
             "progress": {"step": done, "steps": self.steps, "metrics": metrics},
             "trainer": {"ready": 2 * ready, "desired": 2, "text": "2/2"},
             "rollout": {"ready": self.rollouts * ready, "text": "r" if self.rollouts else ""},
@@ -94,6 +95,8 @@ class Run:
 
 RUNS = (Run("arithmetic", 0.0, 2), Run("dpo", 20.0, 0), Run("rewarded", 35.0, 2))
 END = BEGIN + max(run.later + run.trained for run in RUNS) + AFTER
+NOW = END - 60
+"""When the dashboard is looked at: the last job is in its middle."""
 
 
 def _state(age: float, trained: float) -> str:
@@ -160,9 +163,9 @@ def _until_ready(url: str, patience: float = 60.0) -> None:
 
 
 def ask(url: str, expression: str, instant: bool) -> list[Series]:
-    """What a panel gets for one of its queries: of the whole time, or at the moment when the last job is in its middle."""
+    """What a panel gets for one of its queries: of the time until NOW, or of that moment."""
     expression = re.sub(r"\$(namespace|rljob)\b", ".*", expression)
-    span: Mapping[str, float] = {"time": END - 60} if instant else {"start": BEGIN, "end": END, "step": SCRAPE}
+    span: Mapping[str, float] = {"time": NOW} if instant else {"start": BEGIN, "end": NOW, "step": SCRAPE}
     query = urllib.parse.urlencode({"query": expression, **span})
     with urllib.request.urlopen(f"{url}/api/v1/query{'' if instant else '_range'}?{query}", timeout=60) as answer:
         found: list[Series] = json.load(answer)["data"]["result"]
@@ -172,7 +175,9 @@ def ask(url: str, expression: str, instant: bool) -> list[Series]:
 def answers(url: str) -> dict[int, list[list[Series]]]:
     """Of every panel by its id, for each of its queries."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    return {p["id"]: [ask(url, t["expr"], t.get("instant", False)) for t in p["targets"]] for p in panels}
+    return {
+        p["id"]: [ask(url, t["expr"], t.get("instant", False)) for t in p["targets"]] for p in panels if "targets" in p
+    }
 
 
 def main(directory: Path) -> None:
@@ -180,7 +185,7 @@ def main(directory: Path) -> None:
         found = answers(url)
     directory.mkdir(parents=True, exist_ok=True)
     for mode, theme in THEMES.items():
-        picture = draw(json.loads(DASHBOARD.read_text()), found, (BEGIN, END), theme)
+        picture = draw(json.loads(DASHBOARD.read_text()), found, (BEGIN, NOW), theme)
         (directory / f"jobs-{mode}.svg").write_text(picture.svg())
 
 

@@ -1,4 +1,4 @@
-"""Panels of a dashboard, drawn from its JSON and from what Prometheus answered. Tables, state timelines and time series; no other kind."""
+"""Panels of a dashboard, drawn from its JSON and from what Prometheus answered: rows, tiles, tables, state timelines, time series; no other kind."""
 
 import math
 import re
@@ -17,29 +17,59 @@ Answers = dict[int, list[list[Series]]]
 
 
 def draw(dashboard: dict[str, Any], found: Answers, span: tuple[float, float], theme: dict[str, str]) -> Canvas:
-    panels = dashboard["panels"]
+    panels = [shown for panel in dashboard["panels"] for shown in _repeated(panel, found.get(panel["id"], []))]
     height = max(p["gridPos"]["y"] + p["gridPos"]["h"] for p in panels) * ROW
     canvas = Canvas(24 * COLUMN, height, dashboard["title"], theme)
     canvas.box(0, 0, canvas.width, height, "surface", radius=0)
     for panel in panels:
         cell = panel["gridPos"]
         x, y, w, h = cell["x"] * COLUMN, cell["y"] * ROW, cell["w"] * COLUMN, cell["h"] * ROW
+        if panel["type"] == "row":
+            canvas.text(x + 8, y + 22, panel["title"], 16, bold=True)
+            continue
         canvas.box(x + GAP / 2, y + GAP / 2, w - GAP, h - GAP, "card", "line", 4)
         canvas.text(x + 16, y + 26, panel["title"], 14, bold=True)
         inside = (x + 16, y + 38, w - 32, h - 52)
-        KINDS[panel["type"]](canvas, panel, found[panel["id"]], inside, span)
+        KINDS[panel["type"]](canvas, panel, _of(panel, found[panel["id"]]), inside, span)
     return canvas
+
+
+def _repeated(panel: dict[str, Any], found: list[list[Series]]) -> Iterator[dict[str, Any]]:
+    """Side by side, once for each value of the label that it is repeated by."""
+    label = panel.get("repeat")
+    values = sorted({one["metric"][label] for several in found for one in several}) if label else []
+    cell, wide = panel["gridPos"], panel["gridPos"]["w"] / (len(values) or 1)
+    for i, value in enumerate(values):
+        title = panel["title"].replace(f"${label}", value)
+        yield panel | {"title": title, "value": value, "gridPos": cell | {"x": cell["x"] + i * wide, "w": wide}}
+    if not values:
+        yield panel
+
+
+def _of(panel: dict[str, Any], found: list[list[Series]]) -> list[list[Series]]:
+    """What a repeated panel shows of all that was answered."""
+    if "value" not in panel:
+        return found
+    return [[one for one in several if one["metric"][panel["repeat"]] == panel["value"]] for several in found]
 
 
 Inside = tuple[float, float, float, float]
 """Left, top, width and height."""
 
 
+def _stat(canvas: Canvas, panel: dict[str, Any], found: list[list[Series]], inside: Inside, _: Any) -> None:
+    """One number."""
+    x, y, w, h = inside
+    text = shown(float(found[0][0]["value"][1]), panel["fieldConfig"]["defaults"]["unit"]) if found[0] else "No data"
+    canvas.text(x + w / 2, y + h / 2 + 16, text, 30, anchor="middle", bold=True)
+
+
 def _table(canvas: Canvas, panel: dict[str, Any], found: list[list[Series]], inside: Inside, _: Any) -> None:
     """As the transformations say: one row for each pair of namespace and job, one column for each query."""
     names = panel["transformations"][1]["options"]["renameByName"]
     titles = [names[f"Value #{target['refId']}"] for target in panel["targets"]]
-    units = {o["matcher"]["options"]: o["properties"][0] for o in panel["fieldConfig"]["overrides"]}
+    overrides = [(o["matcher"]["options"], o["properties"][0]) for o in panel["fieldConfig"]["overrides"]]
+    units = {name: setting for name, setting in overrides if setting["id"] != "links"}
     columns = [{(s["metric"]["namespace"], s["metric"]["rljob"]): float(s["value"][1]) for s in one} for one in found]
     rows = sorted({key for column in columns for key in column})
     x, y, w, _ = inside
@@ -140,4 +170,4 @@ def _legend(form: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), form)
 
 
-KINDS = {"table": _table, "state-timeline": _timeline, "timeseries": _series}
+KINDS = {"stat": _stat, "table": _table, "state-timeline": _timeline, "timeseries": _series}

@@ -17,6 +17,7 @@ VERBS = (
     logs.logs,
     volume.shell,
     volume.tensorboard,
+    volume.view,
     show.describe_failure,
     show.checkpoints,
     volume.export,

@@ -57,6 +57,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
             for key in (
                 *("queue-name", "pod-group-name", "pod-group-total-count", "pod-group-serving"),
                 *("podset-preferred-topology", "pod-group-pod-index-label"),
+                *("podset-slice-required-topology", "podset-slice-size"),
             )
         ),
         scalable=False,  # a pod group keeps the number of pods that it was admitted with

@@ -35,6 +35,10 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob"
 ANNOTATION_REQUEST = f"{GROUP}/request"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+LABEL_HEAD = f"{GROUP}/head"
+"""On the heads of servers of several pods, for the selector of the scale subresource."""
+ANNOTATION_NODES = f"{GROUP}/nodes"
+"""How many pods the pod's server has, if more than one."""
 ANNOTATION_UNGATED = f"{GROUP}/ungated"
 """When a pod's scheduling gate was removed, after a node was chosen for it."""
 GATE = f"{GROUP}/placement"
@@ -91,6 +95,8 @@ MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
 SERVICE_PORT_FIRST = 29600
 SERVER_PORT_FIRST = 29700
+VIEW_PORT = 6007
+"""Of `view`, on loopback, next to TensorBoard's 6006."""
 
 # Containers
 TRAINER_CONTAINER = "trainer"
@@ -107,6 +113,11 @@ def labels(job: str, role: str | None = None) -> dict[str, str]:
 
 def selector(job: str, role: str | None = None) -> str:
     return ",".join(f"{k}={v}" for k, v in labels(job, role).items())
+
+
+def heads(job: str, role: str) -> str:
+    """Selector of the pods that answer for servers of several pods: one for each server."""
+    return f"{selector(job, role)},{LABEL_HEAD}=true"
 
 
 def gang(job: str, role: str) -> str:

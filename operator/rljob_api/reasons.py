@@ -47,6 +47,8 @@ ROLLOUT_FAILED = (
     "RolloutFailed"  # event: a rollout server failed and is started again in its pod; the message has the cause
 )
 
+SERVER_RESTARTED = "ServerRestarted"  # event: a pod of a server of several pods was lost or failed, and all of them start again together
+
 # Checkpoints
 TRAINER_WARNED = (
     "TrainerWarned"  # event: the trainer warns of something and continues, such as rewards from which nothing is learnt

@@ -9,6 +9,7 @@ from rljob_api.accounting import Accounting
 from rljob_api.base import Model, Wire
 from rljob_api.placement_status import NodeStatus, PlacementStatus
 from rljob_api.protocol import Checkpoint, Command, Failure, Member, Point
+from rljob_api.server_status import RolloutFailure, ServerStatus
 
 State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"]
 ConditionType = Literal[
@@ -106,13 +107,15 @@ class Override(Wire):
 
 class RoleStatus(Wire):
     ready: int = 0
-    """Number of pods that are ready."""
+    """Number of pods that are ready; of servers of several pods, number of servers."""
     desired: int = 0
-    """Number of pods that there should be now; 0 while the job is suspended and when it has ended."""
+    """Number of pods, or servers, that there should be now; 0 while the job is suspended and when it has ended."""
     text: str = ""
     """`ready/desired`, for a column of `kubectl get`; `-` if there should be none: pods that are still ready are being removed."""
     selector: str = ""
-    """Label selector of the role's pods, for the scale subresource."""
+    """Label selector of the role's pods, for the scale subresource; where servers have several pods, of their heads."""
+    unready: list[str] = []
+    """Servers of several pods that are not ready, with the pod that keeps each from it, and why. The first four."""
 
 
 class SpareStatus(Wire):
@@ -199,15 +202,6 @@ class StuckPod(Wire):
     """What keeps it, and what to do, as a sentence about the pod."""
 
 
-class RolloutFailure(Wire):
-    """The last failure of a rollout server, or of a pool's. Its pod has restarted the server, and the attempt continues."""
-
-    pod: str
-    """Name of the pod whose server failed."""
-    failure: Failure
-    """Failure that the pod reported."""
-
-
 class JobStatus(Wire):
     """What the operator has decided about the job, and what it observes."""
 
@@ -275,6 +269,8 @@ class JobStatus(Wire):
     """Counts of the rollout pods; empty for tasks without rollouts."""
     pools: dict[str, RoleStatus] = {}
     """Counts of the pods of each pool, by the pool's name."""
+    servers: list[ServerStatus] = []
+    """Servers of several pods, of rollouts and pools (`nodes` above 1)."""
     progress: ProgressStatus = ProgressStatus()
     """Progress of the training, as rank 0 reports it."""
     checkpoint: CheckpointStatus = CheckpointStatus()

@@ -44,7 +44,7 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
     "rljob_job_warm_spares": ("Spare pods of the trainer that can stand in at once", lambda job, s: s.spares.warm),
     "rljob_job_ready_trainers": ("Trainer pods that are ready", lambda job, s: s.trainer.ready),
     "rljob_job_ready_rollouts": (
-        "Rollout pods that are ready",
+        "Rollout servers that are ready",
         lambda job, s: s.rollout.ready if s.rollout.text else None,
     ),
 }
@@ -56,7 +56,7 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
         "state",
         lambda s: Counter(entry.state for entry in s.nodes),
     ),
-    "rljob_job_ready_pool_servers": ("Pods of a pool that are ready", "pool", lambda s: _ready(s.pools)),
+    "rljob_job_ready_pool_servers": ("Servers of a pool that are ready", "pool", lambda s: _ready(s.pools)),
     "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
     "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),
 }

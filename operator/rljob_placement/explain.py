@@ -98,12 +98,18 @@ def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
     parts += [(gang.gangs[role], (*nodes, plan.trainers[0])) for role, nodes in plan.gangs.items()]
     return PlacementReport(
         stages=_stages(gang, paths, plan.trainers),
-        rollouts=[_domain([paths[name]]) if name else "" for name in plan.rollouts],
+        rollouts=_servers(paths, plan.rollouts, gang.nodes),
         spares=[_domain([paths[name]]) if name else "" for name in plan.spares],
-        pools={pool: [_domain([paths[name]]) for name in servers] for pool, servers in plan.pools.items()},
+        pools={pool.name: _servers(paths, plan.pools[pool.name], pool.nodes) for pool in gang.pools},
         gangs={role: _stages(gang.gangs[role], paths, nodes) for role, nodes in plan.gangs.items()},
         levels=_crossings(gang.levels, paths, parts),
     )
+
+
+def _servers(paths: Mapping[str, Path], nodes: Sequence[str], each: int) -> list[str]:
+    """The domain of each server; empty: not placed. `nodes`: by number of the pod, of which each server has so many."""
+    servers = (nodes[i : i + each] for i in range(0, len(nodes), each))
+    return [_domain([paths[name] for name in server]) if all(server) else "" for server in servers]
 
 
 def _stages(gang: Gang, paths: Mapping[str, Path], nodes: Sequence[str]) -> list[str]:

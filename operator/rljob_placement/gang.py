@@ -56,17 +56,25 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Servers of a frozen model."""
+    """Servers of a frozen model; or rollouts, where each consists of several pods."""
 
     name: str
     replicas: int
     demand: Demand
+    nodes: int = 1
+    """Pods of each server."""
+
+    @property
+    def pods(self) -> int:
+        return self.replicas * self.nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
     """All pods of a job. Trainers are numbered by node rank from 0, and rollouts after them. Trainers, the first `minimum` rollouts, all servers of
     pools and all pods of other models' gangs are placed together or not at all.
+
+    Pods of one server follow each other. Servers of several pods are placed whole, or not at all.
 
     A gang of another model is one as well: its own pods are the `trainers`, and the job's trainer of rank 0, which has a node already, is its only
     rollout.
@@ -87,6 +95,14 @@ class Gang:
     """Gangs of other models, by role."""
     spares: int = 0
     """Pods like the trainers that get what the others leave."""
+    nodes: int = 1
+    """Pods of each rollout."""
+
+    @property
+    def servers(self) -> tuple[Pool, ...]:
+        """What is placed server by server: pools, and the rollouts of the minimum where each consists of several pods."""
+        minimum = self.minimum // self.nodes
+        return (*([Pool(names.ROLE_ROLLOUT, minimum, self.rollout, self.nodes)] if self.nodes > 1 else []), *self.pools)
 
     def demand(self, role: str) -> Demand:
         """What each pod of a role needs."""
@@ -105,9 +121,10 @@ class Gang:
             links=tuple(links(spec, shape, rollout_pods(spec))),
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
-            pools=tuple(Pool(pool.name, pool.replicas, Demand.of(spec, pool.name)) for pool in spec.pools),
+            pools=tuple(Pool(pool.name, pool.replicas, Demand.of(spec, pool.name), pool.nodes) for pool in spec.pools),
             gangs={role: Gang.of_role(spec, shape, role) for role in spec.gangs},
             spares=spec.scheduling.spare_nodes,
+            nodes=spec.rollout.nodes,
         )
 
     @staticmethod

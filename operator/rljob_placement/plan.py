@@ -17,34 +17,40 @@ from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import lacking
 from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
 from rljob_placement.search import search
+from rljob_placement.servers import place_servers
 from rljob_placement.sharing import share
 from rljob_placement.space import capacity, common, refusal
 
 Servers = tuple[str, ...]
-"""Nodes of a pool's servers."""
+"""Nodes of the pods of a pool's servers."""
 
 
-def place(
-    cluster: Cluster, gang: Gang, stay: Mapping[str, Mapping[int, str]], near: str = ""
-) -> dict[str, Servers] | Pool:
-    """Nodes of every server, by pool; or the pool that does not fit. Pools with the least capacity are placed first.
+def place(cluster: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, near: str = "") -> dict[str, Servers] | Pool:
+    """Nodes of the pods of every server, by pool; or the pool that does not fit. Pools with the least capacity are placed first.
 
-    `stay`: nodes of servers that stay, by pool and number; `near`: the node of the trainer of rank 0; empty: not known yet.
+    `near`: the node of the trainer of rank 0; empty: not known yet.
     """
     found: dict[str, Servers] = {}
-    for pool in sorted(
-        gang.pools, key=lambda pool: sum(capacity_for(node, gang, pool.demand) for node in cluster.nodes)
-    ):
-        servers = _placed(cluster, gang, pool, stay.get(pool.name, {}), near)
+    for pool in sorted(pools, key=lambda pool: sum(capacity_for(node, gang, pool.demand) for node in cluster.nodes)):
+        servers = _placed(cluster, gang, pool, stay.servers(pool.name), near)
         if not all(servers):
             return pool
         found[pool.name] = servers
-        cluster = cluster.without(Plan(pools={pool.name: servers}).taken(gang, Stay(pools=stay)))
-    return {pool.name: found[pool.name] for pool in gang.pools}
+        cluster = cluster.without(_served({pool.name: servers}).taken(gang, stay))
+    return {pool.name: found[pool.name] for pool in pools}
+
+
+def _served(nodes: Mapping[str, Servers]) -> Plan:
+    """A plan of servers alone. `nodes`: by pool, or of the rollouts."""
+    pools = {name: servers for name, servers in nodes.items() if name != names.ROLE_ROLLOUT}
+    return Plan(pools=pools, rollouts=nodes.get(names.ROLE_ROLLOUT, ()))
 
 
 def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
-    """Nodes of a pool's servers; empty for those that do not fit."""
+    """Nodes of a pool's pods; empty for those that do not fit."""
+    if pool.nodes > 1:
+        found = place_servers(cluster, gang, pool, stay, near, range(pool.replicas))
+        return tuple(node for nodes in found.values() for node in nodes)
     nodes = {node.name: node for node in cluster.nodes}
     capacities = {name: capacity_for(node, gang, pool.demand) for name, node in nodes.items()}
     order = sorted(capacities, key=lambda name: (apart(gang, nodes.get(near), nodes[name]), capacities[name]))
@@ -103,22 +109,33 @@ def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
 
 
 def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
-    if not gang.pools and not gang.gangs:
+    if not gang.servers and not gang.gangs:
         return search(cluster, gang, stay)
     tried = list[Plan]()
     for found in _attempts(cluster, gang, stay):
         if not found.problem:
-            others = Plan(gangs=found.gangs, pools=found.pools)
-            whole = search(cluster.without(others.taken(gang, stay)), gang, stay)
-            return replace(whole, gangs=found.gangs, pools=found.pools)
+            return _with_further(cluster, gang, stay, found)
         tried.append(found)
     return tried[0]
+
+
+def _with_further(cluster: Cluster, gang: Gang, stay: Stay, found: Plan) -> Plan:
+    """The plan with further rollouts, as far as they fit."""
+    others = Plan(gangs=found.gangs, pools=found.pools)
+    if gang.nodes == 1:
+        whole = search(cluster.without(others.taken(gang, stay)), gang, stay)
+        return replace(whole, gangs=found.gangs, pools=found.pools)
+    first = gang.minimum // gang.nodes
+    pool = Pool(names.ROLE_ROLLOUT, gang.rollouts // gang.nodes, gang.rollout, gang.nodes)
+    left, numbers = cluster.without(found.taken(gang, stay)), range(first, pool.replicas)
+    further = place_servers(left, gang, pool, stay.rollouts, found.trainers[0], numbers)
+    return replace(found, rollouts=(*found.rollouts, *(node for nodes in further.values() for node in nodes)))
 
 
 def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
     """Plans with no more rollouts than the minimum: in order from the trainers on, in the reverse order, and with a part of the nodes for each
     role."""
-    steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.pools else []))
+    steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.servers else []))
     yield _in_order(cluster, gang, stay, steps)
     yield _in_order(cluster, gang, stay, steps[::-1])
     if shares := share(cluster, gang, stay):
@@ -139,12 +156,13 @@ def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) ->
 
 def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Plan:
     """Places each role in its part of the nodes, and trainers and rollouts together in theirs."""
-    both = shares[names.ROLE_TRAINER].joined(shares[names.ROLE_ROLLOUT])
+    both = shares[names.ROLE_TRAINER]
+    both = both.joined(shares[names.ROLE_ROLLOUT]) if gang.nodes == 1 else both
     found = _step(both, gang, stay, names.ROLE_TRAINER, "")
     for role in gang.gangs:
         found = _joined(found, _step(shares[role], gang, stay, role, found.trainers[0]))
-    for pool in gang.pools:
-        found = _joined(found, _pools(shares[pool.name], replace(gang, pools=(pool,)), stay, found.trainers[0]))
+    for pool in gang.servers:
+        found = _joined(found, _pools(shares[pool.name], gang, [pool], stay, found.trainers[0]))
     return found
 
 
@@ -162,9 +180,9 @@ def _joined(found: Plan, part: Plan) -> Plan:
 def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
     """Places one step. `first`: the node of the trainer of rank 0; empty: not known yet."""
     if step == names.ROLE_TRAINER:
-        return search(rest, replace(gang, rollouts=gang.minimum), stay)
+        return search(rest, _searched(gang), stay)
     if step == POOLS:
-        return _pools(rest, gang, stay, first)
+        return _pools(rest, gang, gang.servers, stay, first)
     own, there = gang.gangs[step], stay.gangs.get(step, Stay())
     if any(node.name == first for node in rest.nodes):
         found = search(rest, own, replace(there, rollouts={0: first}), step)
@@ -173,9 +191,15 @@ def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
     return found if found.problem else Plan(gangs={step: found.trainers})
 
 
-def _pools(rest: Cluster, gang: Gang, stay: Stay, first: str) -> Plan:
-    pools = place(rest, gang, stay.pools, near=first)
-    if not isinstance(pools, Pool):
-        return Plan(pools=pools)
-    wanted = pools.replicas - len(stay.servers(pools.name))
-    return Plan(problem=lacking(rest, gang, pools.name, pools.demand, wanted))
+def _searched(gang: Gang) -> Gang:
+    """The gang with the rollouts that are placed with its trainers: those of the minimum, if each is one pod."""
+    minimum = gang.minimum if gang.nodes == 1 else 0
+    return replace(gang, rollouts=minimum, minimum=minimum)
+
+
+def _pools(rest: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, first: str) -> Plan:
+    found = place(rest, gang, pools, stay, near=first)
+    if not isinstance(found, Pool):
+        return _served(found)
+    wanted = found.pods - sum(number < found.pods for number in stay.servers(found.name))
+    return Plan(problem=lacking(rest, gang, found.name, found.demand, wanted))

@@ -128,7 +128,7 @@ def _counts(gang: Gang, stay: Stay, present: set[str]) -> dict[str, int]:
     for role, own in gang.gangs.items():
         found[role] = own.trainers - _staying(stay.gangs.get(role, Stay()), present)
     for pool in gang.pools:
-        found[pool.name] = pool.replicas - _servers(stay.servers(pool.name), pool.replicas, present)
+        found[pool.name] = pool.pods - _servers(stay.servers(pool.name), pool.pods, present)
     return found
 
 

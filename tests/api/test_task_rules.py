@@ -19,6 +19,7 @@ VALUES: dict[str, Any] = {
     "data.maxPromptTokens": 16,
     "data.maxTokens": 64,
     "data.chatTemplate": {"texts": True},
+    "data.generated": [{"path": "/data/a.jsonl", "library": "verifiers", "environment": "a", "size": 1}],
     "data.overlong": "cut",
     "data.lossOn": "all",
     "algorithm": {"entropyCoefficient": 0.1},

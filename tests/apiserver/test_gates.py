@@ -31,6 +31,7 @@ AFFINITIES: dict[str, dict[str, Any]] = {
 
 async def gated(api: KubernetesApi, name: str, affinity: dict[str, Any]) -> Pod:
     meta = {"name": name, "namespace": NAMESPACE, "annotations": {names.ANNOTATION_TEMPLATE_HASH: "x"}}
+    meta |= {"labels": names.labels("demo", names.ROLE_ROLLOUT)}
     spec = {"containers": [{"name": "c", "image": "i"}], "schedulingGates": [{"name": names.GATE}]}
     pod = {
         "apiVersion": "v1",
@@ -46,7 +47,7 @@ async def test_a_gated_pod_is_pinned_and_released_once(plane: ControlPlane, case
     api = administrator(plane)
     try:
         pod = await gated(api, f"gated-{case}", AFFINITIES[case])
-        patch = operations(pod, "a", 1_000_000.0)
+        patch = operations(pod, "a", 1_000_000.0, head=True)
         wrong = [{"op": "test", "path": "/metadata/uid", "value": "another"}, *patch[1:]]
         with pytest.raises(ApiError) as refused:
             await api.patch("Pod", NAMESPACE, pod.name, wrong)
@@ -56,6 +57,8 @@ async def test_a_gated_pod_is_pinned_and_released_once(plane: ControlPlane, case
         assert all(term["matchFields"][0]["values"] == ["a"] for term in terms)
         assert parse_pod(released).gates == () and "managedFields" not in released["metadata"]
         assert parse_pod(released).ungated_at == 1_000_000.0
+        heads = await api.listing("Pod", NAMESPACE, names.heads("demo", names.ROLE_ROLLOUT))
+        assert pod.name in [found["metadata"]["name"] for found in heads.objects]
         with pytest.raises(ApiError) as again:
             await api.patch("Pod", NAMESPACE, pod.name, patch)
         assert again.value.code == 422

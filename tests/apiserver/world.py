@@ -66,6 +66,7 @@ class RealWorld(World):
             await self._push_pods(before)
             self._boot()
             self._run()
+            await self._push_readiness()
             await self._push_reports()
             self.seen += [self.status.state] if self.status.state not in self.seen[-1:] else []
         await asyncio.sleep(TURN)
@@ -161,8 +162,16 @@ class RealWorld(World):
         where = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}/status"
         await self._request("PATCH", "Pod", where, {"status": status}, "application/merge-patch+json")
 
+    async def _push_readiness(self) -> None:
+        """Of servers of several pods, as their kubelets see it."""
+        before = {p["metadata"]["uid"]: p["status"].get("conditions") for p in self.cluster.pods(NAMESPACE)}
+        self._serve()
+        for pod in self.cluster.pods(NAMESPACE):
+            if pod["status"].get("conditions") != before[pod["metadata"]["uid"]]:
+                await self._push_status(pod)
+
     async def _push_reports(self) -> None:
-        for launcher in self.launchers.values():
+        for launcher in (*self.launchers.values(), *self.parts.values()):
             name, data = names.report(launcher.pod), {names.REPORT_KEY: launcher.report()}
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, name))
             if stored is not None and stored.get("data") != data:

@@ -20,6 +20,10 @@ from simulator.world import World
 FILES = {path.stem: path for path in (CHART / "files" / "dashboards").glob("*.json")}
 
 
+JOBS = json.loads(FILES["jobs"].read_text())
+NOTES = JOBS["annotations"]["list"]
+
+
 async def exported() -> dict[str, set[str]]:
     """Names of what Prometheus reads of an operator that has a job, with their labels."""
     world = World(steps=8)
@@ -47,7 +51,8 @@ async def exported() -> dict[str, set[str]]:
 
 def expressions(dashboard: dict[str, Any]) -> Iterator[str]:
     for panel in dashboard["panels"]:
-        yield from (target["expr"] for target in panel["targets"])
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (note["expr"] for note in dashboard.get("annotations", {}).get("list", ()))
     yield from (v["query"]["query"] for v in dashboard["templating"]["list"] if v["type"] == "query")
 
 
@@ -69,7 +74,7 @@ async def test_every_query_names_metrics_and_labels_that_are_exported(name: str)
 async def test_everything_that_is_exported_of_jobs_is_shown_or_makes_an_alert() -> None:
     shown = {m for file in FILES.values() for e in expressions(json.loads(file.read_text())) for m in words(e)}
     shown |= words((CHART / "templates" / "alerts.yaml").read_text())
-    assert {m for m in await exported() if m.startswith("rljob_job")} - {"rljob_job_attempt"} <= shown
+    assert {m for m in await exported() if m.startswith("rljob_job")} <= shown
 
 
 def words(expression: str) -> set[str]:
@@ -80,8 +85,10 @@ def words(expression: str) -> set[str]:
 def test_a_prometheus_that_has_recorded_runs_answers_every_panel(tmp_path: Path) -> None:
     with dashboards.prometheus(tmp_path) as url:
         found = dashboards.answers(url)
+        notes = {note["name"]: dashboards.ask(url, note["expr"], False) for note in NOTES}
     for panel in json.loads(FILES["jobs"].read_text())["panels"]:
-        assert any(found[panel["id"]]), panel["title"]
+        assert panel["type"] == "row" or any(found[panel["id"]]), panel["title"]
+    assert notes["Restarts"] == [], "no recorded run was restarted"
     state, *_ = found[1]
     assert {series["metric"]["rljob"]: series["value"][1] for series in state} == {
         "arithmetic": "7",  # Succeeded
@@ -131,3 +138,44 @@ def test_grafanas_sidecar_finds_them() -> None:
         assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
         assert found["metadata"]["annotations"] == {"folder": "rljob"}
         assert json.loads(found["data"][f"rljob-{name}.json"]) == json.loads(file.read_text())
+
+
+def test_jobs_are_shown_in_rows_that_each_begin_where_the_one_before_ends() -> None:
+    rows = {p["title"]: p["gridPos"]["y"] for p in JOBS["panels"] if p["type"] == "row"}
+    assert list(rows) == ["Progress", "Learning", "Speed", "Health", "Cost"] and sorted(rows.values()) == [
+        *rows.values()
+    ]
+    assert JOBS["panels"][0]["type"] == "row" and all(not p.get("panels") for p in JOBS["panels"])
+    bottom = 0
+    for panel in JOBS["panels"]:
+        assert panel["gridPos"]["y"] >= bottom or panel["gridPos"]["x"], panel["title"]
+        bottom = max(bottom, panel["gridPos"]["y"] + panel["gridPos"]["h"]) if panel["type"] == "row" else bottom
+
+
+def test_the_name_of_a_job_in_the_table_leads_to_that_job_alone() -> None:
+    (table,) = [p for p in JOBS["panels"] if p["type"] == "table"]
+    names = set(table["transformations"][1]["options"]["renameByName"].values())
+    (url,) = [
+        link["url"]
+        for override in table["fieldConfig"]["overrides"]
+        for setting in override["properties"]
+        if setting["id"] == "links"
+        for link in setting["value"]
+    ]
+    variables = {variable["name"] for variable in JOBS["templating"]["list"]}
+    assert url.startswith(f"/d/{JOBS['uid']}?") and set(re.findall(r"var-(\w+)=", url)) == variables
+    assert set(re.findall(r"__data\.fields\.(\w+)", url)) <= names
+
+
+@pytest.mark.parametrize("name", ["jobs", "operator"])
+def test_dashboards_link_to_each_other(name: str) -> None:
+    known = {json.loads(file.read_text())["uid"] for file in FILES.values()}
+    dashboard = json.loads(FILES[name].read_text())
+    assert {link["url"] for link in dashboard["links"]} == {f"/d/{uid}" for uid in known - {dashboard["uid"]}}
+
+
+def test_panels_of_many_lines_are_repeated_by_job_and_say_whose_they_are() -> None:
+    repeated = [p for p in JOBS["panels"] if "repeat" in p]
+    assert {p["title"] for p in repeated} == {"Where a step's time goes: $rljob", "Peak memory by phase: $rljob"}
+    variables = {variable["name"] for variable in JOBS["templating"]["list"]}
+    assert all(p["repeat"] in variables and p["gridPos"]["w"] == 24 for p in repeated)

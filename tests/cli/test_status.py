@@ -339,6 +339,19 @@ def test_no_line_of_a_page_is_wider_than_the_terminal() -> None:
     assert "HELD-OUT 0.30 → 0.80" in status.page(Job(jobs[0]), [], NOW, 80)
 
 
+def test_servers_of_several_pods_that_do_not_answer_are_named_with_the_pod_they_wait_for() -> None:
+    def lines(*unready: str) -> list[str]:
+        rollout = {"ready": 1, "desired": 2, "text": "1/2", "unready": list(unready)}
+        return status.roles(Job(make_job(rollout=rollout)), NOW, 80)
+
+    assert "UNREADY     rollout server 1: demo-rollout-3 has no node" in lines(
+        "rollout server 1: demo-rollout-3 has no node"
+    )
+    many = lines(*(f"rollout server {i}: demo-rollout-{4 * i} has no node" for i in range(4)))
+    assert [line for line in many if line.startswith("UNREADY")][-1] == "UNREADY     and 1 more"
+    assert not any(line.startswith("UNREADY") for line in lines())
+
+
 def test_spares_are_below_the_roles_while_the_job_has_any() -> None:
     def lines(**fields: Any) -> list[str]:
         return status.page(Job(make_job(**running() | fields)), [], NOW).split("\n")

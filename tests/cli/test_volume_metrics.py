@@ -112,6 +112,24 @@ def forwarding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
     return lambda: notes.read_text().splitlines() if notes.exists() else []
 
 
+def look(forwarding: Kubectl, url: str) -> list[object]:
+    """What is answered there once the port is forwarded; then the user presses Ctrl-C."""
+    answers: list[object] = []
+
+    def once() -> None:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and not any("port-forward" in line for line in forwarding()):
+            time.sleep(0.05)
+        try:
+            with urllib.request.urlopen(url, timeout=300) as answer:
+                answers.append(json.load(answer))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=once, daemon=True).start()
+    return answers
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ended")
 def test_tensorboard_answers_until_it_is_interrupted_and_the_pod_goes(
@@ -119,25 +137,27 @@ def test_tensorboard_answers_until_it_is_interrupted_and_the_pod_goes(
 ) -> None:
     port = free_port()
     monkeypatch.setattr(volume, "PORT", port)
-    answers: list[object] = []
-
-    def look() -> None:
-        """Once the port is forwarded, whoever opens the address finds TensorBoard."""
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and not any("port-forward" in line for line in forwarding()):
-            time.sleep(0.05)
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/environment", timeout=300) as answer:
-                answers.append(json.load(answer)["data_location"])
-        finally:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=look, daemon=True).start()
+    answers = look(forwarding, f"http://127.0.0.1:{port}/data/environment")
     screen = rljob("tensorboard", "demo", "--port", str(port))
     assert screen.code == 130
     assert f"rljob demo in namespace research: http://localhost:{port} until you press Ctrl-C\n" in screen.err
-    assert len(answers) == 1 and str(answers[0]).endswith("/run/tensorboard")
+    (found,) = answers
+    assert isinstance(found, dict) and found["data_location"].endswith("/run/tensorboard")
     assert "port-forward demo-shell-" in " ".join(forwarding()) and deleted(api) == 1
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_and_another_one_answers_until_it_is_interrupted_and_the_pod_goes(
+    api: FakeApi, rljob: Rljob, forwarding: Kubectl, monkeypatch: pytest.MonkeyPatch, ended: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    monkeypatch.setattr(names, "VIEW_PORT", port)
+    (tmp_path / "other").mkdir()
+    answers = look(forwarding, f"http://127.0.0.1:{port}/api/runs")
+    screen = rljob("view", "demo", "--port", str(port), "--compare", str(tmp_path / "other"))
+    assert screen.code == 130 and f"http://localhost:{port} until you press Ctrl-C\n" in screen.err
+    expected = [{"name": path.name, "path": str(path), "samples": []} for path in (ended, tmp_path / "other")]
+    assert answers == [expected] and deleted(api) == 1
 
 
 @pytest.mark.usefixtures("ended")

@@ -25,6 +25,7 @@ from rljob_operator.render.gang import stateful_set
 from rljob_operator.render.template import pod_template
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.cluster import FakeCluster
+from simulator.counted import counted
 from simulator.makers import META
 from simulator.objects import job_object
 from simulator.world import NAMESPACE
@@ -34,6 +35,8 @@ KUEUE_ANNOTATIONS = {
     "kueue.x-k8s.io/pod-group-total-count": r"[1-9]\d*",
     "kueue.x-k8s.io/pod-group-serving": "true",
     "kueue.x-k8s.io/podset-preferred-topology": r"[-A-Za-z0-9_./]+",
+    "kueue.x-k8s.io/podset-slice-required-topology": r"[-A-Za-z0-9_./]+",
+    "kueue.x-k8s.io/podset-slice-size": r"[1-9]\d*",
     "kueue.x-k8s.io/pod-group-pod-index-label": "apps\\.kubernetes\\.io/pod-index",
 }
 QUANTITY = (
@@ -75,6 +78,33 @@ def test_kueue_gets_one_pod_group_over_both_sets_with_its_topology() -> None:
         assert notes["kueue.x-k8s.io/pod-group-total-count"] == "7", "of both roles: the group is admitted whole"
         assert notes["kueue.x-k8s.io/podset-preferred-topology"] == "rack", "narrow first, then wider"
         assert all(re.fullmatch(KUEUE_ANNOTATIONS[k], v) for k, v in notes.items())
+
+
+def test_servers_of_several_pods_are_slices_of_kueues_pod_set() -> None:
+    spec = gpu_spec(backend="kueue", queue="team", topologyLevels=["block", "rack"])
+    whole = {"nodes": 2, "tensorParallel": 8, "pipelineParallel": 2}
+    spec = spec.model_copy(update={"rollout": make_spec(rollout={"replicas": 3, "minReplicas": 2} | whole).rollout})
+    notes = {role: template(spec, role)["metadata"]["annotations"] for role in names.ROLES}
+    assert {note["kueue.x-k8s.io/pod-group-total-count"] for note in notes.values()} == {"10"}
+    assert notes["rollout"]["kueue.x-k8s.io/podset-slice-size"] == "2"
+    assert notes["rollout"]["kueue.x-k8s.io/podset-slice-required-topology"] == "rack"
+    assert not any("slice" in key for key in notes["trainer"])
+    assert all(
+        re.fullmatch(KUEUE_ANNOTATIONS[k], v) for note in notes.values() for k, v in note.items() if "kueue" in k
+    )
+
+
+@pytest.mark.parametrize("backend", SCHEDULERS)
+def test_every_scheduler_counts_the_pods_of_whole_servers(backend: BackendName) -> None:
+    queue = {"queue": "team"} if "queue" in BACKENDS[backend].fields else {}
+    whole = {"nodes": 2, "tensorParallel": 2, "replicas": 4, "minReplicas": 2}
+    spec = make_spec(scheduling={"backend": backend} | queue, rollout=whole)
+    groups = SCHEDULERS[backend].objects(META, spec)
+    assert not groups or counted(backend, groups) == {"trainer": 1, "rollout": 4}
+    made = template(spec, "rollout")
+    assert {"name": names.GATE} in made["spec"]["schedulingGates"], "they are released server by server"
+    assert made["metadata"]["annotations"][names.ANNOTATION_NODES] == "2"
+    assert not template(spec, "trainer")["spec"].get("schedulingGates") or backend == "builtin"
 
 
 def test_spares_belong_to_kueues_group_and_not_to_the_minimum_of_volcanos() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Control
+from rljob_api.protocol import Control, ServerGroup
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
 from rljob_operator.policies.restarts import LONGEST_BACKOFF
@@ -32,6 +32,8 @@ OF_FOUR_GANGS = {
     "rewards": [{"rule": "number"}, {"model": {"path": "/data/reward", "processesPerNode": 1}}],
 }
 POOL = {"name": "judge", "model": "/data/judge", "replicas": 2}
+WHOLE = {"nodes": 2, "tensorParallel": 2}
+"""Servers of two pods."""
 ENDS = {reasons.SUCCEEDED, reasons.REACHED_MAX_RESTARTS, reasons.CONFIGURATION_ERROR}
 
 
@@ -48,12 +50,14 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 10**6),
         hostile=st.booleans(),
         backend=st.sampled_from(["none", "builtin"]),
-        task=st.sampled_from(["rl", "sft", "rl with a pool", "rl with four gangs"]),
+        task=st.sampled_from(["rl", "sft", "rl with a pool", "rl with four gangs", "rl with servers of two pods"]),
         spares=st.integers(0, 2),
     )
     def begin(self, seed: int, hostile: bool, backend: str, task: str, spares: int) -> None:
         self.world = World(steps=10**6, faults=HOSTILE if hostile else PROMPT, random=Random(seed))
         self.highest, self.ended = 0, False
+        self.generations: dict[str, ServerGroup] = {}
+        self.stored = set[str]()
         written = self.world.cluster._written
 
         def checked(verb: str, obj: Any) -> None:
@@ -65,7 +69,8 @@ class Histories(RuleBasedStateMachine):
         self.world.cluster._written = checked  # type: ignore[method-assign]
         self.task = task.split()[0]
         pooled = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]}
-        parts: dict[str, Any] = pooled if task.endswith("pool") else OF_FOUR_GANGS if task.endswith("gangs") else {}
+        whole = {"rollout": {"replicas": 2} | WHOLE} | pooled | {"pools": [POOL | WHOLE]}
+        parts: dict[str, Any] = {"pool": pooled, "gangs": OF_FOUR_GANGS, "pods": whole}.get(task.split()[-1], {})
         self.world.apply(
             task=self.task,
             **parts,
@@ -85,6 +90,8 @@ class Histories(RuleBasedStateMachine):
                 self.turn()
                 if self.world.status.outcome:
                     break
+                if self.world.status.state == "Running":
+                    self.converge()
                 for launcher in self.world.launchers.values():
                     if launcher.state == "running" and self.world.status.state == "Running":
                         launcher.stop("succeeded")
@@ -95,6 +102,16 @@ class Histories(RuleBasedStateMachine):
                 self.turn()
             assert not self.world.cluster.pods(NAMESPACE)
         self.loop.close()
+
+    def converge(self) -> None:
+        """All servers answer, unless the job ends before."""
+        for turn in range(200):
+            status = self.world.status
+            if not status.servers or (status.state == "Running" and not status.rollout.unready):
+                return
+            self.world.now += 0 if turn % 50 else LONGEST_BACKOFF
+            self.turn()
+        raise AssertionError(f"servers never answer: {status}")
 
     # What must hold
 
@@ -109,6 +126,7 @@ class Histories(RuleBasedStateMachine):
         elif control.attempt == attempt.number and control.members != attempt.members:
             self.broken.append(f"after {what}: members were published that are not stored")
         self.alone(control, what)
+        self.whole(control, what)
 
     def alone(self, control: Control, what: str) -> None:
         """No attempt is told to run while a member of a former one still does, unless it cannot be ended."""
@@ -116,6 +134,25 @@ class Histories(RuleBasedStateMachine):
         others = [x for x in running if x.attempt < control.attempt]
         if control.command == "run" and others:
             self.broken.append(f"after {what}: attempt {control.attempt} may run beside {others}")
+
+    def whole(self, control: Control, what: str) -> None:
+        """Every pod is part of one server at most; a generation has all of its pods, which are stored first, and never others."""
+        self.stored |= {str(one.parts) for one in self.world.status.servers}
+        boots = [part.boot_id for group in control.servers for part in group.parts]
+        if len(set(boots)) < len(boots):
+            self.broken.append(f"after {what}: a pod is part of two servers: {control.servers}")
+        for group in control.servers:
+            before, self.generations[group.name] = self.generations.get(group.name), group
+            if [part.node_rank for part in group.parts] != [0, 1]:
+                self.broken.append(f"after {what}: {group} is not whole")
+            if str(group.parts) not in self.stored:
+                self.broken.append(f"after {what}: {group} was published and is not stored")
+            if before and before != group and before.generation == group.generation and self.continues(before, group):
+                self.broken.append(f"after {what}: {group} was {before}")
+
+    def continues(self, before: ServerGroup, group: ServerGroup) -> bool:
+        """Whether two groups have a boot in common, which would not see that the others are new."""
+        return bool({part.boot_id for part in before.parts} & {part.boot_id for part in group.parts})
 
     def after_turn(self) -> None:
         """Attempts only grow, and an end is an end."""
@@ -182,6 +219,21 @@ class Histories(RuleBasedStateMachine):
             self.world.launchers[uid] = type(launcher)(launcher.pod, uid, launcher.boot_id + "+")
         elif launcher.state == "running":
             launcher.fail(kind, "ValueError", self.world.now)
+
+    @precondition(lambda self: hasattr(self, "world") and self.world.parts)
+    @rule(data=st.data(), restart=st.booleans())
+    def a_part_of_a_server_fails(self, data: st.DataObject, restart: bool) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.world.parts)))
+        part = self.world.parts[uid]
+        if restart:
+            self.world.parts[uid] = type(part)(part.pod, uid, part.boot_id + "+")
+        else:
+            part.fail(self.world.now)
+
+    @precondition(lambda self: hasattr(self, "world") and self.task == "rl")
+    @rule(replicas=st.integers(1, 3))
+    def the_rollouts_are_scaled(self, replicas: int) -> None:
+        self.world.edit_spec(rollout=self.world.job["spec"]["rollout"] | {"replicas": replicas})
 
     @rule(data=st.data())
     def a_child_is_deleted(self, data: st.DataObject) -> None:

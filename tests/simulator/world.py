@@ -12,6 +12,7 @@ from rljob_operator.kube.api import Object
 from rljob_operator.times import stamp
 from simulator.controllers import account_of, sync_stateful_sets
 from simulator.objects import job_object
+from simulator.parts import Part, boot, is_part, run
 from simulator.site import NAMESPACE, Site
 
 SECOND = {"generating": 0.5, "scoring": 0.125, "training": 0.25, "syncing": 0.125}
@@ -62,6 +63,8 @@ class World(Site):
     """What the data of `train.epochs` come to."""
     save_every: int = 2
     launchers: dict[str, Launcher] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    """PID 1 of pods of servers of several pods, by uid."""
     leaving: dict[str, int] = field(default_factory=dict)
     """Turns that are left to a pod which somebody deleted, by uid: kubelets do not count on our clock."""
     asleep: bool = False
@@ -117,6 +120,7 @@ class World(Site):
             sync_stateful_sets(self.cluster)
         self._boot()
         self._run()
+        self._serve()
         self._report()
         if (state := self.status.state) != (self.seen[-1] if self.seen else None):
             self.seen.append(state)
@@ -151,14 +155,14 @@ class World(Site):
         meta = self.cluster.edit("Pod", NAMESPACE, name)["metadata"]
         meta["deletionTimestamp"] = stamp(self.now)
         self.leaving[meta["uid"]] = 10**9
-        if (launcher := self.launchers.get(meta["uid"])) is not None:
-            launcher.dark = True
+        if (one := self.launchers.get(meta["uid"]) or self.parts.get(meta["uid"])) is not None:
+            one.dark = True
 
     def wake_pods(self) -> None:
         """What hung ends."""
         self.leaving = {uid: min(turns, GRACE) for uid, turns in self.leaving.items()}
-        for launcher in self.launchers.values():
-            launcher.dark = False
+        for one in (*self.launchers.values(), *self.parts.values()):
+            one.dark = False
 
     def kill_pod(self, name: str) -> None:
         self.cluster.remove(self.cluster.objects[("Pod", NAMESPACE, name)])
@@ -177,7 +181,7 @@ class World(Site):
     # What happens by itself
 
     def _finish_deletions(self) -> None:
-        dark = {uid for uid, launcher in self.launchers.items() if launcher.dark}
+        dark = {uid for uid, one in (*self.launchers.items(), *self.parts.items()) if one.dark}
         for pod in self.cluster.pods(NAMESPACE):
             uid = pod["metadata"]["uid"]
             if "deletionTimestamp" in pod["metadata"] and uid not in dark:
@@ -192,6 +196,16 @@ class World(Site):
             launcher = Launcher(name, uid, f"boot-of-{uid}")
             if names.is_model_role(launcher.role):
                 self.launchers.setdefault(uid, launcher)
+
+    def _serve(self) -> None:
+        """Servers of several pods."""
+        self.parts = boot(self.cluster.pods(NAMESPACE), self.parts)
+        run(self.control, self.parts, self.now)
+        for pod in filter(is_part, self.cluster.pods(NAMESPACE)):
+            part = self.parts.get(pod["metadata"]["uid"])
+            ready = [{"type": "Ready", "status": str(bool(part and part.ready))}]
+            if pod["status"].get("phase") == "Running" and pod["status"].get("conditions") != ready:
+                self.cluster.edit("Pod", NAMESPACE, pod["metadata"]["name"])["status"]["conditions"] = ready
 
     def _run(self) -> None:
         control = self.control
@@ -227,7 +241,7 @@ class World(Site):
                 launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
             launcher.stop("drained")
 
-    def _is_refused(self, launcher: Launcher) -> bool:
+    def _is_refused(self, launcher: Launcher | Part) -> bool:
         """Whether the API server refuses its token, since that is bound to a ServiceAccount that is gone."""
         pod = self.cluster.objects[("Pod", NAMESPACE, launcher.pod)]
         return bool(pod["status"].get("account", "") != account_of(self.cluster, pod))
@@ -273,7 +287,7 @@ class World(Site):
             self.checkpoints = [*self.checkpoints, new][-control.spec.checkpoint.keep_last :]
 
     def _report(self) -> None:
-        for launcher in self.launchers.values():
+        for launcher in (*self.launchers.values(), *self.parts.values()):
             if launcher.dark or self._is_refused(launcher):
                 continue
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))

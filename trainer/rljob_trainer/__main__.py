@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
         help="what a policy that is right says, with {answer} for the row's answer; repeated, one turn after another of an agent's",
     )
     tried.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="(%(default)s)")
+    _add_runs(_command(commands, "view", view_runs, "show curves and samples of a run in a browser on this machine"))
     add_sets(_command(commands, "data", convert_data, "write a well-known data set in the columns that an RLJob reads"))
     export = _command(commands, "export", export_model, "write a checkpoint's policy as a Hugging Face directory")
     export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a directory global_step_N of a job")
@@ -104,6 +105,13 @@ def _add_job(command: argparse.ArgumentParser) -> None:
         metavar="PATH=VALUE",
         help="put a YAML value into the spec, for example train.steps=500",
     )
+
+
+def _add_runs(command: argparse.ArgumentParser) -> None:
+    """What is looked at, and where."""
+    command.add_argument("run", type=Path, metavar="RUN_DIR", help="spec.checkpoint.path of a job")
+    command.add_argument("--compare", type=Path, metavar="DIR", help="another run, next to it")
+    command.add_argument("--port", type=int, default=names.VIEW_PORT, help="port on loopback; 0: any (%(default)s)")
 
 
 def _command(
@@ -180,6 +188,12 @@ def try_here(options: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return code
+
+
+def view_runs(options: argparse.Namespace) -> int:
+    from rljob_trainer.viewer.server import view
+
+    return view([options.run, *([options.compare] if options.compare else [])], options.port)
 
 
 def convert_data(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ TRACEBACK_LINES = 2
 CHECKPOINTS = 8
 NODES = 3
 STAND_INS = 4
+UNREADY = 3
 WITHOUT_PODS = ("Suspended", *ENDED)
 MANY = 10**12
 """Steps that nobody will live to see."""
@@ -155,14 +156,22 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
     stuck = [cut(stuck_line(pod, now), width) for pod in s.stuck_pods]
     spares = [cut(spare_line(s.spares), width)] if s.spares.desired and s.state not in ENDED else []
     placed = placement.line(s.placement.report, width) if s.placement else []
+    waiting = [cut(f"{'UNREADY':<{KEY}}{text}", width) for text in unready(job)]
     used = accounting.line(s.accounting, now, width)
     return [
         *table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"),
         *spares,
+        *waiting,
         *placed,
         *used,
         *stuck,
     ]
+
+
+def unready(job: Job) -> list[str]:
+    """Servers of several pods that do not answer, each with the pod that it waits for."""
+    found = [one_line(text) for counted in (job.status.rollout, *job.status.pools.values()) for text in counted.unready]
+    return [*found[:UNREADY], *([f"and {len(found) - UNREADY} more"] if found[UNREADY:] else [])]
 
 
 def spare_line(spares: SpareStatus) -> str:

@@ -31,7 +31,7 @@ from rljob_api import names
     "--rank",
     type=click.IntRange(min=0),
     metavar="N",
-    help="global rank in the role's gang, or ordinal of a server (default: 0)",
+    help="global rank in the role's gang, or ordinal of a server's pod (default: 0)",
 )
 @click.option("--pod", metavar="POD", help="name of a pod of that role")
 @click.option(
@@ -107,7 +107,7 @@ def print_attempt(
 
 
 def pod_of(job: Job, role: str, rank: int) -> str:
-    """The pod of a global rank in a gang (by the attempt's members: rank is not ordinal) or of a server's ordinal."""
+    """The pod of a global rank in a gang (by the attempt's members: rank is not ordinal) or of the ordinal of a server's pod."""
     if not names.is_model_role(role) or job.spec is None:
         return names.pod(job.name, role, rank)
     trainer = job.spec.of_gang(role).trainer

@@ -1,6 +1,7 @@
-"""Verbs that run a program where a job's files are: a shell, TensorBoard, or the export of a checkpoint as a Hugging Face directory."""
+"""Verbs that run a program where a job's files are: a shell, TensorBoard, the page of a run, or the export of a checkpoint as a model."""
 
 import posixpath
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 
 import click
@@ -110,13 +111,39 @@ def tensorboard(session: Session, name: str, port: int) -> None:
     also after the job has ended. Ctrl-C deletes the pod. Needs kubectl, and the rights to create, exec into, forward
     ports of and delete pods.
     """
+    server = ("python", "-m", "tensorboard.main", "--port", str(PORT), "--host", "127.0.0.1", "--logdir")
+    _serve(session, name, lambda root: (*server, str(names.tensorboard_dir(root))), port, PORT)
+
+
+@verb("view")
+@job_name
+@click.option("--compare", metavar="DIR", help="checkpoint path of another run on a volume of the job, next to it")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=names.VIEW_PORT,
+    metavar="PORT",
+    help=f"local port (default: {names.VIEW_PORT})",
+)
+def view(session: Session, name: str, compare: str | None, port: int) -> None:
+    """Show a job's curves and samples, turn by turn, in a browser on this machine.
+
+    The page is served by a temporary pod like that of `kubectl rljob shell`, from the files under spec.checkpoint.path,
+    also after the job has ended. It changes nothing and loads nothing from elsewhere. Ctrl-C deletes the pod. Needs
+    kubectl, and the rights to create, exec into, forward ports of and delete pods.
+    """
+    server = ("python", "-m", "rljob_trainer", "view", "--port", str(names.VIEW_PORT))
+    other = ("--compare", compare) if compare else ()
+    _serve(session, name, lambda root: (*server, *other, str(root)), port, names.VIEW_PORT)
+
+
+def _serve(session: Session, name: str, command: Callable[[Path], Sequence[str]], here: int, there: int) -> None:
+    """Run a server on a job's volumes, given their checkpoint path, and forward its port until the user ends it. Raises UserError."""
     cluster = session.cluster()
     job = cluster.job(name)
     with volume_pod(session, cluster, job) as place:
         assert job.spec, "the pod was made of it"
-        logs = str(names.tensorboard_dir(Path(job.spec.checkpoint.path)))
-        command = ("python", "-m", "tensorboard.main", "--logdir", logs, "--port", str(PORT), "--host", "127.0.0.1")
-        with kubectl.serving(session, place, command, ready="http://"):
-            session.terminal.tell(f"{job.title}: http://localhost:{port} until you press Ctrl-C")
-            problem = kubectl.forward(session, place, port, PORT)
+        with kubectl.serving(session, place, command(Path(job.spec.checkpoint.path)), ready="http://"):
+            session.terminal.tell(f"{job.title}: http://localhost:{here} until you press Ctrl-C")
+            problem = kubectl.forward(session, place, here, there)
     raise UserError(f"pod {place.pod} in namespace {place.namespace}: {problem}")

@@ -58,6 +58,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "data.dataSourceKey": ("rl",),
     "data.maxPromptTokens": ("rl",),
     "data.maxTokens": SUPERVISED,
+    "data.generated": ("rl",),
     "data.overlong": ("sft",),
     "data.lossOn": ("sft",),
     "algorithm": ("rl",),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rljob_api import names
 from rljob_api.sizing.split import named
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.servers import Servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,12 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
     return gang_sizes(spec) | trainers | rollouts | {pool.name: pool.pods for pool in spec.pools}
+
+
+def server_nodes(spec: RLJobSpec, role: str) -> int:
+    """Pods of one server of the role; 1 for gangs, whose pods are counted one by one."""
+    settings = spec.pods[role]
+    return settings.nodes if isinstance(settings, Servers) else 1
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:

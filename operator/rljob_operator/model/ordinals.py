@@ -18,11 +18,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 
 from rljob_api.placement_status import NodeStatus
-from rljob_api.sizing.layout import gang_sizes, pods_of
+from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.snapshot import Snapshot, Target, is_open
+from rljob_operator.model.servers import divide
+from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open
 from rljob_operator.times import is_ahead, seconds
 
 REMEMBERED_SECONDS = 3600.0
@@ -129,12 +130,26 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
     spec = s.spec_of(status.attempt)
     if spec is None:
         return None
-    last = s.targets[-1] if s.targets else None
-    if last is None or last.spec is not spec or last.attempt is not status.attempt or last.nodes is not status.nodes:
-        ordinals = wanted_ordinals(status, s.pods, spec, s.lifecycle.node_loss_seconds, s.now)
-        last = Target(spec, ordinals, status.attempt, status.nodes)
+    last, of = s.targets[-1] if s.targets else None, (status.attempt, status.nodes, status.servers)
+    if last is None or last.spec is not spec or any(a is not b for a, b in zip(last.status, of, strict=True)):
+        limit = s.lifecycle.node_loss_seconds
+        servers = [one for found in divided(status, s.pods, spec, limit, s.now).values() for one in found]
+        last = Target(spec, wanted_ordinals(status, s.pods, spec, limit, s.now), servers, of)
         s.targets.append(last)
     return last
+
+
+def divided(
+    status: JobStatus, pods: Sequence[Pod], spec: RLJobSpec, node_loss_seconds: float, now: float
+) -> dict[str, list[Server]]:
+    """Servers of several pods, by role."""
+    found = dict[str, list[Server]]()
+    for role, size in pods_of(spec).items():
+        if (nodes := server_nodes(spec, role)) > 1:
+            held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
+            kept = None if is_open(status.attempt) else ordinals(pods, role, size, node_loss_seconds, now)
+            found[role] = divide(status.servers, role, (size // nodes, nodes), held, kept)
+    return found
 
 
 def wanted_ordinals(
@@ -153,12 +168,15 @@ def wanted_ordinals(
         ahead: whether the members of the next attempt are asked for, if the open one has lost some, and there are spares
     """
     gangs, avoided = gang_sizes(spec), excluded(status, now) | set(leaving)
+    servers = divided(status, pods, spec, node_loss_seconds, now)
     found = dict[str, list[int]]()
     for role, size in pods_of(spec).items():
         if role in gangs:
             free = ordinals(pods, role, size, node_loss_seconds, now)
             own = [pod for pod in pods if pod.role == role]
             found[role] = members_first(status, own, role, gangs[role], free, avoided, ahead)
+        elif role in servers:
+            found[role] = [i for one in servers[role] for i in one.ordinals]
         else:
             found[role] = server_ordinals(status, pods, role, size, node_loss_seconds, now)
     return found

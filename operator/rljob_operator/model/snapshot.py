@@ -10,8 +10,9 @@ from typing import Any
 from rljob_api import names, reasons
 from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
-from rljob_api.protocol import Control, Member, Report
+from rljob_api.protocol import Control, Member, Report, ServerPart
 from rljob_api.rules import Violation
+from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.run import LifecycleSpec
@@ -37,6 +38,17 @@ def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """The pods of one server of several."""
+
+    role: str
+    index: int
+    """Number of the server in its role."""
+    ordinals: tuple[int, ...]
+    """Ordinals of its pods, by node rank."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """The pods of an attempt, the open one or the next."""
 
@@ -44,9 +56,10 @@ class Target:
     """The one in force."""
     ordinals: Mapping[str, list[int]]
     """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares."""
-    attempt: Attempt | None
-    nodes: Sequence[NodeStatus]
-    """What the ordinals were computed from: the attempt and the nodes of the status."""
+    servers: Sequence[Server]
+    """Servers of several pods, whose ordinals are in this order."""
+    status: tuple[Attempt | None, Sequence[NodeStatus], Sequence[ServerStatus]]
+    """What the ordinals were computed from: attempt, nodes and servers of the status."""
 
     @property
     def members(self) -> dict[str, list[int]]:
@@ -129,16 +142,16 @@ class Snapshot:
         """Pods of a role, by ordinal."""
         return tuple(sorted((p for p in self.pods if p.role == role), key=lambda p: p.ordinal))
 
-    def pod(self, member: Member) -> Pod | None:
-        """The pod that was this member, if it still exists."""
+    def pod(self, member: Member | ServerPart) -> Pod | None:
+        """The pod that was this member, or this part of a server, if it still exists."""
         return next((p for p in self.pods if p.uid == member.pod_uid), None)
 
-    def failed_pod(self, member: Member) -> Pod | None:
+    def failed_pod(self, member: Member | ServerPart) -> Pod | None:
         """The pod that was this member, as it was last seen, if it has failed."""
         last = self.failed.get(member.pod)
         return last.pod if last and last.pod.uid == member.pod_uid else None
 
-    def report(self, of: Pod | Member) -> Report | None:
+    def report(self, of: Pod | Member | ServerPart) -> Report | None:
         """The pod's own report, which outlives it. A report that another pod of the same name has left is ignored."""
         name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
         report = self.reports.get(name)

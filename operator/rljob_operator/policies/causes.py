@@ -14,7 +14,7 @@ from statistics import median_high, median_low
 from typing import Literal
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Failure, Member, Report, Result
+from rljob_api.protocol import Failure, Member, Report, Result, ServerPart
 from rljob_api.status import Attempt, JobStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
@@ -62,7 +62,7 @@ def member_status(s: Snapshot, attempt: Attempt, member: Member) -> MemberStatus
     reported = _stopped(member, pod, report, attempt.number)
     if reported:
         return reported
-    reason, message = _gone(s, member, pod, report)
+    reason, message = why_gone(s, member, pod, report)
     if reason:
         failure = Failure(kind="killed", exception=reason, message=message)
         return MemberStatus(member, pod, "gone", failure=failure, reason=reason)
@@ -84,7 +84,7 @@ def on_node(pod: Pod) -> str:
     return f" on node {pod.node}" if pod.node else ""
 
 
-def _gone(s: Snapshot, member: Member, pod: Pod | None, report: Report | None) -> tuple[str, str]:
+def why_gone(s: Snapshot, member: Member | ServerPart, pod: Pod | None, report: Report | None) -> tuple[str, str]:
     """Reason and message if no process of the member can be running any more; empty: one may be."""
     last = pod or s.failed_pod(member)
     if last is None:
@@ -208,7 +208,7 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     doing = " ".join([phase, ", ".join(progress.loading) if progress else ""]).strip()
     message = f"no progress for {limit} s while {doing} at step {progress.step if progress else status.progress.step}"
     if role == "rollouts":
-        message += f"; the trainer is waiting for its rollouts, of which {sum(p.ready for p in s.rollouts)} answer"
+        message += f"; the trainer is waiting for its rollouts, of which {status.rollout.ready} answer"
         message += "".join(f", and pool {name}, of which {counted.text} do" for name, counted in status.pools.items())
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)
     return Cause(reasons.NO_PROGRESS, attempt.first.pod if attempt.first and role == "trainer" else "", failure)

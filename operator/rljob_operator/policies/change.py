@@ -26,6 +26,8 @@ class Ungate:
 
     pod: Pod
     node: str = ""
+    head: bool = False
+    """Whether it is the head of a server of several pods."""
 
 
 @dataclass(frozen=True, slots=True)

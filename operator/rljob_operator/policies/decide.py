@@ -25,6 +25,7 @@ from rljob_operator.policies.placement import assign_nodes
 from rljob_operator.policies.pods import delete_pods, replace_account, replace_token, report_stuck_pods
 from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.restarts import count_restart, succeed
+from rljob_operator.policies.servers import run_servers
 from rljob_operator.policies.stranded import release_stranded
 
 POLICIES: tuple[Policy, ...] = (
@@ -43,6 +44,7 @@ POLICIES: tuple[Policy, ...] = (
     free_pods,  # suspend, or resume
     assign_nodes,  # a node for every pod, before any is ungated
     release_stranded,  # pods that hold nodes for too long while others have none
+    run_servers,  # of several pods: their generations, which end and start as a whole
     open_attempt,  # the next attempt
     enforce_pending_deadline,  # if none opens for too long: the end
     clean_up_after_ttl,  # the children of a job that has ended

@@ -2,18 +2,28 @@
 set from the first reconcile on, with the generation that they refer to."""
 
 from rljob_api import names, reasons
-from rljob_api.sizing.layout import gang_sizes, pods_of
+from rljob_api.server_status import ServerStatus
+from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Condition, ConditionType, JobStatus, ProgressStatus, RoleStatus, SpareStatus, State
-from rljob_api.text import plain
+from rljob_api.status import (
+    Condition,
+    ConditionType,
+    JobStatus,
+    ProgressStatus,
+    RoleStatus,
+    SpareStatus,
+    State,
+)
+from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_unfit, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, set_
-from rljob_operator.policies.message import message, state
+from rljob_operator.policies.message import message, pod_problem, state
 from rljob_operator.policies.nodes import leaves_later, needed, why
 from rljob_operator.policies.placement import on_nodes, refusal_message, unscheduled
 from rljob_operator.policies.pods import stuck_pods
+from rljob_operator.policies.servers import server_name, unready
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]
@@ -22,6 +32,8 @@ TRANSIENT = ("Pending", "Starting", "Restarting", "Suspending")
 """States that the operator is working to leave."""
 MOST_NODES = 3
 """Nodes that a message names, at most."""
+MOST_UNREADY = 4
+"""Servers of several pods that the status names, at most."""
 WITHOUT_ATTEMPT = ("Pending", "Restarting", "Suspending")
 """Those in which no attempt runs or starts."""
 STATUSES = {True: "True", False: "False", None: "Unknown"}
@@ -172,13 +184,20 @@ def describe(s: Snapshot, status: JobStatus) -> Change:
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
     freed = bool(status.outcome) or status.suspended or spec is None
-    wanted = pods_of(spec) | gang_sizes(spec) if spec else dict.fromkeys(names.ROLES, 0)
+    pods = pods_of(spec) | gang_sizes(spec) if spec else dict.fromkeys(names.ROLES, 0)
+    wanted = {role: count // server_nodes(spec, role) if spec else count for role, count in pods.items()}
     spares = _spares(s, status)
     progress = status.progress
     if spec and not progress.text:
         steps = spec.train.steps or 0  # with `epochs`, the trainer reports them
         progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
-    counted = {role: _role(s, role, 0 if freed else count, spares) for role, count in wanted.items()}
+    whole = {role for role in wanted if spec and server_nodes(spec, role) > 1}
+    counted = {
+        role: _servers(s, status, role, 0 if freed else count)
+        if role in whole
+        else _role(s, role, 0 if freed else count, spares)
+        for role, count in wanted.items()
+    }
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
     pools = {role: found for role, found in counted.items() if role not in gangs}
@@ -209,8 +228,29 @@ def _spare_status(s: Snapshot, status: JobStatus, spec: RLJobSpec | None, spares
 
 def _role(s: Snapshot, role: str, desired: int, spares: list[Pod]) -> RoleStatus:
     ready = sum(p.ready and not p.deleting and p not in spares for p in s.of(role))
+    return _counted(ready, desired, names.selector(s.job.name, role))
+
+
+def _servers(s: Snapshot, status: JobStatus, role: str, desired: int) -> RoleStatus:
+    """Servers of several pods, by their heads."""
+    servers = [one for one in status.servers if one.role == role]
+    waiting = [f"{server_name(one)}: {why}" for one in servers if (why := _unready(s, one))]
+    found = _counted(len(servers) - len(waiting), desired, names.heads(s.job.name, role))
+    return found.model_copy(update={"unready": waiting[:MOST_UNREADY]})
+
+
+def _unready(s: Snapshot, server: ServerStatus) -> str:
+    """What keeps a server of several pods from answering, with the pod; empty: nothing."""
+    if not (found := unready(s, server)):
+        return ""
+    pod = next((pod for pod in s.pods if pod.name == found[0]), None)
+    why = pod_problem(s, pod) if pod else ""
+    return one_line(f"{found[0]}: {why}" if why else " ".join(found))
+
+
+def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
     text = f"{ready}/{desired}" if desired else "-"
-    return RoleStatus(ready=ready, desired=desired, text=text, selector=names.selector(s.job.name, role))
+    return RoleStatus(ready=ready, desired=desired, text=text, selector=selector)
 
 
 DISPLAY = ("trainer", "spares", "gangs", "rollout", "pools", "message", "conditions")

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rljob_api import names, reasons
 from rljob_api.protocol import Progress
 from rljob_api.rules.engine import lines
-from rljob_api.sizing.layout import gang_sizes
+from rljob_api.sizing.layout import gang_sizes, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, LastFailure, State
 from rljob_api.text import one_line, plain
@@ -158,9 +158,16 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         absent = [
             f"{role} pods do not exist: {why}" for role, why in s.uncreated.items() if not names.is_model_role(role)
         ]
-        problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, s.servers)])
+        servers = [text for counted in (status.rollout, *status.pools.values()) for text in counted.unready]
+        problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, _of_one_pod(s, status)), *servers])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
     return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+
+
+def _of_one_pod(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
+    """Servers that are one pod each. Of those of several pods, the counts say what they wait for."""
+    spec = s.spec_of(status.attempt)
+    return tuple(pod for pod in s.servers if spec and pod.role in spec.pods and server_nodes(spec, pod.role) == 1)
 
 
 def _awaited(progress: Progress | None) -> list[str]:
@@ -237,11 +244,11 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
     """What keeps pods from being ready, by pod: image, quota, memory, nodes, or a failure that the pod reports."""
     refused = refusal_message(s, status)
     waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and is_refused(pod)))]
-    found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := _pod_problem(s, pod))]
+    found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := pod_problem(s, pod))]
     return [one_line(refused), *found] if refused else found
 
 
-def _pod_problem(s: Snapshot, pod: Pod) -> str:
+def pod_problem(s: Snapshot, pod: Pod) -> str:
     report = s.report(pod)
     if until := retry_at(s, pod.name):
         last = s.failed[pod.name].pod

@@ -5,29 +5,25 @@ The reasons why pods did not get onto their nodes are those of all nodes togethe
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rljob_api import names, reasons
 from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
 from rljob_api.sizing.layout import pods_of, required_pods
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import target
 from rljob_operator.model.scheduling import SchedulingResult
-from rljob_operator.model.snapshot import Snapshot, is_open
-from rljob_operator.policies.change import Change, Event, Ungate, set_
-from rljob_operator.policies.restarts import retry_at
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.ungating import PodNames, assigned_pods, released_to_others, retries
 from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
     is_scheduled_here,
     pod_names,
-    required_names,
 )
 from rljob_operator.times import seconds, stamp
 
-PodNames = Mapping[str, list[str]]
-"""Names of the pods that are wanted, by role."""
 LONGEST, MOST = 200, 3
 """Longest reason, in characters, and most reasons in a message."""
 SILENT = "the scheduler does not say why"
@@ -92,9 +88,9 @@ RETRY = 300.0
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     if not is_scheduled_here(s.spec_of(status.attempt), status):
-        ungate = tuple(_released_to_others(s, status))
+        ungate = tuple(released_to_others(s, status))
         status = set_(status, placement=None) if status.placement else status
-        return Change(status, due=tuple(_retries(s)), ungate=ungate)
+        return Change(status, due=tuple(retries(s)), ungate=ungate)
     before = status.placement or PlacementStatus()
     if before.excluded:
         avoided = excluded_nodes(status, s.now)
@@ -108,27 +104,11 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
         events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
     due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]
     due += [s.now + RETRY] if _incomplete(s, placement) else []
-    ungate = tuple(_ungated(s, placement, wanted))
+    ungate = tuple(assigned_pods(s, status, placement, wanted))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
-    due += _retries(s)
+    due += retries(s)
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
-
-
-def _retries(s: Snapshot) -> list[float]:
-    """When gated pods may be released that must not be yet."""
-    return [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
-
-
-def _released_to_others(s: Snapshot, status: JobStatus) -> Iterator[Ungate]:
-    """Gated pods of other schedulers that the job needs, with all spares."""
-    gated = [pod for pod in s.of(names.ROLE_TRAINER) if names.GATE in pod.gates and not pod.deleting]
-    current = target(s, status) if gated else None
-    if current is None or current.spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
-        return
-    for pod in gated:
-        if pod.ordinal in current.ordinals[names.ROLE_TRAINER] and not retry_at(s, pod.name):
-            yield Ungate(pod)
 
 
 def ranks(status: JobStatus, pods: Sequence[Pod]) -> Sequence[int] | None:
@@ -266,20 +246,3 @@ def _not_bound(refused: Sequence[Pod], nodes: Mapping[str, str], why: str) -> st
     node = f"node {nodes[first]}" if first in nodes else "a node"
     where = f"did not get onto {node} in {UNBOUND_SECONDS:.0f} s"
     return f"pod {first} {where} and is placed anew{others}: {why}"
-
-
-def _ungated(s: Snapshot, placement: PlacementStatus, wanted: PodNames) -> Iterator[Ungate]:
-    """Gated pods to release to their nodes: all at once when every pod of the gang has an assignment. A server that joins an open attempt needs only
-    its own."""
-    nodes = {x.pod: x.node for x in placement.assignments}
-    whole = not placement.problem and _whole(s, nodes, wanted)
-    for pod in s.pods:
-        free = whole or (not names.is_model_role(pod.role) and is_open(s.status.attempt))
-        waits = names.GATE in pod.gates and not pod.deleting and not retry_at(s, pod.name)
-        if free and waits and pod.name in nodes:
-            yield Ungate(pod, nodes[pod.name])
-
-
-def _whole(s: Snapshot, nodes: Mapping[str, str], wanted: PodNames) -> bool:
-    spec = s.spec_of(s.status.attempt)
-    return spec is not None and all(name in nodes for name in required_names(spec, wanted))

@@ -81,12 +81,12 @@ def delete_pods(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _unneeded(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
-    """Pods that hold nodes for nothing: their own were lost and are back, and others have taken their places in the open attempt. A StatefulSet makes
-    all pods below its highest ordinal, so it replaces them, and the replacements stay gated."""
+    """Pods that hold nodes for nothing: their own were lost and are back, and others have taken their places in the open attempt or in their server.
+    A StatefulSet makes all pods below its highest ordinal, so it replaces them, and the replacements stay gated."""
     current, limit = target(s, status), s.lifecycle.node_loss_seconds
     if current is None or not is_open(status.attempt):
         return
-    for role in gang_sizes(current.spec):
+    for role in (*gang_sizes(current.spec), *{server.role for server in current.servers}):
         ordinals = current.ordinals[role]
         for pod in s.of(role) if has_gate(current.spec, role) else ():
             keeps = pod.ordinal in ordinals or pod.ordinal > max(ordinals)

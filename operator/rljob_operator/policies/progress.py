@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Checkpoint, Failure, Progress
+from rljob_api.server_status import RolloutFailure
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts, RolloutFailure
+from rljob_api.status import Attempt, CheckpointStatus, JobStatus, ProgressStatus, Restarts
 from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.snapshot import Snapshot, is_open
@@ -178,7 +179,7 @@ def record_server_failures(s: Snapshot, status: JobStatus) -> Change:
     status = set_(status, server_failures={p.name: known[p.name] for p in s.servers if p.name in known} | digests)
     if not new:
         return Change(status)
-    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, _sentence(f)) for f in new)
+    events = tuple(Event("Warning", reasons.ROLLOUT_FAILED, failure_sentence(f)) for f in new)
     return Change(set_(status, last_rollout_failure=new[-1]), events)
 
 
@@ -188,6 +189,6 @@ def _digest(boot: str, failure: Failure) -> str:
     return hashlib.sha256(repr((boot, what)).encode()).hexdigest()[:DIGEST]
 
 
-def _sentence(found: RolloutFailure) -> str:
+def failure_sentence(found: RolloutFailure) -> str:
     failure = found.failure
     return f"{found.pod}: " + ": ".join(text for text in (failure.exception, failure.message) if text)

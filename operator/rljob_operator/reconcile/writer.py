@@ -166,7 +166,7 @@ class Writer:
         """Patches a pod once: the API server refuses the patch if the pod was ungated already, or is gone."""
         pod = ungate.pod
         try:
-            self._put(await self._api.patch("Pod", namespace, pod.name, operations(pod, ungate.node, now)))
+            self._put(await self._api.patch("Pod", namespace, pod.name, operations(pod, ungate.node, now, ungate.head)))
         except ApiError as error:
             if error.code not in (404, 409, 422) or is_gated(await self._refresh("Pod", namespace, pod.name), pod.uid):
                 raise

@@ -5,8 +5,10 @@ from typing import Any
 from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_operator.model.servers import answering_head, group
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.meta import metadata
 
@@ -46,16 +48,17 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         },
         service_port=names.service_port(attempt.number) if spec.gangs else 0,
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
-        rollouts=[] if attempt.ended_at else _answering(s, names.ROLE_ROLLOUT),
-        pools={} if attempt.ended_at else {pool.name: _answering(s, pool.name) for pool in spec.pools},
+        rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
+        pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
+        servers=[group(s.job.name, server) for server in status.servers if server.parts],
         spec=spec,
     )
 
 
-def _answering(s: Snapshot, role: str) -> list[RolloutEndpoint]:
+def _answering(s: Snapshot, status: JobStatus, spec: RLJobSpec, role: str) -> list[RolloutEndpoint]:
     """Endpoints of the servers that are ready. Only the trainer knows which rollouts have the current policy."""
-    return [
-        RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT))
-        for p in s.of(role)
-        if p.ready and p.ip and not p.deleting and p.lost_since is None
-    ]
+    if server_nodes(spec, role) > 1:
+        pods = [head for one in status.servers if one.role == role and (head := answering_head(s, one))]
+    else:
+        pods = [p for p in s.of(role) if p.ready and p.ip and not p.deleting and p.lost_since is None]
+    return [RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT)) for p in pods]

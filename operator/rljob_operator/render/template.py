@@ -7,6 +7,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.pod_patch import NO_PATCH, PodPatch
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.status import JobStatus, RLJobMeta
@@ -85,8 +86,10 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
     }
     scheduler = scheduler_of(spec).pod_settings(job, spec, role)
     labels = t.labels | scheduler.labels | names.labels(job.name, role)
+    nodes = server_nodes(spec, role)
+    parts = {names.ANNOTATION_NODES: str(nodes)} if nodes > 1 else {}
     return {
-        "metadata": {"labels": labels, "annotations": t.annotations | scheduler.annotations},
+        "metadata": {"labels": labels, "annotations": t.annotations | scheduler.annotations | parts},
         "spec": {k: v for k, v in (pod | scheduler.pod).items() if v not in (None, [], {})},
     }
 

@@ -1,7 +1,7 @@
 """Kueue: all pods of a job are one plain pod group, over all StatefulSets. Labels and annotations are those of Kueue 0.19."""
 
 from rljob_api import names
-from rljob_api.sizing.layout import pods_of
+from rljob_api.sizing.layout import pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers.base import PodSettings, Scheduler
@@ -13,7 +13,8 @@ POD_INDEX = "apps.kubernetes.io/pod-index"
 
 class Kueue(Scheduler):
     """Pods of the group may be replaced (`pod-group-serving`: kueue#13830, #14632). The StatefulSets have no queue label, which would make each a
-    workload of its own. The narrowest topology level is preferred, and ranks follow it by the pods' ordinals.
+    workload of its own. The narrowest topology level is preferred, and ranks follow it by the pods' ordinals. Servers of several pods are
+    slices: Kueue admits the group only if each of them is in one domain of that level.
     """
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
@@ -30,4 +31,9 @@ class Kueue(Scheduler):
                 f"{KUEUE}/podset-preferred-topology": levels[-1],
                 f"{KUEUE}/pod-group-pod-index-label": POD_INDEX,
             }
+            if (nodes := server_nodes(spec, role)) > 1:
+                annotations |= {
+                    f"{KUEUE}/podset-slice-required-topology": levels[-1],
+                    f"{KUEUE}/podset-slice-size": str(nodes),
+                }
         return PodSettings(labels, annotations)

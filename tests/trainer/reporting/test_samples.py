@@ -1,9 +1,11 @@
 import json
+import math
+from dataclasses import replace
 
 from rljob_api import names
-from rljob_trainer.reporting.samples import KEPT_STEPS, LONGEST_TEXT, PROMPTS, SAMPLES, write_samples
+from rljob_trainer.reporting.samples import KEPT_STEPS, LONGEST_TEXT, MOST_TOKENS, PROMPTS, SAMPLES, write_samples
 from rljob_trainer.wire.batch import Batch
-from rljob_trainer.wire.trajectory import Trajectory
+from rljob_trainer.wire.trajectory import Trajectory, environment, prompt, sampled
 
 
 class Letters:
@@ -44,7 +46,11 @@ def test_a_few_samples_of_a_step_are_readable_with_their_reward_and_end(tmp_path
     found = lines(tmp_path, 3)
     assert len(found) == PROMPTS * SAMPLES
     expected = {"prompt_index": 7, "sample": 0, "data_source": "sum", "reward": 0.5, "truncated": True}
-    written = [{"source": "prompt", "text": "?"}, {"source": "policy", "policy_step": 2, "text": "ä."}]
+    tokens = [["ä", 0.0], [".", 0.0]]
+    written = [
+        {"source": "prompt", "text": "?"},
+        {"source": "policy", "policy_step": 2, "text": "ä.", "tokens": tokens},
+    ]
     assert found[0] == expected | {"prompt": "?", "response": "ä.", "segments": written}
     assert found[1] == found[0] | {"sample": 1, "metrics": {"acc": 1.0}, "prediction": "4"}
 
@@ -63,3 +69,16 @@ def test_a_file_that_somebody_put_beside_them_stays_and_harms_nothing(tmp_path):
     copy = names.samples_file(tmp_path, 1).rename(tmp_path / "samples" / "step_1_before.jsonl")
     write_samples(tmp_path, batch(KEPT_STEPS + 1), Letters(), {})
     assert copy.exists()
+
+
+def test_tokens_of_the_policy_have_their_log_probabilities_up_to_so_many_of_a_sample(tmp_path):
+    turn = [sampled([ord(c)] * 600, [value] * 600, 4) for c, value in (("a", -0.123456), ("b", -math.inf))]
+    turn[0] = replace(turn[0], reward=0.25)
+    segments = (prompt([ord("?")]), turn[0], environment([ord("!")]), turn[1])
+    one = Trajectory(segments, 7, 0, 0, finish_reason="stop", reward=0.5, data_source="")
+    write_samples(tmp_path, Batch.of(6, [one], {}), Letters(), {})
+    (line,) = lines(tmp_path, 6)
+    _, first, between, second = line["segments"]
+    assert first["tokens"] == [["a", -0.1235]] * 600 and first["reward"] == 0.25
+    assert between == {"source": "environment", "text": "!"}
+    assert second["tokens"] == [["b", None]] * (MOST_TOKENS - 600) and len(second["text"]) == 600

@@ -1,7 +1,9 @@
 """What the model says: a few samples of each step as text, for people."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +18,8 @@ SAMPLES = 4
 KEPT_STEPS = 50
 LONGEST_TEXT = 20_000
 """Characters; of longer texts the end is left out."""
+MOST_TOKENS = 1024
+"""Of a sample: so many that the policy wrote are also there one by one, with their log-probabilities."""
 
 
 Scored = Mapping[tuple[int, int], Mapping[str, Any]]
@@ -40,9 +44,10 @@ def write_samples(root: Path, batch: Batch, tokenizer: Decoder, scored: Scored) 
 
 
 def _lines(batch: Batch, tokenizer: Decoder, scored: Scored) -> Iterator[dict[str, Any]]:
-    def text(tokens: Ints) -> str:
-        return tokenizer.decode(tokens.tolist(), skip_special_tokens=False)[:LONGEST_TEXT]
+    def word(token: int) -> str:
+        return tokenizer.decode([token], skip_special_tokens=False)
 
+    words = cache(word)
     for s in batch.samples:
         if s.group >= PROMPTS or s.sample >= SAMPLES:
             continue
@@ -54,13 +59,33 @@ def _lines(batch: Batch, tokenizer: Decoder, scored: Scored) -> Iterator[dict[st
             "reward": s.reward,
             **scored.get((s.group, s.sample), {}),
             "truncated": s.finish_reason == "length",
-            "prompt": text(s.prompt_tokens),
-            "response": text(s.response_tokens),
-            "segments": [_said(segment, text(segment.tokens)) for segment in s.segments],
+            "prompt": _text(s.prompt_tokens, tokenizer),
+            "response": _text(s.response_tokens, tokenizer),
+            "segments": list(_segments(s.segments, tokenizer, words)),
         }
 
 
-def _said(segment: Segment, text: str) -> dict[str, Any]:
-    """Who wrote it, and of the policy which one."""
-    step = {"policy_step": segment.policy_step} if segment.source == "policy" else {}
-    return {"source": segment.source, **step, "text": text}
+def _segments(segments: Sequence[Segment], tokenizer: Decoder, words: Callable[[int], str]) -> Iterator[dict[str, Any]]:
+    """Who wrote each, and of the policy which one, with its tokens until MOST_TOKENS are named."""
+    left = MOST_TOKENS
+    for segment in segments:
+        said: dict[str, Any] = {"source": segment.source, "text": _text(segment.tokens, tokenizer)}
+        if segment.images:
+            said["images"] = len(segment.images)
+        if segment.reward:
+            said["reward"] = round(segment.reward, 6)
+        if segment.log_probs is not None:
+            chosen = zip(segment.tokens[:left].tolist(), segment.log_probs[:left].tolist(), strict=True)
+            tokens = [[words(token), _short(log_prob)] for token, log_prob in chosen]
+            said |= {"policy_step": segment.policy_step, "tokens": tokens}
+            left -= len(tokens)
+        yield said
+
+
+def _text(tokens: Ints, tokenizer: Decoder) -> str:
+    return tokenizer.decode(tokens.tolist(), skip_special_tokens=False)[:LONGEST_TEXT]
+
+
+def _short(log_prob: float) -> float | None:
+    """None for one that is no number in JSON."""
+    return round(log_prob, 4) if math.isfinite(log_prob) else None

@@ -87,7 +87,7 @@ def _required(gang: Gang, stay: Stay) -> Iterator[tuple[Demand, int]]:
     yield gang.trainer, gang.trainers - len(stay.ranks or stay.trainers)
     yield gang.rollout, gang.minimum - len(stay.rollouts)
     for pool in gang.pools:
-        yield pool.demand, pool.replicas - len(stay.servers(pool.name))
+        yield pool.demand, pool.pods - len(stay.servers(pool.name))
     for role, other in gang.gangs.items():
         there = stay.gangs.get(role, Stay())
         yield other.trainer, other.trainers - len(there.ranks or there.trainers)

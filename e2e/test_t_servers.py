@@ -1,0 +1,112 @@
+"""A rollout server of two pods: a job learns with it, and each kind of loss takes this server down and up as a whole, and nothing else."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.conftest import Lab
+from e2e.job import Job
+from e2e.kube import wait_for
+from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE, rollout_steps
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_api.status import JobStatus
+
+pytestmark = pytest.mark.extra
+NAME, SECONDS = "whole", 600
+STEPS_TO_LEARN = 60
+
+
+@pytest.fixture(scope="module")
+def job(lab: Lab) -> Iterator[Job]:
+    job = lab.start(
+        NAME,
+        train={"steps": 100_000},
+        rollout={"replicas": 1, "nodes": 2, "tensorParallel": 2},
+        evaluation={"everySteps": 0},
+    )
+    yield job
+    job.delete()
+
+
+def generations(status: JobStatus) -> list[int]:
+    return [server.generation for server in status.servers]
+
+
+def serving(lab: Lab, job: Job, count: int) -> JobStatus:
+    """Once so many servers answer and have the policy, with one endpoint each."""
+
+    def serve(status: JobStatus) -> bool:
+        policies = rollout_steps(lab, job)
+        return status.rollout.ready == count == len(policies) and None not in policies.values()
+
+    return job.wait(f"{count} servers with the policy", serve, SECONDS)
+
+
+def control(job: Job) -> Control:
+    found = job.kube.get("configmap", names.control(job.name))
+    return Control.model_validate_json(found["data"][names.CONTROL_KEY])
+
+
+def trains_on(job: Job, steps: int = 3) -> JobStatus:
+    """The attempt that began first makes so many steps more."""
+    status = job.wait_for_step(job.status().progress.step + steps, timeout=SECONDS)
+    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    return status
+
+
+def test_the_head_alone_is_asked_and_its_follower_has_no_address(lab: Lab, job: Job) -> None:
+    job.wait_for_step(1, timeout=SECONDS)
+    published = control(job)
+    assert [endpoint.pod for endpoint in published.rollouts] == [names.pod(NAME, names.ROLE_ROLLOUT, 0)]
+    (group,) = published.servers
+    assert [part.pod for part in group.parts] == [names.pod(NAME, names.ROLE_ROLLOUT, i) for i in range(2)]
+    heads = job.kube.list("pod", names.heads(NAME, names.ROLE_ROLLOUT))
+    assert [pod["metadata"]["name"] for pod in heads] == [names.pod(NAME, names.ROLE_ROLLOUT, 0)]
+
+
+@pytest.mark.parametrize("lost", [1, 0], ids=["follower", "head"])
+def test_a_lost_pod_takes_its_server_down_and_up_and_no_attempt_with_it(lab: Lab, job: Job, lost: int) -> None:
+    (generation,) = generations(serving(lab, job, 1))
+    victim, other = job.uid(names.ROLE_ROLLOUT, lost), job.uid(names.ROLE_ROLLOUT, 1 - lost)
+    lab.kube.kubectl("delete", "pod", names.pod(NAME, names.ROLE_ROLLOUT, lost), "--grace-period=0", "--force")
+    job.wait("the next generation", lambda s: generations(s) == [generation + 1], SECONDS)
+    serving(lab, job, 1)
+    assert job.uid(names.ROLE_ROLLOUT, 1 - lost) == other and job.uid(names.ROLE_ROLLOUT, lost) != victim
+    trains_on(job)
+
+
+def test_a_killed_engine_ends_the_generation_and_no_pod(lab: Lab, job: Job) -> None:
+    (generation,) = generations(serving(lab, job, 1))
+    uids = [job.uid(names.ROLE_ROLLOUT, i) for i in range(2)]
+    lab.kube.execute(names.pod(NAME, names.ROLE_ROLLOUT, 0), "python", "-c", SIGNAL_THE_ENGINE, "9")
+    job.wait("the next generation", lambda s: generations(s)[0] > generation, SECONDS)
+    serving(lab, job, 1)
+    assert [job.uid(names.ROLE_ROLLOUT, i) for i in range(2)] == uids
+    trains_on(job)
+
+
+def test_kubectl_scale_adds_and_removes_whole_servers(lab: Lab, job: Job) -> None:
+    for servers in (2, 1):
+        lab.kube.kubectl("scale", f"rljob/{NAME}", f"--replicas={servers}")
+        serving(lab, job, servers)
+        wait_for("the pods of whole servers", lambda n=servers: len(job.pods(names.ROLE_ROLLOUT)) == 2 * n, SECONDS)
+        trains_on(job)
+
+
+def test_it_learns_as_with_servers_of_one_pod(lab: Lab, job: Job) -> None:
+    job.wait_for_step(STEPS_TO_LEARN, timeout=SECONDS)
+    rewards = list(lab.series(NAME, "reward/mean").values())[:STEPS_TO_LEARN]
+    assert sum(rewards[-10:]) / 10 >= sum(rewards[:10]) / 10 + 0.1
+    assert max(lab.series(NAME, "train_rollout/log_prob_diff_max").values()) < 1e-3
+
+
+def test_suspend_frees_all_pods_and_resume_starts_the_server_again(lab: Lab, job: Job) -> None:
+    lab.kube.plugin("suspend", NAME)
+    step = job.wait_for_state("Suspended", timeout=SECONDS).progress.step
+    job.wait("no pods", lambda _: job.pods() == [], 180)
+    assert job.status().servers == []
+    lab.kube.plugin("resume", NAME)
+    status = job.wait_for_step(step + 2, timeout=SECONDS)
+    assert status.attempt is not None and (status.attempt.number, status.restarts.counted) == (2, 0)
+    assert generations(status) == [1]

@@ -1,0 +1,211 @@
+"""Servers of several pods live and end as a whole, in *generations*: one starts when all pods of the server are there, and ends when one of them is
+lost or fails, whereupon the others end their parts, too, and wait. Nothing else ends with it: neither other servers nor the attempt.
+
+A server that has lost a pod and gets no node for the next one would hold the nodes of the others for nothing. After strandedSeconds it gives them up
+and is placed again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rljob_api import names, reasons
+from rljob_api.protocol import ServerPart
+from rljob_api.server_status import RolloutFailure, ServerStatus
+from rljob_api.status import JobStatus
+from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import is_held, target
+from rljob_operator.model.servers import answering_head
+from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.policies.causes import BY_KIND, why_gone
+from rljob_operator.policies.change import Change, Event, set_
+from rljob_operator.policies.progress import failure_sentence
+from rljob_operator.policies.restarts import backoff, is_backing_off
+from rljob_operator.times import is_ahead, seconds, stamp
+
+STABLE_SECONDS = 1200.0
+"""Seconds after which a generation's failure counts as the first one again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A server after this reconcile, and what is to be done for it."""
+
+    server: ServerStatus
+    events: tuple[Event, ...] = ()
+    due: tuple[float, ...] = ()
+    delete: tuple[Pod, ...] = ()
+
+
+def run_servers(s: Snapshot, status: JobStatus) -> Change:
+    steps = [_next(s, status, server) for server in _wanted(s, status)]
+    servers = [step.server for step in steps]
+    change = Change(set_(status, servers=servers) if servers != status.servers else status)
+    for step in steps:
+        change = change.then(Change(_without(change.status, step.delete), step.events, step.due, step.delete))
+    return change
+
+
+def _wanted(s: Snapshot, status: JobStatus) -> Iterator[ServerStatus]:
+    """The servers that there should be, those that are new included."""
+    current = target(s, status)
+    if current is None or status.suspended or status.outcome or status.released_until:
+        return
+    known = {(one.role, one.index): one for one in status.servers}
+    for one in sorted(current.servers, key=lambda one: (one.role, one.index)):
+        new = ServerStatus(role=one.role, index=one.index, ordinals=list(one.ordinals))
+        found = known.get((one.role, one.index), new)
+        if len(found.ordinals) != len(new.ordinals):
+            yield new.model_copy(update={"generation": found.generation})
+        else:
+            yield found if found.ordinals == new.ordinals else found.model_copy(update={"ordinals": new.ordinals})
+
+
+def _without(status: JobStatus, released: tuple[Pod, ...]) -> JobStatus:
+    """The status without the assignments of these pods."""
+    if status.placement is None or not released:
+        return status
+    gone = {pod.name for pod in released}
+    kept = [x for x in status.placement.assignments if x.pod not in gone]
+    return set_(status, placement=status.placement.model_copy(update={"assignments": kept}))
+
+
+def _next(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
+    events = tuple[Event, ...]()
+    if server.parts and (end := _end(s, status, server)):
+        server, event = _ended(s, server, end)
+        events = (event,)
+    if server.parts:
+        return Step(server, events)
+    start = seconds(server.not_before)
+    if is_backing_off(start, s.now):
+        return Step(server, events, (start,))
+    if awaited(s, server) is None:
+        return Step(_started(s, server), events)
+    step = _released(s, status, server)
+    return Step(step.server, events + step.events, step.due, step.delete)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a generation cannot go on."""
+
+    reason: str
+    """One of reasons.FAILURES."""
+    message: str
+    part: ServerPart
+
+
+def _end(s: Snapshot, status: JobStatus, server: ServerStatus) -> End | None:
+    """None: it can go on. A part that has lost the others names no cause, if another one does."""
+    pairs = zip(server.parts, server.ordinals, strict=True)
+    found = [end for part, ordinal in pairs if (end := _end_of_part(s, status, part, ordinal))]
+    return min(found, key=lambda end: end.reason == reasons.COLLECTIVE_FAILED, default=None)
+
+
+def _end_of_part(s: Snapshot, status: JobStatus, part: ServerPart, ordinal: int) -> End | None:
+    pod, report = s.pod(part), s.report(part)
+    reason, message = why_gone(s, part, pod, report)
+    if reason:
+        return End(reason, message, part)
+    if pod is None or pod.deleting or pod.ordinal != ordinal:
+        return End(reasons.POD_DELETED, f"pod {part.pod} is being deleted", part)
+    failure = report.failure if report else None
+    if failure and status.server_failures.get(part.pod) != s.status.server_failures.get(part.pod):
+        message = failure_sentence(RolloutFailure(pod=part.pod, failure=failure))
+        return End(BY_KIND[failure.kind], message, part)
+    return None
+
+
+def _ended(s: Snapshot, server: ServerStatus, end: End) -> tuple[ServerStatus, Event]:
+    """Failures cost a back-off, the loss of a pod costs none: its successor has to start anyway."""
+    boot = end.part.boot_id if end.reason in reasons.CONTAINER_ENDED else ""
+    news: dict[str, object] = {"parts": [], "started_at": "", "ended_boot": boot}
+    if end.reason not in reasons.NOT_COUNTED - reasons.DELAYED:
+        stable = s.now - seconds(server.started_at) >= STABLE_SECONDS
+        failures = 1 if stable else server.failures + 1
+        news |= {"failures": failures, "not_before": stamp(s.now + backoff(s.lifecycle.backoff_seconds, failures))}
+    text = f"{server_name(server)} starts again as a whole: {end.message}"
+    return server.model_copy(update=news), Event("Warning", reasons.SERVER_RESTARTED, text)
+
+
+def _started(s: Snapshot, server: ServerStatus) -> ServerStatus:
+    parts = [_part(s, pod, rank) for rank, pod in enumerate(_pods(s, server)) if pod]
+    news = {"generation": server.generation + 1, "parts": parts, "started_at": stamp(s.now)}
+    return server.model_copy(update=news | {"stranded_since": "", "released_until": "", "not_before": ""})
+
+
+def _part(s: Snapshot, pod: Pod, rank: int) -> ServerPart:
+    report = s.report(pod)
+    assert report is not None
+    return ServerPart(pod=pod.name, pod_uid=pod.uid, boot_id=report.boot_id, address=pod.ip, node_rank=rank)
+
+
+def _pods(s: Snapshot, server: ServerStatus) -> list[Pod | None]:
+    """Its pods, by rank."""
+    there = {pod.ordinal: pod for pod in s.of(server.role)}
+    return [there.get(ordinal) for ordinal in server.ordinals]
+
+
+def server_name(server: ServerStatus) -> str:
+    """As in `rollout server 1 starts again`. Its name for programs could be that of a pod."""
+    return f"{server.role} server {server.index}"
+
+
+def awaited(s: Snapshot, server: ServerStatus) -> tuple[int, str] | None:
+    """Rank of the first pod that keeps the next generation from starting, and why, as the end of a sentence; None: all of them are there."""
+    found = ((rank, _problem(s, server, pod)) for rank, pod in enumerate(_pods(s, server)))
+    return next(((rank, problem) for rank, problem in found if problem), None)
+
+
+def _problem(s: Snapshot, server: ServerStatus, pod: Pod | None) -> str:
+    if pod is None:
+        why = s.uncreated.get(server.role)
+        return f"does not exist: {why}" if why else "does not exist yet"
+    if pod.lost_since is not None:
+        return "is on a node that does not answer"
+    if pod.deleting:
+        return "is being deleted"
+    if not pod.node:
+        return "has no node"
+    if not pod.ip or not pod.running:
+        return "does not run yet"
+    report = s.report(pod)
+    if report is None:
+        return "has not reported yet"
+    return "restarts" if report.boot_id == server.ended_boot else ""
+
+
+def unready(s: Snapshot, server: ServerStatus) -> tuple[str, str] | None:
+    """Name of the pod that keeps the server from answering, and why, as the end of a sentence; None: it answers."""
+    if answering_head(s, server):
+        return None
+    rank, problem = awaited(s, server) or (0, "does not answer yet")
+    return names.pod(s.job.name, server.role, server.ordinals[rank]), problem
+
+
+def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
+    """Gives up the nodes of the pods of a server of which others have had none for strandedSeconds."""
+    limit, until = s.lifecycle.stranded_seconds, seconds(server.released_until)
+    if is_ahead(until, limit, s.now):
+        return Step(server, due=(until,))
+    server = server.model_copy(update={"released_until": ""}) if server.released_until else server
+    pods = _pods(s, server)
+    holding = tuple(pod for pod in pods if pod and pod.node and not pod.deleting and not _held(s, pod))
+    lacking = next((rank for rank, pod in enumerate(pods) if pod is None or not pod.node), None)
+    if not holding or lacking is None:
+        return Step(server.model_copy(update={"stranded_since": ""}) if server.stranded_since else server)
+    if not 0.0 < seconds(server.stranded_since) <= s.now + 1.0:
+        server = server.model_copy(update={"stranded_since": stamp(s.now)})
+    until = seconds(server.stranded_since) + limit
+    if s.now < until:
+        return Step(server, due=(until,))
+    spec = s.spec_of(status.attempt)
+    waits = "" if spec is None or spec.scheduling.facts.assigns_nodes else stamp(s.now + limit)
+    without = names.pod(s.job.name, server.role, server.ordinals[lacking])
+    text = f"{server_name(server)} gives up {', '.join(pod.name for pod in holding)}, and is placed again: {without} has no node"
+    released = server.model_copy(update={"stranded_since": "", "released_until": waits})
+    return Step(released, (Event("Warning", reasons.STRANDED, text),), (s.now,), holding)
+
+
+def _held(s: Snapshot, pod: Pod) -> bool:
+    return is_held(pod, s.lifecycle.node_loss_seconds, s.now)

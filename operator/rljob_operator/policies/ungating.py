@@ -1,0 +1,72 @@
+"""Which gated pods are released, to the nodes that they are assigned to or to another scheduler: a gang's together, and those of a server of several
+pods together.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from rljob_api import names
+from rljob_api.placement_status import PlacementStatus
+from rljob_api.status import JobStatus
+from rljob_operator.model.ordinals import target
+from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open
+from rljob_operator.policies.change import Ungate
+from rljob_operator.policies.restarts import retry_at
+from rljob_operator.schedulers.builtin.request import required_names
+
+PodNames = Mapping[str, list[str]]
+"""Names of the pods that are wanted, by role."""
+
+
+def retries(s: Snapshot) -> list[float]:
+    """When gated pods may be released that must not be yet."""
+    return [at for p in s.pods if names.GATE in p.gates and (at := retry_at(s, p.name))]
+
+
+def released_to_others(s: Snapshot, status: JobStatus) -> Iterator[Ungate]:
+    """Gated pods of other schedulers that the job needs: trainers with all spares, and servers of several pods when all pods of one exist."""
+    gated = {p.name: p for p in s.pods if names.GATE in p.gates and not p.deleting and not retry_at(s, p.name)}
+    current = target(s, status) if gated else None
+    if current is None or current.spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
+        return
+    trainers = (names.pod(s.job.name, names.ROLE_TRAINER, i) for i in current.ordinals[names.ROLE_TRAINER])
+    yield from (Ungate(gated[name]) for name in trainers if name in gated)
+    for pods in _startable(s, status, current):
+        yield from (Ungate(gated[name], head=rank == 0) for rank, name in enumerate(pods) if name in gated)
+
+
+def _startable(s: Snapshot, status: JobStatus, current: Target) -> Iterator[list[str]]:
+    """Pods of servers of several pods that may go to their nodes, by rank. Those beyond the ones that the job needs come with the attempt: a
+    scheduler that counts the pods of a gang would take them for these."""
+    released = {(one.role, one.index) for one in status.servers if one.released_until}
+    there = {pod.name for pod in s.pods if not pod.deleting}
+    wanted = {role: [names.pod(s.job.name, role, i) for i in found] for role, found in current.ordinals.items()}
+    required = set(required_names(current.spec, wanted))
+    for server in current.servers:
+        pods = _pods(s, server)
+        needed = is_open(status.attempt) or required.issuperset(pods)
+        if needed and there.issuperset(pods) and (server.role, server.index) not in released:
+            yield pods
+
+
+def _pods(s: Snapshot, server: Server) -> list[str]:
+    return [names.pod(s.job.name, server.role, ordinal) for ordinal in server.ordinals]
+
+
+def assigned_pods(s: Snapshot, status: JobStatus, placement: PlacementStatus, wanted: PodNames) -> Iterator[Ungate]:
+    """Gated pods to release to their nodes: all at once when every pod of the gang has an assignment. A server that joins an open attempt needs only
+    those of its own pods."""
+    nodes = {x.pod: x.node for x in placement.assignments}
+    whole, current = not placement.problem and _whole(s, nodes, wanted), target(s, status)
+    servers = [_pods(s, server) for server in current.servers] if current else []
+    parts = {name: pods for pods in servers for name in pods}
+    for pod in s.pods:
+        alone = not names.is_model_role(pod.role) and is_open(s.status.attempt)
+        free = whole or (alone and all(name in nodes for name in parts.get(pod.name, ())))
+        waits = names.GATE in pod.gates and not pod.deleting and not retry_at(s, pod.name)
+        if free and waits and pod.name in nodes:
+            yield Ungate(pod, nodes[pod.name], head=pod.name in parts and parts[pod.name][0] == pod.name)
+
+
+def _whole(s: Snapshot, nodes: Mapping[str, str], wanted: PodNames) -> bool:
+    spec = s.spec_of(s.status.attempt)
+    return spec is not None and all(name in nodes for name in required_names(spec, wanted))

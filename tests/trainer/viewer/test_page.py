@@ -1,0 +1,67 @@
+"""The page in a real browser: what it shows of a run, and that no text of a job becomes markup."""
+
+import html
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rljob_api.metrics import METRICS
+from rljob_trainer.viewer.server import PAGE
+from trainer.viewer.serving import EVIL, chromium, make_run, served
+
+in_a_browser = pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not on PATH")
+
+
+def dom(profile: Path, url: str) -> str:
+    """What the browser has made of the page; its title first."""
+    command = chromium(url, "--dump-dom", f"--user-data-dir={profile}")
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=True).stdout
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_samples_are_sorted_by_reward_and_hostile_texts_stay_texts(tmp_path: Path) -> None:
+    with served(make_run(tmp_path / "run")) as url:
+        best = dom(tmp_path / "profile", f"{url}/#view=samples")
+        worst = dom(tmp_path / "profile", f"{url}/#view=samples&step=4&sample=0")
+    rewards = re.findall(r'class="reward">([^<]*)<', best)
+    assert rewards == ["0.75", "0.25"]
+    assert "<title>run - RLJob</title>" in worst and worst.count("<script") == 1 and "<img" not in worst
+    shown = html.unescape(re.sub(r"<[^>]*>", "", worst))
+    assert shown.count(EVIL) >= 7, "data source, answer, metric, prompt, token, rest of the text, environment"
+    for fact in ("policy", "weights of step 1", "age 2", "reward 0.5", "1 images", "cut off yes", "unknown"):
+        assert fact in shown
+    assert re.search(r'<span class="call"><span class="token"[^>]*>&lt;tool_call&gt;', worst)
+    assert 'title="log-probability -4, probability 0.01832"' in worst
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_two_runs_are_drawn_in_the_same_curves_and_times(tmp_path: Path) -> None:
+    with served(make_run(tmp_path / "one"), make_run(tmp_path / "two", steps=6)) as url:
+        curves = dom(tmp_path / "profile", f"{url}/#view=curves")
+        filtered = dom(tmp_path / "profile", f"{url}/#view=curves&filter=time/")
+        times = dom(tmp_path / "profile", f"{url}/#view=time&step=3")
+        unknown = dom(tmp_path / "profile", f"{url}/#view=constructor&step=x")
+    assert re.findall(r"<h2>([^<]*)</h2>", curves) == ["reward/mean", "time/step"]
+    assert len(re.findall(r'<path class="run-[01]" d="M', curves)) == 4 and "2 of 3 metrics" in curves
+    assert re.findall(r"<h2>([^<]*)</h2>", filtered) == ["time/step", "time/train"]
+    assert times.count('<th scope="row">train</th>') == 2 and times.count("0.5 s") == 2
+    assert "<h2>reward/mean</h2>" in unknown
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_run_that_has_written_nothing_says_so(tmp_path: Path) -> None:
+    with served(tmp_path) as url:
+        assert "This run has no samples" in dom(tmp_path / "profile", f"{url}/#view=samples")
+        assert "No step is done yet." in dom(tmp_path / "profile", f"{url}/#view=time")
+
+
+def test_metrics_that_the_page_names_exist_and_every_duration_has_its_process() -> None:
+    asked = {name for file in PAGE.glob("*.js") for name in re.findall(r'"([a-z_]+/[a-z_]+)"', file.read_text())}
+    assert len(asked) > 20 and asked <= METRICS.keys()
+    assert {name for name in METRICS if name.startswith("time/")} <= asked

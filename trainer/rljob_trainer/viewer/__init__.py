@@ -1,0 +1,1 @@
+"""A place to look at runs: `view` serves one page, read-only, on loopback."""

@@ -1,0 +1,48 @@
+// The page: runs are asked for once, and again on reload; the address says what is shown.
+
+import { ask, element, place } from "./dom.js";
+import { curves } from "./curves.js";
+import { samples } from "./samples.js";
+import { times } from "./times.js";
+
+const VIEWS = { curves, samples, time: times };
+const main = document.getElementById("view");
+let runs = [];
+
+async function show() {
+  const wanted = place().view ?? "curves", view = Object.hasOwn(VIEWS, wanted) ? wanted : "curves";
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#view=${view}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  await failing(async () => main.replaceChildren(...(await VIEWS[view](runs))));
+}
+
+async function failing(work) {
+  try {
+    await work();
+  } catch (error) {
+    main.replaceChildren(element("p", { class: "error" }, String(error.message)));
+  }
+  main.dataset.ready = "yes";
+}
+
+async function load() {
+  const found = await ask("/api/runs");
+  runs = await Promise.all(found.map(async (run, i) => ({ ...run, metrics: await metrics(i) })));
+  document.getElementById("runs").replaceChildren(...runs.map((run, i) => element("span", { class: `run run-${i}`, title: run.path }, run.name)));
+  document.title = `${runs.map((run) => run.name).join(", ")} - RLJob`;
+  await show();
+}
+
+// A run that has not begun has no metrics.
+async function metrics(i) {
+  try {
+    return await ask(`/api/runs/${i}/metrics`);
+  } catch {
+    return { steps: [], values: {} };
+  }
+}
+
+addEventListener("hashchange", show);
+failing(load);
