@@ -23,6 +23,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
+from rljob_trainer.driver.main import exempt_from_collection
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.wire.generate import Completion, encode
@@ -118,6 +119,7 @@ def main() -> None:
     stubs.start()
     prompts = PromptSet(Prompt(i, (64,) * PROMPT_TOKENS, "question", "7", "set") for i in range(options.requests))
     words, loop = tokenizer(), TimedLoop()
+    exempt_from_collection()
     began = time.monotonic()
     loop.run_until_complete(step(spec, here.recv(), prompts, words))
     print(

@@ -244,7 +244,9 @@ async def test_an_update_over_the_weights_ends_serving_until_one_is_complete(cal
     assert call.engine.calls == ["rljob_admit", "clear_mm_cache_async", "pause_scheduler_async", "rljob_receive"]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
-    assert call.engine.calls[-2:] == ["rljob_discard", "resume_generation"]
+    assert call.engine.calls[-1] == "rljob_discard", (
+        "a request that was let in before waits in the engine, and must not run"
+    )
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2) == [200, 200]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
@@ -292,7 +294,7 @@ async def test_requests_end_when_an_update_over_the_weights_fails(call: Caller) 
     await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=True)
     call.engine.calls.clear()
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
-    discarded = ["rljob_discard", "clear_mm_cache_async", "pause_scheduler_async", "resume_generation"]
+    discarded = ["rljob_discard", "clear_mm_cache_async", "pause_scheduler_async"]
     assert call.engine.calls == discarded, "nothing is generated with weights that are no policy's"
     assert (await call("POST", "/v1/completions", of(1)))[0] == 503
     assert await call.update(1, step=2, keep=True) == [200, 200]
@@ -382,6 +384,18 @@ async def test_a_server_that_was_asleep_is_asleep_again_after_an_abort(call: Cal
     call.engine.calls.clear()
     assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
     assert call.engine.calls == ["rljob_discard", "sleep"]
+    assert await call.update(1, step=2) == [200, 200]
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_a_sleeping_server_whose_workers_admit_no_update_is_not_put_to_sleep_again(call: Caller) -> None:
+    await call.update(1)
+    await call("POST", protocol.SLEEP, of(1))
+    call.engine.fails = "rljob_admit"
+    call.engine.calls.clear()
+    assert 500 in await call.update(1, step=2)
+    assert call.engine.calls == ["rljob_admit", "rljob_discard"]
+    call.engine.fails = ""
     assert await call.update(1, step=2) == [200, 200]
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 

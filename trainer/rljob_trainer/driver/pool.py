@@ -151,20 +151,27 @@ class RolloutPool:
         replica = self._replicas.find(endpoint)
         return replica.problem if replica else ""
 
-    async def generate(
-        self, request: GenerationRequest, home: Home | None = None, whole: bool = False
-    ) -> list[Generation]:
+    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
         """Like RolloutClient.generate. Waits until a server has room; that of `home`, of the request's trajectory, is preferred. Raises
         RequestRefusedError, AttemptSuperseded.
 
-        After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet; with `whole` it asks again.
+        After `interrupt` it returns incomplete responses, or an empty list if the request had not been sent yet.
         """
-        home = home or Home()
-        found = await self._generate(request, home)
-        while whole and not (found and all(g.finish_reason != "abort" for g in found)):
-            await self._resumed.wait()
-            found = await self._generate(request, home)
-        return found
+        need, home = self._slots.need(len(request.tokens), request.n), home or Home()
+        with self._counted():
+            while serving := await self._slots.reserve(need, home):
+                try:
+                    return self._accepted(await _unless_gone(serving, serving.client.generate(request)))
+                except ReplicaLost as lost:
+                    self.redispatched += 1
+                    await self._leave(serving, lost)
+                finally:
+                    self._slots.release(serving, need)
+            return []
+
+    async def resumed(self) -> None:
+        """Returns while no interruption is under way."""
+        await self._resumed.wait()
 
     async def interrupt(self) -> None:
         """End all requests with what has been generated so far. Returns when all of them have been answered."""
@@ -182,18 +189,6 @@ class RolloutPool:
     async def close(self) -> None:
         for serving in list(self._serving.values()):
             await self._disconnect(serving.endpoint, "closed")
-
-    async def _generate(self, request: GenerationRequest, home: Home) -> list[Generation]:
-        with self._counted():
-            while serving := await self._slots.reserve(need := self._slots.need(len(request.tokens), request.n), home):
-                try:
-                    return self._accepted(await _unless_gone(serving, serving.client.generate(request)))
-                except ReplicaLost as lost:
-                    self.redispatched += 1
-                    await self._leave(serving, lost)
-                finally:
-                    self._slots.release(serving, need)
-            return []
 
     async def _probe(self, endpoint: RolloutEndpoint) -> None:
         try:

@@ -12,8 +12,9 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass
 
-AT_ONCE = 64
-"""Places that are given in a turn of the loop: to send a request takes about half a millisecond."""
+AT_ONCE = 16
+"""Places that are given in a turn of the loop. To send a request takes about half a millisecond, in four turns, so as many others are in the middle
+of it."""
 REMEMBERED = 1000
 """Responses over which their mean length is taken, about."""
 

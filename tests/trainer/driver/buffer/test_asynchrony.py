@@ -107,6 +107,30 @@ async def test_with_wait_a_batch_has_one_policy_whatever_the_timing(tmp_path: Pa
     assert [r.batch.columns for r in runs[0]] == [r.batch.columns for r in runs[1]]
 
 
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+async def test_a_batch_of_servers_that_will_sleep_waits_for_the_evaluation(tmp_path: Path, placement: str) -> None:
+    spec = job(WANTED, SAMPLES, rollout={"placement": placement}, checkpoint={"path": str(tmp_path)})
+    loop, evaluated, changed = Loop(spec, 0), asyncio.Event(), asyncio.Event()
+
+    async def evaluate(policy: int) -> None:
+        await evaluated.wait()
+
+    async def until(found: Callable[[], Any]) -> None:
+        while not found():
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 120)
+
+    buffer = RolloutBuffer(spec, loop.source, evaluate, changed.set, 0, Cursor())
+    buffer.begin(0)
+    await until(lambda: buffer.contents.batches)
+    assert (buffer.take() is None) == (placement == "colocated")
+    assert not buffer.is_measuring, "a server that comes back meanwhile gets the policy"
+    evaluated.set()
+    await until(lambda: buffer.is_idle)
+    assert (buffer.take() is None) == (placement == "separate"), "it is taken once"
+    await buffer.stop()
+
+
 @pytest.mark.parametrize(
     ("waits", "fit"),
     [([], True), ([0], False), ([1, 1], True), ([1, 1, 1], False), ([1, 1, 2, 2], True), ([2, 2, 2, 2, 2], False)],

@@ -20,8 +20,8 @@ from rljob_trainer.driver.buffer.assembly import (
 )
 from rljob_trainer.rewards.request import RewardFailed
 from rljob_trainer.wire.trajectory import Trajectory
-from trainer.driver.bench import Bench, Characters, batch, call, publish, until
-from trainer.driver.servers import Server
+from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, trained, until
+from trainer.driver.servers import Server, Thinker
 
 FAILED = RewardFailed("raised", "spec.rewards[0]", "/r.py", "no")
 
@@ -165,3 +165,23 @@ async def test_every_set_is_answered_as_often_and_as_it_says(tmp_path, monkeypat
     }
     assert metrics["evaluation_sets/validation/avg@1"] == 1.0 and metrics["evaluation/reward"] == 0.8
     assert found.metrics["data_source_reward/sum"] == 1.0
+
+
+async def test_an_evaluation_that_a_full_step_interrupts_continues_where_it_was(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
+    bench = Bench(tmp_path)
+    rows = {"prompt": ["9+1=", "9+2="], "answer": ["10", "11"], "data_source": ["sum"] * 2}
+    pq.write_table(pa.table(rows), tmp_path / "held.parquet")
+    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
+    bench.spec["train"] |= {"promptsPerStep": 2, "samplesPerPrompt": 2, "partialRollouts": {"maxAge": 1}}
+    bench.spec["evaluation"] = {"everySteps": 1}
+    async with Thinker("demo-rollout-0", lambda left, right: 150 if left == 9 else 5) as a, begun(bench, [a]) as rank:
+        await batch(rank)
+        await trained(rank, 1)
+    prompts = ["".join(map(chr, r["prompt"])) for r in a.requests]
+    assert a.interrupted
+    for question in rows["prompt"]:
+        first, *further = [p for p in prompts if p.startswith(question)]
+        assert first == question and further, "it was interrupted"
+        assert all(len(before) < len(after) for before, after in zip([first, *further], further, strict=False))
+    assert [m["evaluation/reward"] for m in bench.metrics() if "evaluation/reward" in m] == [1.0]

@@ -131,6 +131,7 @@ async def test_an_evaluation_is_of_the_policy_of_its_step_and_takes_place_while_
         await asked(a, 4 * 3 + 3)
         await call(rank.trained, 2, METRICS)
         assert await call(rank.replicas) == {}, "the next policy waits"
+        await bench.in_phase("evaluating")
         a.evaluating.set()
         assert await replicas(rank) == ["demo-rollout-0"]
         assert [m["step"] for m in bench.metrics() if "evaluation/reward" in m] == [0, 1]

@@ -53,6 +53,7 @@ class RolloutBuffer:
         self._generated, self._cursor = step, cursor
         self._roles = roles
         self._batches: deque[_Generated] = deque()
+        self._sleeps = spec.rollout.placement == "colocated"
         self._evaluated = False
         self._work: asyncio.Task[None] | None = None
 
@@ -90,8 +91,8 @@ class RolloutBuffer:
 
     @property
     def first(self) -> Ready | None:
-        """The batch that `take` would return."""
-        complete = self._batches and self._batches[0].measured.done()
+        """The batch that `take` would return. Colocated servers sleep from then on, so that theirs waits until the policy is evaluated, too."""
+        complete = not self._is_needed and self._batches and self._batches[0].measured.done()
         return self._batches[0].measured.result() if complete else None
 
     def take(self) -> Ready | None:
@@ -103,7 +104,12 @@ class RolloutBuffer:
     @property
     def is_measuring(self) -> bool:
         """A batch has been generated, and `take` returns it as soon as the roles have measured it."""
-        return bool(self._batches)
+        return bool(self._batches) and not self._is_needed
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether servers that would have to sleep still generate or evaluate."""
+        return self._sleeps and self._work is not None and not self._work.done()
 
     @property
     def is_idle(self) -> bool:

@@ -54,9 +54,9 @@ class GroupRequest:
 class Responder(Protocol):
     """Who answers for the policy: the pool of rollout servers."""
 
-    async def generate(
-        self, request: GenerationRequest, home: Home | None = None, whole: bool = False
-    ) -> list[Generation]: ...
+    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]: ...
+
+    async def resumed(self) -> None: ...
 
     async def interrupt(self) -> None: ...
 
@@ -95,10 +95,7 @@ class Generator:
             return self._with_baseline(request)
         if not spec.keeps_groups:
             return self.samples(request)
-        request = replace(request, interruptible=True)
-        return (
-            self._with_agents(self._agent, request, samples) if self._agent else self._interruptible(request, samples)
-        )
+        return self._generated(replace(request, interruptible=True), samples)
 
     def resume(self) -> None:
         """Let interruptible groups generate."""
@@ -129,42 +126,44 @@ class Generator:
 
     async def samples(self, request: GroupRequest) -> list[Outcome]:
         """All samples of a prompt under one policy, generated and scored."""
-        samples = [PartialSample() for _ in range(request.count)]
+        return await self._generated(request, [PartialSample() for _ in range(request.count)])
+
+    async def _generated(self, request: GroupRequest, samples: Sequence[PartialSample]) -> list[Outcome]:
+        """It survives interruptions: each incomplete sample continues with a request of its own, from its last token."""
         if self._agent:
             return await self._with_agents(self._agent, request, samples)
         request = await _with_images(request)
-        for sample, generation in zip(samples, await self._pool.generate(request.generation, whole=True), strict=True):
-            sample.add(generation)
-        return list(await asyncio.gather(*(self._complete(request, i, sample) for i, sample in enumerate(samples))))
-
-    async def _interruptible(self, request: GroupRequest, samples: Sequence[PartialSample]) -> list[Outcome]:
-        """Like `samples`, but it survives interruptions: each incomplete sample continues with a request of its own, from its last token."""
-        request = await _with_images(request)
         if not any(sample.begun for sample in samples):
-            pieces = await self._pieces(request.generation, (request.group, 0))
+            pieces = await self._pieces(request, request.generation, (request.group, 0))
             for sample, piece in zip(samples, pieces, strict=True):
                 sample.add(piece)
         return list(await asyncio.gather(*(self._complete(request, i, sample) for i, sample in enumerate(samples))))
 
     async def _complete(self, request: GroupRequest, index: int, sample: PartialSample) -> Outcome:
         if sample.outcome is None:
-            await self._continue(sample, request.generation, (request.group, index))
+            await self._continue(sample, request, request.generation, index)
             context = prompt(request.prompt.tokens, request.images)
             rollout = single(context, sample.response, sample.finish_reason == "length")
             sample.outcome = await self._score(request, index, rollout, sample.routed_experts)
         return sample.outcome
 
     async def _continue(
-        self, sample: PartialSample, begun: GenerationRequest, priority: Priority, home: Home | None = None
+        self,
+        sample: PartialSample,
+        request: GroupRequest,
+        begun: GenerationRequest,
+        index: int,
+        home: Home | None = None,
     ) -> None:
         """Generate the rest of a response, which was begun as one of `begun`."""
         while sample.finish_reason == "abort":
-            sample.add(*await self._pieces(sample.continuation(begun, priority[1]), priority, home))
+            further = sample.continuation(begun, index)
+            sample.add(*await self._pieces(request, further, (request.group, index), home))
 
     async def _with_agents(
         self, agent: Agent, request: GroupRequest, samples: Sequence[PartialSample]
     ) -> list[Outcome]:
-        """Like `samples`, with the agent's trajectories as samples. `samples` hold only scored ones: one that is not complete lives in the
+        """Like `_generated`, with the agent's trajectories as samples. `samples` hold only scored ones: one that is not complete lives in the
         agent's process."""
         return list(await asyncio.gather(*(self._with_agent(agent, request, i, s) for i, s in enumerate(samples))))
 
@@ -185,20 +184,19 @@ class Generator:
         """The policy's response to `tokens` in turn number `turn`, and whether it was cut off at the token limit."""
         generation = GenerationRequest(tokens, 1, sampling, turn_seed(request.seed, index, turn))
         response = PartialSample()
-        if request.interruptible:
-            await self._continue(response, generation, (request.group, index), home)
-        else:
-            response.add(*await self._pool.generate(generation, home, whole=True))
+        response.add(*await self._pieces(request, generation, (request.group, index), home))
+        await self._continue(response, request, generation, index, home)
         self._heartbeat()
         return response.response, response.finish_reason == "length"
 
     async def _pieces(
-        self, request: GenerationRequest, priority: Priority, home: Home | None = None
+        self, request: GroupRequest, generation: GenerationRequest, priority: Priority, home: Home | None = None
     ) -> list[Generation]:
-        """The responses to the request, or as much of them as is generated before the next interruption."""
+        """The responses to `generation`, or as much of them as is generated before the next interruption. What is not interruptible, such as an
+        evaluation, goes on as soon as that is over, under the same policy."""
         while True:
-            await self._may_generate.wait(priority)
-            if pieces := await self._pool.generate(request, home):
+            await (self._may_generate.wait(priority) if request.interruptible else self._pool.resumed())
+            if pieces := await self._pool.generate(generation, home):
                 return pieces
 
     async def _with_baseline(self, request: GroupRequest) -> list[Outcome]:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 
-AT_ONCE = 64
+AT_ONCE = 16
 """Tasks that are woken in a turn of the event loop."""
 Priority = tuple[int, int]
 """Position of the prompt in the data, number of the sample in its group: what began earlier has the lower one, and goes first."""

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,18 +104,23 @@ class GeneratedBatches:
         self._spec, self._train, self._held_out, self._tokenizer = spec, train, held_out, tokenizer
         self._generator, self._rollouts, self._phase = generator, rollouts, phase
         self._groups = Groups(spec, generator)
+        self._phases: list[str] = []
+        """Of what is under way."""
 
     async def evaluate(self) -> dict[str, float]:
         if not self._held_out:
             return {}
-        self._phase("evaluating")
-        await self._rollouts.enough()
-        found = await self._generator.evaluate(self._held_out)
+        with self._shown("evaluating"):
+            await self._rollouts.enough()
+            found = await self._generator.evaluate(self._held_out)
         require_scored([o for groups in found.values() for group in groups for o in group])
         return evaluation_metrics(found, self._spec.evaluation.correct_above)
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
-        self._phase("generating")
+        with self._shown("generating"):
+            return await self._batch(step, policy, cursor)
+
+    async def _batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         await self._rollouts.enough()
         began, redispatched = time.monotonic(), self._rollouts.redispatched
         selection, after = await self._select(step, policy, cursor)
@@ -146,6 +152,18 @@ class GeneratedBatches:
 
     def restore(self, groups: Sequence[Group]) -> None:
         self._groups.restore(groups, {g.position: prompt_at(g.position, self._spec.data, self._train) for g in groups})
+
+    @contextmanager
+    def _shown(self, phase: str) -> Iterator[None]:
+        """Show what is under way: the evaluation, as long as that is, since the next policy waits for it. The last phase stays."""
+        self._phases.append(phase)
+        try:
+            self._phase(min(self._phases))
+            yield
+        finally:
+            self._phases.remove(phase)
+            if self._phases:
+                self._phase(self._phases[0])
 
     async def _select(self, step: int, policy: int, cursor: Cursor) -> tuple[Selection, Cursor]:
         """Run rounds of generation until the step is full. Returns the selected groups, and the data cursor after them.

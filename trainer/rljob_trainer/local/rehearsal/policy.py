@@ -89,9 +89,7 @@ class ScriptedPolicy:
         """`end`: of a turn."""
         self._turns, self._asked, self._tokenizer, self._end = script.turns, 0, tokenizer, list(end)
 
-    async def generate(
-        self, request: GenerationRequest, home: Home | None = None, whole: bool = False
-    ) -> list[Generation]:
+    async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
         """As a server that follows the limits of the request."""
         text = self._turns[min(self._asked, len(self._turns) - 1)]
         self._asked += 1
@@ -99,6 +97,8 @@ class ScriptedPolicy:
         log_probs = np.zeros(len(tokens), np.float32)
         written = Generation(np.array(tokens, np.int32), log_probs, "stop" if complete else "length", policy_step=0)
         return [written] * request.n
+
+    async def resumed(self) -> None: ...
 
     async def interrupt(self) -> None: ...
 

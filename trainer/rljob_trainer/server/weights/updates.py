@@ -1,9 +1,10 @@
 """The server's side of weight updates: open, commit. One at a time, applied completely or not at all.
 
 The workers receive in threads of their own (reception.py), so the server generates until `commit`, unless it serves nothing, or has no room to keep
-its policy meanwhile: then the update is loaded over it. After a failure before the weights are touched, the server continues with the old ones; after
-one in an update over them it serves nothing until the next update. A failure while a verified update is applied ends the server, because vLLM would
-keep answering with a broken model; the supervisor starts a new one.
+its policy meanwhile: then the update is loaded over it. After a failure before the weights are touched, the server continues with the old ones. After
+one in an update over them it serves nothing until the next update, and its engine stays paused, because a request that was let in before may wait
+there. A failure while a verified update is applied ends the server, because vLLM would keep answering with a broken model; the supervisor starts a
+new one.
 
 Requests in flight are aborted, or, if the update keeps them, stand still while it is applied, and continue with their keys and values under the next
 policy. Requests that come meanwhile wait in the engine. What was cached for requests that come later is not dropped then, since vLLM can drop it only
@@ -38,6 +39,8 @@ class WeightUpdates:
         self._open = False
         """An update is."""
         self._asleep = False
+        self._woken = False
+        """Its weights are awake for the update."""
         self._keeps = False
         """The update keeps requests in flight."""
         self._still_since = 0.0
@@ -134,6 +137,7 @@ class WeightUpdates:
         await _pause(engine)
         if self._asleep:
             await engine.wake_up(tags=["weights"])
+            self._woken = True
 
     async def _stand_still(self, engine: Any) -> None:
         """As `_stop_serving`, for an update that keeps requests."""
@@ -146,9 +150,10 @@ class WeightUpdates:
             if self._still_since:  # over weights that are broken now
                 self._still_since = 0.0
                 await self._stop_serving(engine)
-            if self._asleep:
-                await engine.sleep(level=2)  # the weights were awake for the update; the trainer may need the memory
-            elif self._gate.updating:
+            if self._woken:
+                await engine.sleep(level=2)  # the trainer may need the memory
+                self._woken = False
+            elif self._gate.updating and self._gate.serving:
                 await engine.resume_generation()
             self._gate.updating, self._open, self._session = False, False, ""
 
@@ -161,7 +166,7 @@ class WeightUpdates:
             await engine.update_weight_version(str(version.step))
             if self._asleep:  # after the update has given its memory back
                 await engine.wake_up(tags=["kv_cache"])
-                self._asleep = False
+                self._asleep = self._woken = False
             self._gate.serving, self._gate.updating = version, False
             await engine.resume_generation()
         except BaseException:
