@@ -71,16 +71,20 @@ class Reports:
         await self._api._request("PATCH", "ConfigMap", where, data, content="application/merge-patch+json")
 
 
-def job(namespace: str, name: str, roles: dict[str, int], gpus: str) -> Object:
-    """`roles`: pods of the trainer, of rollouts, and of gangs of further models. `gpus` of every pod; none: it asks for processor time only."""
+def job(namespace: str, name: str, roles: dict[str, int], gpus: str, nodes: int = 1) -> Object:
+    """`roles`: pods of the trainer, rollouts of so many `nodes`, and pods of gangs of further models. `gpus` of every pod; none: it asks for
+    processor time only."""
     device: Object = {"device": "gpu", "processesPerNode": int(gpus)} if gpus != "0" else {"device": "cpu"}
+    servers = (
+        {"nodes": nodes, "tensorParallel": nodes * int(gpus), "minReplicas": roles["rollout"]} if nodes > 1 else {}
+    )
     spec: Object = {
         "model": {"path": "/data/model", "dtype": "float32"},
         "data": {"train": ["/data/train.parquet"], "maxPromptTokens": 16},
         "rewards": [{"rule": "exactMatch"}],
         "train": {"steps": 1000, "promptsPerStep": 4 * roles["trainer"], "samplesPerPrompt": 4},
         "trainer": device | {"nodes": roles["trainer"]},
-        "rollout": {"replicas": roles["rollout"], "sampling": {"maxTokens": 8}},
+        "rollout": {"replicas": roles["rollout"], "sampling": {"maxTokens": 8}} | servers,
         "checkpoint": {"path": "/data/run"},
         "image": "trainer:none",
         "scheduling": {"backend": "builtin", "topologyLevels": ["block", "rack"]},

@@ -1,6 +1,7 @@
 """Load on a real kube-apiserver, controller manager and scheduler with KWOK's nodes, and what we cost: each figure beside plain StatefulSets.
 
-    python -m benchmarks.scale [gang] [roles] [crowd] [live] [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60] [--tree DIRECTORY]
+    python -m benchmarks.scale [gang] [roles] [servers] [crowd] [live] [--nodes 200] [--gang 64] [--crowd 100] [--live 500] [--window 60]
+                               [--tree DIRECTORY]
 
 Prints a Markdown table. Needs what `make cluster-up` compiles, and compiles KWOK. No cluster is touched: all of it runs on loopback.
 """
@@ -47,7 +48,9 @@ LARGE = {"trainer": 16, "critic": 8, "reference": 4, "rollout": 8}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phases", nargs="*", help="what is measured: gang, roles, crowd, live. Otherwise all of them")
+    parser.add_argument(
+        "phases", nargs="*", help="what is measured: gang, roles, servers, crowd, live. Otherwise all of them"
+    )
     for name, default in (("nodes", 200), ("gang", 64), ("crowd", 100), ("live", 500), ("window", 60), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument(
@@ -61,7 +64,7 @@ def main() -> None:
         build(KWOK)
     directory = Path(tempfile.mkdtemp(prefix="rljob-scale-"))
     print("| what | plain StatefulSets | RLJob | ratio |\n| --- | --- | --- | --- |", flush=True)
-    for qps, known in ((None, (Bench.gang, Bench.roles)), (500, (Bench.crowd, Bench.live))):
+    for qps, known in ((None, (Bench.gang, Bench.roles, Bench.servers)), (500, (Bench.crowd, Bench.live))):
         phases = [phase for phase in known if not args.phases or phase.__name__ in args.phases]
         if not phases:
             continue
@@ -130,6 +133,12 @@ class Bench:
         sizes = ", ".join(f"{role} {pods}" for role, pods in LARGE.items())
         await self.compare(f"one job of {sizes} bound", 1, [*LARGE.values()], LARGE)
 
+    async def servers(self) -> None:
+        """32 of four pods each beside a gang, placed by topology."""
+        pods, count, nodes = self.args.gang, 32, 4
+        what = f"{count} servers of {nodes} pods beside a gang of {pods} bound"
+        await self.compare(what, 1, [pods, count * nodes], {"trainer": pods, "rollout": count}, nodes)
+
     async def crowd(self) -> None:
         await self.compare(f"{self.args.crowd} jobs of 4 pods bound", self.args.crowd, [4], SMALL)
 
@@ -138,9 +147,9 @@ class Bench:
             node = kwok.node(f"n{i}", {"block": f"b{i // 50}", "rack": f"r{i // 10}"})
             await self.api._request("POST", "Node", "/api/v1/nodes", node)
 
-    async def compare(self, what: str, count: int, sets: Sequence[int], roles: dict[str, int]) -> None:
-        """`count` jobs, and as many times plain sets of so many pods, in turn, each time in a namespace of its own: the medians, and the range
-        of the ratio of neighbours."""
+    async def compare(self, what: str, count: int, sets: Sequence[int], roles: dict[str, int], nodes: int = 1) -> None:
+        """`count` jobs, whose rollouts have so many `nodes`, and as many times plain sets of so many pods, in turn, each time in a namespace of its
+        own: the medians, and the range of the ratio of neighbours."""
         floors, ours, total = list[Seconds](), list[Seconds](), count * sum(sets)
         before, cpu = self.requests(), spent(self.operator.pid)
         for i in range(self.args.repeats):
@@ -150,7 +159,7 @@ class Bench:
                 for n, pods in enumerate(sets)
             ]
             floors.append(await self.timed(f"floor-{total}-{i}", total, plain))
-            jobs = [job(f"ours-{total}-{i}", f"j{k}", roles, "1") for k in range(count)]
+            jobs = [job(f"ours-{total}-{i}", f"j{k}", roles, "1", nodes) for k in range(count)]
             ours.append(await self.timed(f"ours-{total}-{i}", total, jobs))
         made = Counter(self.requests())
         made.subtract(before)

@@ -169,7 +169,7 @@ class Plan:
         if counted is None or counted[0].supervised:
             return None
         found = cache_memory(*counted, self.device.bytes if self.device else 0.0)
-        return found if self.device else replace(found, there=0.0)
+        return found if self.device else replace(found, there=0.0, tokens=0.0)
 
     def arrival(self) -> tuple[Arrival, RolloutHost] | None:
         """Where rollout pods keep the next policy, and what they hold in host memory, where the GPU and the model are known."""
@@ -184,11 +184,15 @@ class Plan:
         return volume_space(self.spec, shape) if shape and self.spec else None
 
     def traffic(self) -> dict[str, Flow]:
-        """What an update of the servers and the hand-over of a batch send between nodes, where the model is known."""
+        """What generation, an update of the servers and the hand-over of a batch send between nodes, where the model is known."""
         shape = self._shape()
         if shape is None or self.spec is None:
             return {}
-        found = {"update": network.update(self.spec, shape), "batch": network.hand_over(self.spec, shape)}
+        found = {
+            "generation": network.generation(self.spec, shape),
+            "update": network.update(self.spec, shape),
+            "batch": network.hand_over(self.spec, shape),
+        }
         return {name: flow for name, flow in found.items() if flow.sent}
 
     def outside(self) -> dict[str, str]:

@@ -171,6 +171,10 @@ PATTERNS = {
         "must be a name of letters, digits, `_`, `.` and `-` that does not begin with `.`",
         "choose such a name",
     ),
+    r"^[A-Za-z0-9_][A-Za-z0-9_./@:-]*$": (
+        "must be the name of an environment: letters, digits and `_`, inside also `.`, `/`, `@`, `:` and `-`",
+        "write the name as its library has it",
+    ),
     r"^-?[0-9]+$": ("must be a whole number, in quotes", 'write for example "8"'),
 }
 """Rule and fix for strings, by the pattern that they have to match."""

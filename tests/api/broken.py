@@ -11,8 +11,6 @@ POOL = {"name": "judge", "model": "/judge"}
 SERVERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"nodes": 3, "tensorParallel": 2, "pipelineParallel": 2}, "nodes"),
     ({"tensorParallel": 64, "pipelineParallel": 2}, "nodes"),
-    ({"nodes": 2, "tensorParallel": 2, "dataParallel": 3, "expertParallel": True}, "dataParallel"),
-    ({"dataParallel": 2}, "dataParallel"),
     ({"pipelineParallel": 2, "expertParallel": True}, "expertParallel"),
 )
 """Servers that no number of pods can be made of."""
@@ -53,7 +51,6 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.nodes",
     ),
     ({"rollout": COLOCATED | {"pipelineParallel": 2}}, "spec.rollout.pipelineParallel"),
-    ({"rollout": COLOCATED | {"dataParallel": 2, "expertParallel": True}}, "spec.rollout.dataParallel"),
     *(
         broken
         for servers, name in SERVERS
@@ -61,6 +58,25 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
             ({"rollout": servers}, f"spec.rollout.{name}"),
             ({"pools": [POOL | servers], "rewards": [{"vllm": {"pool": "judge"}}]}, f"spec.pools[0].{name}"),
         )
+    ),
+    (
+        {
+            "rollout": {"pipelineParallel": 2},
+            "algorithm": {"rolloutCorrection": {"routerReplay": "rollout"}},
+        },
+        "spec.rollout.pipelineParallel",
+    ),
+    (
+        {
+            "rollout": {"pipelineParallel": 2, "interrupt": "keep"},
+            "train": {"staleness": 2},
+            "algorithm": CORRECTED,
+        },
+        "spec.rollout.pipelineParallel",
+    ),
+    (
+        {"rollout": {"pipelineParallel": 2}, "model": {"lora": {"sync": "adapters"}}},
+        "spec.rollout.pipelineParallel",
     ),
     ({"rollout": COLOCATED, "train": {"staleness": 1}, "algorithm": CORRECTED}, "spec.train.staleness"),
     (

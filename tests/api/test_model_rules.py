@@ -188,6 +188,18 @@ T = "spec.rollout.tensorParallel"
     ("config", "rollout", "field", "rule"),
     [
         (DENSE, {"tensorParallel": 3}, T, "num_attention_heads = 8 of the model is not divisible by it"),
+        (
+            DENSE,
+            {"pipelineParallel": 64},
+            "spec.rollout.pipelineParallel",
+            "some stages would have none of the model's",
+        ),
+        (
+            DENSE,
+            {"tensorParallel": 2, "expertParallel": True},
+            "spec.rollout.expertParallel",
+            "the model has no experts",
+        ),
         (DENSE | {"num_key_value_heads": 3}, {"tensorParallel": 2}, T, "num_key_value_heads = 3 of the model must be"),
         (DENSE | {"intermediate_size": 90}, {"tensorParallel": 4}, T, "intermediate_size = 90 of the model is not"),
         (EXPERTS | {"moe_intermediate_size": 30}, {"tensorParallel": 4}, T, "moe_intermediate_size = 30 of the model"),

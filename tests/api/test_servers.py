@@ -1,10 +1,17 @@
-"""Servers that consist of several pods: how many there are, and what each has."""
+"""Servers that consist of several pods: how many there are, and what each has, holds and sends."""
 
 import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
+from rljob_api.sizing import network
+from rljob_api.sizing.arrival import arrival
 from rljob_api.sizing.layout import pods_of, required_pods, required_servers, wanted_servers
+from rljob_api.sizing.memory import GIB, cache_memory, rollout_memory
+from rljob_api.sizing.replica import parameters, sent_per_token
+from rljob_api.sizing.shape import Shape
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.servers import Servers
 
 SERVERS = {"replicas": 3, "minReplicas": 2, "nodes": 4, "tensorParallel": 8, "pipelineParallel": 2}
 
@@ -31,8 +38,6 @@ def test_a_pod_has_its_share_of_the_gpus_of_its_server() -> None:
         ("master-addr", "10.0.0.1", "nodes"),
         ("tensor-parallel-size", 2, "tensorParallel"),
         ("pipeline-parallel-size", 2, "pipelineParallel"),
-        ("data-parallel-size", 2, "dataParallel"),
-        ("data-parallel-rpc-port", 2, "dataParallel"),
         ("enable-expert-parallel", True, "expertParallel"),
     ],
 )
@@ -46,10 +51,75 @@ def test_arguments_of_vllm_that_cut_a_server_are_fields(key: str, value: object,
     }
 
 
+@pytest.mark.parametrize("key", ["data-parallel-size", "data-parallel-rpc-port"])
+def test_data_parallel_copies_inside_of_a_server_are_refused_by_name(key: str) -> None:
+    (found,) = validate(raw_spec(rollout={"vllmArgs": {key: 2}}), "demo").violations
+    assert found.rule == (
+        "this key is set by spec.rollout.replicas: nothing shows that updates reach data-parallel copies inside of one server"
+    )
+
+
 def test_a_server_whose_gpus_its_pods_cannot_share_is_refused_with_its_numbers() -> None:
     spec = raw_spec(rollout={"nodes": 3, "tensorParallel": 4, "pipelineParallel": 2})
     (violation,) = validate(spec, "demo").violations
     assert str(violation) == (
-        "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4, pipelineParallel = 2 and "
-        "dataParallel = 1, cannot be shared equally by so many pods; choose a divisor of that product"
+        "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4 and pipelineParallel = 2, "
+        "cannot be shared equally by so many pods; choose a divisor of that product"
     )
+
+
+DENSE = Shape(10, 64, 8, 2, 16, 256, 1000)
+"""A layer has 2 x 64 x 16 x (8 + 2) + 3 x 64 x 256 = 69,632 parameters, the embedding and the output layer 64,000 each."""
+EXPERTS = Shape(10, 64, 8, 2, 16, 256, 1000, experts=8, experts_per_token=2, expert_feed_forward=32, dense_layers=2)
+"""Experts of a layer have 3 x 64 x 32 x 8 = 49,152 parameters, in eight layers."""
+OUTSIDE = 10 * 20_480 + 2 * 49_152 + 8 * 64 * 8 + 128_000
+"""Parameters of EXPERTS outside experts: attention, two dense layers, routers, embedding and output layer."""
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "expected"),
+    [
+        (DENSE, {"tensorParallel": 8}, (10 * 69_632 + 128_000) / 8),
+        (DENSE, {"tensorParallel": 2, "pipelineParallel": 4}, (3 * 69_632 + 64_000) / 2),
+        (EXPERTS, {"tensorParallel": 4}, (OUTSIDE + 8 * 49_152) / 4),
+        (EXPERTS, {"tensorParallel": 4, "expertParallel": True}, (OUTSIDE + 8 * 49_152) / 4),
+    ],
+)
+def test_a_gpu_of_a_server_holds_its_part_of_its_stage(shape: Shape, sizes: dict, expected: float) -> None:
+    assert parameters(Servers.model_validate(sizes), shape) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "sent", "one"),
+    [
+        (DENSE, {"tensorParallel": 8}, 0, 0),
+        (DENSE, {"nodes": 4, "tensorParallel": 2, "pipelineParallel": 4}, 256, 128),
+        (DENSE, {"nodes": 2, "tensorParallel": 8}, 4 * 128 * 7 / 8 * 10, 4 * 128 * 7 / 8 * 10),
+    ],
+)
+def test_pods_of_a_server_send_each_other_activations(shape: Shape, sizes: dict, sent: float, one: float) -> None:
+    assert sent_per_token(Servers.model_validate(sizes), shape, 2) == pytest.approx((sent, one))
+
+
+def over(nodes: int, **sizes: object) -> RLJobSpec:
+    rollout = {"replicas": 2, "nodes": nodes, "sampling": {"maxTokens": 8}} | sizes
+    return make_spec(trainer={"device": "gpu"}, rollout=rollout)
+
+
+def test_generation_sends_what_all_tokens_of_a_servers_samples_do() -> None:
+    """Of float32, as the next test's keys and values."""
+    spec = over(2, pipelineParallel=2)
+    tokens = spec.train.prompts_per_step * spec.train.samples_per_prompt / 2 * (spec.data.max_prompt_tokens + 8)
+    assert network.generation(spec, DENSE).sent == tokens * 2 * 4 * 64
+    assert network.generation(over(1, pipelineParallel=2), DENSE).sent == 0
+
+
+def test_a_server_has_room_for_more_tokens_where_a_gpu_has_fewer_layers() -> None:
+    one, staged = (cache_memory(spec, EXPERTS, GIB) for spec in (over(1), over(2, pipelineParallel=2)))
+    assert one.tokens == pytest.approx(one.there / (4 * 10 * 2 * 2 * 16))
+    assert staged.tokens == pytest.approx(staged.there / (4 * 5 * 2 * 2 * 16))
+
+
+def test_a_pod_keeps_the_next_policy_of_its_own_gpus() -> None:
+    spec = over(2, tensorParallel=4)
+    assert arrival(spec, DENSE, 80 * GIB).copies == pytest.approx(2 * rollout_memory(spec, DENSE).weights)

@@ -60,7 +60,6 @@ def test_spares_count_and_a_message_says_how_many_there_are() -> None:
         ({"rollout": {"nodes": 65}}, "spec.rollout.nodes"),
         ({"rollout": {"tensorParallel": 65}}, "spec.rollout.tensorParallel"),
         ({"rollout": {"pipelineParallel": 65}}, "spec.rollout.pipelineParallel"),
-        ({"rollout": {"dataParallel": 65}}, "spec.rollout.dataParallel"),
         ({"pools": [POOL | {"name": "judge", "replicas": 1, "nodes": 65}]}, "spec.pools[0].nodes"),
         ({"pools": [POOL | {"name": "judge", "replicas": 257}]}, "spec.pools[0].replicas"),
         ({"pools": [POOL | {"name": f"judge{i}"} for i in range(9)]}, "spec.pools"),

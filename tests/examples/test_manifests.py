@@ -41,6 +41,7 @@ def test_there_is_a_job_for_each_way_to_train() -> None:
         "llama-3.3-70b",
         "glm-4.5-air",
         "qwen3-235b-a22b",
+        "deepseek-v3",
     ]
     assert sorted(path.parent.name for path in EXAMPLES.glob("*/rljob.yaml")) == sorted([*ways, *recipes, "kueue"])
 

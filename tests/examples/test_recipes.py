@@ -27,10 +27,11 @@ PUBLISHED = {
     "llama-3.3-70b": 70_553_706_496,
     "glm-4.5-air": 106_852_251_264,
     "qwen3-235b-a22b": 235_093_634_560,
+    "deepseek-v3": 671_000_000_000,
 }
 """Parameters, as the model cards' safetensors count them; of GLM-4.5-Air without its layer for multi-token prediction, which has another embedding
-and another output layer: with them 110,468,824,832."""
-LARGE = ("llama-3.3-70b", "glm-4.5-air", "qwen3-235b-a22b")
+and another output layer: with them 110,468,824,832. Of DeepSeek-V3, whose files have that layer as well, what its card says of the main model."""
+LARGE = ("llama-3.3-70b", "glm-4.5-air", "qwen3-235b-a22b", "deepseek-v3")
 """Whose pages say what plan's model of time makes of them."""
 GPUS = (79.1, 139.8)
 """GiB of an H100 with 80 GB and of an H200 with 141 GB, as their drivers report it."""

@@ -6,6 +6,9 @@ import pytest
 
 from rljob_api import names, reasons
 from rljob_api.protocol import ServerGroup
+from rljob_api.server_status import ServerStatus
+from rljob_operator.times import stamp
+from simulator.makers import NOW, make_job
 from simulator.parts import Part
 from simulator.world import NAMESPACE, World
 
@@ -267,6 +270,15 @@ async def test_the_status_names_the_pod_that_a_server_waits_for() -> None:
     await turns(world, 4)
     assert world.status.rollout.text == "1/2"
     assert world.status.rollout.unready == ["rollout server 1: demo-rollout-3 has no node"]
+
+
+def test_the_end_of_a_release_is_looked_at_although_nothing_else_happens() -> None:
+    waiting = ServerStatus(role="rollout", index=0, ordinals=[0, 1], released_until=stamp(NOW + 30))
+    job = make_job(rollout=servers(1), scheduling={"backend": "none"}).with_attempt().running(step=4)
+    decision = job.with_status(servers=[waiting]).decide()
+    assert decision.status.servers == [waiting] and decision.requeue_after == 30
+    again = job.with_status(servers=[waiting]).decide(NOW + 30)
+    assert again.status.servers[0].released_until == "" and again.requeue_after == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

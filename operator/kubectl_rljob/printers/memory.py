@@ -57,7 +57,7 @@ def cache(found: CacheMemory, device: Device | None) -> str:
         return (
             f"Rollout servers do not fit: their weights take {_gib(-found.there)} GiB per GPU more than vLLM may have"
         )
-    return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU; {wanted}"
+    return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU, {found.tokens:,.0f} tokens; {wanted}"
 
 
 def arrival(found: Arrival) -> str:

@@ -6,7 +6,11 @@ from kubectl_rljob.printers.text import table
 from rljob_api.sizing.network import Cards, Flow
 
 GB = 1e9
-FLOWS = {"update": "an update of the servers", "batch": "the hand-over of a batch"}
+FLOWS = {
+    "generation": "generation of a step",
+    "update": "an update of the servers",
+    "batch": "the hand-over of a batch",
+}
 
 
 def table_of(traffic: Mapping[str, Flow], cards: Cards | None) -> str:

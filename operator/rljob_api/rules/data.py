@@ -1,5 +1,6 @@
 """Rules of what is trained on, held out and kept: `spec.data`, the batches of `spec.train`, and the sources that files are copied from."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -166,6 +167,38 @@ def data_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(where, path, rule, "put it below a mountPath, or mount the volume that holds it")
 
 
+def generated_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Files that are generated are read, written once each, and no part of one another."""
+    read, earlier = {path for _, path in data_files(spec)}, dict[tuple[str, ...], str]()
+    for i, one in enumerate(spec.data.generated):
+        where = f"spec.data.generated[{i}]"
+        volume = volume_of(spec, one.path)
+        if one.path not in read:
+            rule = "nothing reads this file"
+            yield Violation(
+                f"{where}.path", one.path, rule, "name it in spec.data.train, validation or spec.evaluation.sets"
+            )
+        if PurePosixPath(one.path).suffix != ".jsonl":
+            yield Violation(
+                f"{where}.path", one.path, "rows are written as JSON, one per line", "end its name in .jsonl"
+            )
+        if volume is not None and volume.read_only:
+            rule = f"is on the volume {volume.name}, which is read-only"
+            yield Violation(f"{where}.path", one.path, rule, "put it below a mountPath without readOnly")
+        arguments = json.dumps(one.arguments, sort_keys=True, default=str)
+        for key, rule in (
+            ((one.path,), "writes the file of {0}, too"),
+            (
+                (one.library, one.environment, arguments, str(one.seed)),
+                "has the rows of {0}: environment and seed are equal",
+            ),
+        ):
+            if key in earlier:
+                yield Violation(where, one.path, rule.format(earlier[key]), "choose another path or seed")
+                break
+            earlier[key] = where
+
+
 def data_files(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     """Fields and paths of training and held-out data."""
     yield from ((f"spec.data.train[{i}]", path) for i, path in enumerate(spec.data.train))
@@ -181,4 +214,5 @@ RULES: tuple[Check, ...] = (
     address_violations,
     suffix_violations,
     data_violations,
+    generated_violations,
 )

@@ -222,6 +222,12 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     for key, width, is_expert in _feed_forward(config):
         if not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
             yield _indivisible(field, rollout.tensor_parallel, key, width)
+    layers = config.get("num_hidden_layers")
+    if layers and rollout.pipeline_parallel > layers:
+        rule = f"some stages would have none of the model's num_hidden_layers = {layers}"
+        yield Violation("spec.rollout.pipelineParallel", str(rollout.pipeline_parallel), rule, "set at most that")
+    if rollout.expert_parallel and not experts_of(config):
+        yield Violation("spec.rollout.expertParallel", "true", "the model has no experts", "remove it")
     yield from _context_violations(spec, config)
 
 

@@ -18,7 +18,7 @@ from rljob_api.rules.engine import (
 )
 from rljob_api.spec import RLJobSpec
 
-AGENT_KINDS = ("python", "tools", "environment")
+AGENT_KINDS = ("python", "tools", "environment", "verifiers", "skyrlGym", "reasoningGym", "openEnv")
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED = present("train.batches.replay")
 INTERRUPT = field("rollout.interrupt")

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field
+from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field, present
 from rljob_api.spec.common import MOST_PROCESSES
 
-SIZES = ("tensorParallel", "pipelineParallel", "dataParallel")
+INTERRUPT = field("rollout.interrupt")
+SIZES = ("tensorParallel", "pipelineParallel")
 
 
 def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
     """About the fields of Servers in a section of the spec, or in each item of a list."""
     nodes, experts = field(f"{section}nodes"), field(f"{section}expertParallel")
     facts = tuple(field(f"{section}{name}").named(name) for name in SIZES)
-    tensor, pipeline, data = facts
-    gpus, sizes = tensor * pipeline * data, "{0}, {1} and {2}"
+    tensor, pipeline = facts
+    gpus, sizes = tensor * pipeline, "{0} and {1}"
 
     def rule(name: str, holds: Expression, problem: str, fix: str) -> Rule:
         return Rule(f"{section}{name}", holds, problem, fix, facts, items=items)
@@ -31,24 +32,25 @@ def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
         "raise it, or lower one of them",
     )
     yield rule(
-        "dataParallel",
-        data.divides(nodes) | nodes.divides(data),
-        "vLLM gives every pod whole copies, or every copy whole pods",
-        f"choose a divisor or a multiple of {{{section}nodes}}",
-    )
-    yield rule(
-        "dataParallel",
-        data.equals(1) | experts,
-        "copies that share no experts are servers of their own",
-        f"set {{{section}expertParallel}}, or more of {{{section}replicas}} in its place",
-    )
-    yield rule(
         "expertParallel",
-        experts.implies(tensor * data > 1),
-        f"experts are spread over tensorParallel x dataParallel GPUs, and {sizes} leave one",
-        "remove it, or raise one of the two",
+        experts.implies(tensor > 1),
+        "experts are spread over tensorParallel GPUs, and {0} is one",
+        f"remove it, or raise {{{section}tensorParallel}}",
     )
 
+
+STAGES = field("rollout.pipelineParallel")
+WITHOUT_STAGES = {
+    "vLLM returns the experts of tokens from servers of one stage only": field(
+        "algorithm.rolloutCorrection.routerReplay"
+    ).equals("rollout"),
+    "requests that are kept while a policy is applied are proven on servers of one stage only": INTERRUPT.equals(
+        "keep"
+    ),
+    "adapters that are sent alone are proven on servers of one stage only": present("model.lora")
+    & field("model.lora.sync").equals("adapters"),
+}
+"""What a server that is cut into pipeline stages cannot do, and when a job needs it."""
 
 OBJECT_RULES = (
     *_rules("rollout."),
@@ -60,7 +62,16 @@ OBJECT_RULES = (
             "a colocated server is on GPUs of one trainer pod, over which tensorParallel alone cuts it",
             "remove it, or set spec.rollout.placement: separate",
         )
-        for name in ("nodes", "pipelineParallel", "dataParallel")
+        for name in ("nodes", "pipelineParallel")
+    ),
+    *(
+        Rule(
+            "rollout.pipelineParallel",
+            ~needed | STAGES.equals(1),
+            problem,
+            "set spec.rollout.tensorParallel in its place",
+        )
+        for problem, needed in WITHOUT_STAGES.items()
     ),
 )
 

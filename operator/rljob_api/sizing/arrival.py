@@ -16,6 +16,7 @@ from typing import Literal
 
 from rljob_api.sizing.layout import servers_per_pod
 from rljob_api.sizing.limits import memory_limit
+from rljob_api.sizing.replica import parameters
 from rljob_api.sizing.serving import SERVER_SHARE, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
@@ -73,8 +74,8 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
     for a limit that is no quantity."""
     if spec.model.lora and spec.model.lora.sync == "adapters":
         return Arrival("host", _adapters(spec, shape))
-    workers, given = spec.rollout.tensor_parallel, server_defaults(spec) | spec.rollout.vllm_args
-    shard = BYTES[spec.model.dtype] * shape.parameters / workers
+    workers, given = spec.rollout.processes_per_pod, server_defaults(spec) | spec.rollout.vllm_args
+    shard = BYTES[spec.model.dtype] * parameters(spec.rollout, shape)
     outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
     limit = memory_limit(spec.rollout.template)
     host = limit - _offloaded(spec) if limit else float("inf")
@@ -83,21 +84,21 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
 
 
 def rollout_host(spec: RLJobSpec, shape: Shape, device: float) -> RolloutHost:
-    """Of a pod with a server of its own. Raises ValueError as `arrival` does."""
+    """Of a pod of a server that has pods of its own. Raises ValueError as `arrival` does."""
     found = arrival(spec, shape, device)
     return RolloutHost(found.copies if found.where == "host" else 0.0, _offloaded(spec))
 
 
 def _adapters(spec: RLJobSpec, shape: Shape) -> float:
-    """Bytes on all workers of a server, each of which keeps all adapters."""
+    """Bytes on all workers of a pod, each of which keeps all adapters."""
     assert spec.model.lora
     adapters = shape.layers * shape.adapters(spec.model.lora)
-    return float(BYTES[spec.model.dtype] * adapters * spec.rollout.tensor_parallel)
+    return float(BYTES[spec.model.dtype] * adapters * spec.rollout.processes_per_pod)
 
 
 def _offloaded(spec: RLJobSpec) -> float:
-    """On all workers of a server."""
-    return float(spec.rollout.vllm_args.get("cpu-offload-gb") or 0) * 2**30 * spec.rollout.tensor_parallel
+    """On all workers of a pod."""
+    return float(spec.rollout.vllm_args.get("cpu-offload-gb") or 0) * 2**30 * spec.rollout.processes_per_pod
 
 
 def buckets(spec: RLJobSpec, shape: Shape) -> float:

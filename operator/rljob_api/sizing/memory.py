@@ -4,9 +4,9 @@ It is for people who choose a layout. Only what is there for certain, and cannot
 
 Trainer: the pipeline stage that holds most (stage.py has the formulas).
 
-Rollout, per GPU of a server: weights b P / tensorParallel; keys and values 2 b layers groups head tokens / tensorParallel for the samples that one
-server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent + rotated part) tokens, whole on
-each GPU. A colocated server takes the whole share that it was given.
+Rollout, per GPU of a server: its weights (replica.py), and keys and values 2 b layers groups head tokens / tensorParallel of its pipeline stage, for
+the samples that one server has in flight at their longest, at most vLLM's max-num-seqs; with multi-latent attention b layers (latent +
+rotated part) tokens, whole on each GPU. A colocated server takes the whole share that it was given.
 
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
@@ -22,6 +22,7 @@ from typing import Literal
 from rljob_api import names
 from rljob_api.sizing.arrival import in_transfer
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
+from rljob_api.sizing.replica import layers, parameters
 from rljob_api.sizing.serving import SERVER_SHARE, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
@@ -80,6 +81,8 @@ class CacheMemory:
     there: float
     """What there is at most: vLLM's share of the GPU without the weights. Its own activations and graphs reduce it further. Negative if the weights
     do not fit."""
+    tokens: float
+    """Tokens for which a whole server has room there."""
 
 
 def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
@@ -87,7 +90,8 @@ def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
     needed, given = rollout_memory(spec, shape), server_defaults(spec) | spec.rollout.vllm_args
     share = float(given.get("gpu-memory-utilization", SERVER_SHARE))
     there = float(given.get("kv-cache-memory-bytes") or device * share - needed.weights)
-    return CacheMemory(wanted=needed.kv_cache, there=there)
+    tokens = max(0.0, there) / cached_per_token(spec, shape)
+    return CacheMemory(wanted=needed.kv_cache, there=there, tokens=tokens)
 
 
 def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
@@ -199,12 +203,22 @@ def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """Memory of one GPU of a rollout server."""
-    width, t = BYTES[spec.model.dtype], spec.rollout.tensor_parallel
+    width, rollout = BYTES[spec.model.dtype], spec.rollout
+    return RolloutMemory(
+        weights=width * parameters(rollout, shape),
+        kv_cache=cached_per_token(spec, shape) * in_flight(spec) * Amounts.of(spec).longest,
+    )
+
+
+def in_flight(spec: RLJobSpec) -> int:
+    """Samples that one server generates at a time."""
     servers = max(1, wanted_servers(spec))
-    amounts = Amounts.of(spec)
-    samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
-    per_token = width * shape.layers * _cached(shape, t)
-    return RolloutMemory(weights=width * shape.parameters / t, kv_cache=per_token * samples * amounts.longest)
+    return min(sequences(spec), -(-Amounts.of(spec).samples_per_step // servers))
+
+
+def cached_per_token(spec: RLJobSpec, shape: Shape) -> float:
+    """Bytes on one GPU of a server for keys and values of a token."""
+    return BYTES[spec.model.dtype] * layers(spec.rollout, shape) * _cached(shape, spec.rollout.tensor_parallel)
 
 
 def _cached(shape: Shape, tensor: int) -> float:
@@ -218,7 +232,7 @@ def pool_weights(pool: PoolSpec, shape: Shape) -> float:
     """Bytes of weights on one GPU of a pool's server, at most: vLLM loads 2 bytes per parameter unless `dtype` is float32. Quantization is not
     counted."""
     width = 4 if pool.vllm_args.get("dtype") in ("float", "float32") else 2
-    return width * shape.parameters / pool.tensor_parallel
+    return width * parameters(pool, shape)
 
 
 def pool_cache(pool: PoolSpec, shape: Shape, device: float) -> float:

@@ -10,6 +10,8 @@ once for each of its copies. Ranks then exchange their shards, over the network 
 
 Batch: rank 0 sends each data-parallel copy its tokens, to the first rank of the copy, which passes them on inside it.
 
+Generation: what a server of several pods exchanges between them for all tokens of a step (replica.py).
+
 A pod is counted as a node.
 """
 
@@ -19,7 +21,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rljob_api import names
-from rljob_api.sizing.layout import Amounts, Layout, rollout_pods
+from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, wanted_servers
+from rljob_api.sizing.replica import sent_per_token
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import shares
 from rljob_api.spec import RLJobSpec
@@ -119,6 +122,16 @@ def update(spec: RLJobSpec, shape: Shape) -> Flow:
     whole = float(sum(by_rank.values()))
     passed_on = whole if rollout_pods(spec) > 1 else 0.0
     return Flow(max(passed_on, *by_pod.values()), whole, whole)
+
+
+def generation(spec: RLJobSpec, shape: Shape) -> Flow:
+    """Of a server's pods while they generate the samples of a step, prompts included."""
+    if spec.supervised:
+        return NOTHING
+    amounts = Amounts.of(spec)
+    tokens = amounts.samples_per_step * amounts.longest / max(1, wanted_servers(spec))
+    sent, one = sent_per_token(spec.rollout, shape, BYTES[spec.model.dtype])
+    return Flow(tokens * sent, tokens * sent, tokens * one)
 
 
 def _broadcast(spec: RLJobSpec, shape: Shape) -> Flow:

@@ -6,7 +6,8 @@ their ranks share a node, and over its network cards where not, without overlap;
 
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
 these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
-half of its response.
+half of its response. Pipeline stages take turns, with a share of the samples each, so together they read all weights at each step as one does; what
+pods of a server send each other is added without overlap.
 
 Every sample counts at its longest, as everywhere in `plan`.
 """
@@ -17,9 +18,8 @@ from rljob_api import names
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Rates
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
-from rljob_api.sizing.memory import cache_memory, rollout_memory
+from rljob_api.sizing.memory import cache_memory, in_flight, rollout_memory
 from rljob_api.sizing.network import Cards
-from rljob_api.sizing.serving import sequences
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import operations, stages
 from rljob_api.sizing.traffic import Volumes, forward_passes
@@ -130,18 +130,20 @@ def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:
 
 def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all responses of a step on all servers."""
-    amounts, t, width = Amounts.of(spec), spec.rollout.tensor_parallel, BYTES[spec.model.dtype]
-    servers = max(1, wanted_servers(spec))
-    samples = min(sequences(spec), -(-amounts.samples_per_step // servers))
+    amounts, servers, width = Amounts.of(spec), spec.rollout, BYTES[spec.model.dtype]
+    t = servers.tensor_parallel
+    samples = in_flight(spec)
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
     fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
-    rounds = amounts.samples_per_step / servers / fitting
+    rounds = amounts.samples_per_step / max(1, wanted_servers(spec)) / fitting
     chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
     experts = shape.expert * shape.layers
     weights = width * ((shape.parameters - experts) + chosen * experts) / t
     read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
-    computed = fitting * shape.work.token / t / (machine.rates.operations * DECODING)
+    rate = t * servers.pipeline_parallel * machine.rates.operations * DECODING
+    computed = fitting * shape.work.token / rate
     exchanged = 2 * shape.layers * EXCHANGE if t > 1 else 0.0
-    prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / t / (machine.rates.operations * DECODING)
-    return rounds * (spec.longest_response * (max(read, computed) + exchanged + LAUNCH) + prompt)
+    between = network.generation(spec, shape).seconds(machine.cards)
+    prompt = spec.data.max_prompt_tokens * fitting * shape.work.token / rate
+    return rounds * (spec.longest_response * (max(read, computed) + exchanged + LAUNCH) + prompt) + between

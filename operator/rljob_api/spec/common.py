@@ -27,6 +27,8 @@ Quantity = Annotated[
 ]
 """A Kubernetes quantity: a text, or a whole number, as `cpu: 8`."""
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
+LibraryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./@:-]*$", max_length=256)]
+"""Name of an environment or a data set in a Python library."""
 Image = Annotated[str, StringConstraints(pattern=r"^[^\s]+$", max_length=512)]
 Verbatim = Annotated[
     dict[str, Any], Field(max_length=512, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})

@@ -9,6 +9,7 @@ from rljob_api.spec.common import (
     AbsolutePath,
     FunctionName,
     Key,
+    LibraryName,
     NonNegativeFloat,
     NonNegativeInt,
     Number,
@@ -103,6 +104,23 @@ class ChatTemplate(Model):
     """Apply the template to prompts that are texts as well, as one message of the user. Conversations always go through it."""
 
 
+class GeneratedData(Model):
+    """A file of prompts that a library of tasks writes before the first attempt trains. The trainer image does not hold the libraries."""
+
+    path: AbsolutePath
+    """The file, whose name ends in .jsonl; `train`, `validation` or a set of `evaluation` names it too. A file that is there stays as it is."""
+    library: Literal["reasoning-gym", "verifiers"]
+    """The library: a data set of reasoning-gym is generated with `arguments` and `seed`; of the tasks of verifiers, `seed` chooses and orders."""
+    environment: LibraryName
+    """Name of the data set or environment in the library."""
+    arguments: Verbatim = {}
+    """Its configuration, in the library's own words."""
+    size: Annotated[int, Field(ge=1, le=10_000_000)]
+    """Number of rows."""
+    seed: NonNegativeInt = 0
+    """Equal seeds give equal rows. Held-out data need another one than training data."""
+
+
 class CustomRows(Model):
     """A function or class of your own that makes the rows of the job from those of the data files, in a process of its own."""
 
@@ -128,6 +146,8 @@ class DataSpec(Model):
     """Files of held-out data, for `evaluation`."""
     sources: Annotated[list[Source], Field(max_length=32)] = []
     """What is copied to the volumes before the first attempt trains: data, and any other files that the job reads, such as a reward model."""
+    generated: Annotated[list[GeneratedData], Field(max_length=32)] = []
+    """Files that are generated before the first attempt trains, in place of files that somebody made. For `task: rl`."""
     custom: CustomRows | None = None
     """Makes rows of those of `train`, `validation` and the held-out sets before anything else reads them. For all tasks but `pretrain`. Unset: rows
     are read as they are."""

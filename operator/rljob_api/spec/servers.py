@@ -8,23 +8,19 @@ class Servers(Model):
     """The pods of one vLLM server, and how its model is cut over their GPUs."""
 
     nodes: Processes = 1
-    """Number of pods that one vLLM server consists of. They are placed, started and ended together, and each has tensorParallel x pipelineParallel x
-    dataParallel / nodes GPUs."""
+    """Number of pods that one vLLM server consists of. They are placed, started and ended together, and each has tensorParallel x
+    pipelineParallel / nodes GPUs."""
     tensor_parallel: Processes = 1
     """Number of GPUs that share every matrix of one vLLM server. A group of them may be larger than a pod, which only pays on fast networks."""
     pipeline_parallel: Processes = 1
     """Number of pipeline stages of one vLLM server: groups of consecutive layers, on GPUs of their own."""
-    data_parallel: Processes = 1
-    """Number of copies of the attention layers in one vLLM server, each with requests of its own, over which the experts are spread. Needs
-    `expertParallel`."""
     expert_parallel: bool = False
-    """Whether each GPU of a vLLM server holds whole experts, tensorParallel x dataParallel GPUs all of a layer's, instead of a part of every
-    expert."""
+    """Whether each GPU of a vLLM server holds whole experts, `tensorParallel` GPUs all of a layer's, instead of a part of every expert."""
 
     @property
     def gpus(self) -> int:
         """Processes of one server, each with a GPU."""
-        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def processes_per_pod(self) -> int:

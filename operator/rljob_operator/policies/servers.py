@@ -188,7 +188,8 @@ def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
     limit, until = s.lifecycle.stranded_seconds, seconds(server.released_until)
     if is_ahead(until, limit, s.now):
         return Step(server, due=(until,))
-    server = server.model_copy(update={"released_until": ""}) if server.released_until else server
+    if server.released_until:
+        return Step(server.model_copy(update={"released_until": ""}), due=(s.now,))
     pods = _pods(s, server)
     holding = tuple(pod for pod in pods if pod and pod.node and not pod.deleting and not _held(s, pod))
     lacking = next((rank for rank, pod in enumerate(pods) if pod is None or not pod.node), None)

@@ -10,10 +10,11 @@ import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
+from openai import AsyncOpenAI
 
+from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.api import Policy
 from rljob_trainer.agents.endpoint import Endpoint, _message
 from rljob_trainer.agents.session import Response, Session
@@ -108,6 +109,54 @@ async def test_the_program_of_the_example_is_trained_through_its_client_library(
     assert "<tool_response>\n3\n</tool_response>" in by["environment"][0]
 
 
+@asynccontextmanager
+async def client_of(policy: Policy) -> AsyncIterator[AsyncOpenAI]:
+    """The stock library."""
+    async with AsyncOpenAI(base_url=policy.base_url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+ASKED = [{"role": "user", "content": "1+2="}]
+
+
+async def test_a_stream_of_the_stock_client_adds_up_to_the_answer() -> None:
+    async with served((CALLED, "3")) as (session, policy), client_of(policy) as client:
+        how = {"model": "any", "stream": True, "stream_options": {"include_usage": True}}
+        chunks = [c async for c in await client.chat.completions.create(messages=ASKED, **how)]
+        *said, usage = chunks
+        (call,) = said[0].choices[0].delta.tool_calls
+        assert (said[0].choices[0].delta.content, call.function.name) == ("hm", "add")
+        assert said[-1].choices[0].finish_reason == "tool_calls" and usage.choices == []
+        assert usage.usage.completion_tokens == len(words().encode(CALLED + END, add_special_tokens=False))
+        asked = {"role": "assistant", "content": "hm", "tool_calls": [call.model_dump(exclude={"index"})]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
+        async with client.chat.completions.stream(model="any", messages=[*ASKED, asked, result]) as stream:
+            assert (await stream.get_final_completion()).choices[0].message.content == "3"
+        rollout = session.rollout([(await policy.trajectory()).tokens])
+    assert rollout is not None and (rollout.turns, rollout.left_out) == (2, 0), "a stream's ids are those generated"
+
+
+async def test_several_choices_are_turns_and_the_one_that_goes_on_is_the_trajectory() -> None:
+    async with served(("a", "b", "c")) as (session, policy), client_of(policy) as client:
+        found = await client.chat.completions.create(model="any", messages=ASKED, n=2)
+        assert [(c.index, c.message.content) for c in found.choices] == [(0, "a"), (1, "b")]
+        chosen = {"role": "assistant", "content": found.choices[0].message.content}
+        await client.chat.completions.create(model="any", messages=[*ASKED, chosen, {"role": "user", "content": "?"}])
+        trajectory = await policy.trajectory(branches=True)
+        rollout = session.rollout([trajectory.tokens, *trajectory.branches])
+    assert rollout is not None and (rollout.turns, rollout.left_out, len(rollout.branches)) == (3, 0, 1)
+    first = [words().decode(s.tokens) for s in rollout.segments if s.source == "policy"]
+    assert first == ["a" + END, "c" + END]
+
+
+async def test_log_probabilities_are_those_of_the_tokens_that_were_generated() -> None:
+    async with served(("12",)) as (_, policy), client_of(policy) as client:
+        found = await client.chat.completions.create(model="any", messages=ASKED, logprobs=True)
+    content = found.choices[0].logprobs.content
+    assert "".join(token.token for token in content) == "12" + END and {token.logprob for token in content} == {0.0}
+    assert bytes(b for token in content for b in token.bytes).decode() == "12" + END
+
+
 async def test_an_agent_that_is_refused_another_turn_gets_an_empty_one_that_is_cut_off(bench: Bench) -> None:
     bench.spec["rollout"]["agent"]["maxTurns"] = 1
     found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(CALLED, "3"))
@@ -130,7 +179,7 @@ async def test_a_conversation_that_is_begun_again_is_another_one(bench: Bench, t
     assert found.columns.branch.tolist() == ([0, 1] * 12 if branches else [0] * 12)
 
 
-@pytest.mark.parametrize("asked", ["stream=True", "n=2", "messages=[{'content': 'no role'}]"])
+@pytest.mark.parametrize("asked", ["top_logprobs=2", "n=0", "messages=[{'content': 'no role'}]"])
 async def test_what_is_not_supported_is_refused_and_fails_the_sample(
     bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture, asked: str
 ) -> None:
@@ -179,7 +228,8 @@ async def test_a_failure_of_the_rollouts_is_said_as_openai_says_it(failure: Exce
         ({}, "messages: Field required"),
         ({"messages": ["role"]}, "messages.0: Input should be a valid dictionary"),
         ({"messages": [], "max_tokens": "many"}, "max_tokens: Input should be a valid integer"),
-        ({"messages": [], "n": 2}, "neither stream nor n above 1"),
+        ({"messages": [], "n": 129}, "n: Input should be less than or equal to 128"),
+        ({"messages": [], "top_logprobs": 1}, "top_logprobs: Input should be less than or equal to 0"),
     ],
 )
 async def test_a_request_that_cannot_be_read_is_refused_with_the_place(body: object, says: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from rljob_trainer.agents.environment import Observation, plain
+from rljob_trainer.agents.episode import Observation, plain
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.request import ServiceDown

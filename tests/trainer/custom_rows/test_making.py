@@ -156,10 +156,11 @@ def test_only_the_first_rows_are_made_where_no_more_are_asked_for(tmp_path):
     assert len(Data(tmp_path, code).records(most=3)) == 3
 
 
-def test_large_rows_are_made_in_several_answers(tmp_path):
-    code = "def rows(row): return {'prompt': 'x' * 5_000_000, 'answer': row['gold']}"
-    rows = [{"gold": i} for i in range(40)]
-    assert [record["answer"] for _, record in Data(tmp_path, code, rows).records()] == list(range(40))
+@pytest.mark.parametrize("text", ["'x' * 5_000_000", "'\"' * 4_000_000 if row['gold'] % 2 else chr(92) * 8_000_000"])
+def test_large_rows_are_made_in_several_answers(tmp_path, text):
+    code = f"def rows(row): return {{'prompt': {text}, 'answer': row['gold']}}"
+    rows = [{"gold": i} for i in range(12)]
+    assert [record["answer"] for _, record in Data(tmp_path, code, rows).records()] == list(range(12))
 
 
 RAISES = "def rows(row):\n    return {'prompt': row['wrong']}\n"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rljob_api.spec.roles import AgentSpec
+from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.algorithm.advantages import estimate, reinforce
 from rljob_trainer.algorithm.episodes import Episodes
 from rljob_trainer.algorithm.objective import MeasuredStep, MetricAccumulator, Objective, Output, Targets, TokenLoss

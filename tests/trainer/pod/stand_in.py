@@ -6,11 +6,16 @@ leaves a child behind that holds its output open, as vLLM's engine does. The oth
 LOADING_SECONDS, of which 8 shows in what its engine reads and 9 in what it writes. 10 and 11 are in an update that waits for the trainer from their
 first answer on; 11 is frozen as a whole by its first answer.
 Its answers say the highest attempt it has seen.
+
+With `--headless` it is a part of a server that has a head elsewhere; a head listens where they meet, as long as its engine lives. With 12 a worker of
+such a part fails to start.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,7 +25,7 @@ from aiohttp import web
 from setproctitle import setproctitle
 
 from rljob_api import names
-from rljob_trainer.wire.weights.protocol import ATTEMPT_HEADER, HEALTH, SLEEP
+from rljob_trainer.wire.weights.protocol import ATTEMPT_HEADER, FOLLOWER_FAILED, FOLLOWS, HEALTH, SLEEP
 
 LOADING_SECONDS = 10
 ERROR = "(EngineCore pid={pid}) ERROR 11-22 06:56:15 [core.py:1330] "
@@ -34,6 +39,8 @@ def option(name: str) -> str:
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
 
 
+FOLLOWER = "--headless" in sys.argv
+HEAD = bool(option("--master-port")) and not FOLLOWER
 BEHAVIOUR = option("--max-num-seqs")
 started = time.monotonic()
 highest = int(os.environ.get(names.ENV_ATTEMPT, "0"))
@@ -65,6 +72,7 @@ def fork_engine(behaviour: str) -> None:
     """What the server leaves alone once it is there."""
     if os.fork() == 0:
         setproctitle("VLLM::EngineCore")
+        meets = [socket.create_server(("127.0.0.1", int(option("--master-port"))))] if HEAD else []  # noqa: F841 kept open
         if behaviour == "7":
             time.sleep(1)
             print("\n".join(ERROR.format(pid=os.getpid()) + line for line in FAILURE.splitlines()), flush=True)
@@ -74,6 +82,14 @@ def fork_engine(behaviour: str) -> None:
         while behaviour == "10":
             time.sleep(0.1)
         time.sleep(3600)
+
+
+def meet(port: int) -> None:
+    """Returns once the head listens."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port)).close()
+        time.sleep(0.05)
 
 
 def load(behaviour: str) -> None:
@@ -108,5 +124,17 @@ if __name__ == "__main__":
         sys.exit(2)
     if BEHAVIOUR in ("5", "6", "7", "8", "9", "10", "11"):
         fork_engine(BEHAVIOUR)
+        if FOLLOWER:
+            meet(int(option("--master-port")))
+            print(FOLLOWS, flush=True)
+            time.sleep(3600)
         time.sleep({"5": 0, "8": LOADING_SECONDS, "9": LOADING_SECONDS, "10": 0, "11": 0}.get(BEHAVIOUR, 3600))
+    if FOLLOWER and BEHAVIOUR == "12":
+        prefix = "(Worker_TP1 pid=7) ERROR 11-26 06:56:15 [multiproc_executor.py:1330] "
+        lines = FAILURE.replace("EngineCore failed", "WorkerProc failed").splitlines()
+        print("\n".join(prefix + line for line in lines), flush=True)
+        print(
+            f"{FOLLOWER_FAILED}\nTraceback (most recent call last):\n  File\nException: WorkerProc initialization failed"
+        )
+        sys.exit(1)
     asyncio.run(main(int(option("--port")), BEHAVIOUR))

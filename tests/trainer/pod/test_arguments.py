@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+from rljob_api.protocol import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
 from trainer.server.servers import spec
 
@@ -138,3 +140,29 @@ def test_a_server_of_a_pool_has_the_users_arguments_and_none_of_a_rollouts() -> 
     assert not {"--weight-transfer-config", "--scheduler-cls", "--max-model-len", "--dtype"} & set(arguments)
     gpu = spec(Path("/model")).model_copy(update={"trainer": TrainerSpec(device="gpu")})
     assert not {"--max-num-seqs", "--kv-cache-memory-bytes", "--enforce-eager"} & set(pool_arguments(gpu, pool, 8000))
+
+
+def test_parts_of_a_server_have_its_place_and_their_own_address() -> None:
+    job = spec(Path("/model"), nodes=2, tensorParallel=4, pipelineParallel=2)
+    pods = [
+        ServerPart(pod=f"p{i}", pod_uid="", boot_id=f"b{i}", address=address, node_rank=i)
+        for i, address in enumerate(("fd00::7", "127.0.0.1"))
+    ]
+    group = ServerGroup(name="demo-rollout-0", generation=3, parts=pods, master_port=29703)
+    parts = [PodPart(group, rank) for rank in range(2)]
+    for rank, part in enumerate(parts):
+        arguments = server_arguments(job, 8000, part)
+        expected = {"tensor-parallel-size": "4", "pipeline-parallel-size": "2", "distributed-executor-backend": "mp"}
+        expected |= {"nnodes": "2", "node-rank": str(rank), "master-addr": "fd00::7", "master-port": "29703"}
+        assert {name: option(arguments, name) for name in expected} == expected
+        assert ("--headless" in arguments) == part.follows == (rank == 1)
+    assert server_environment(job, 8, {}, parts[0])["VLLM_HOST_IP"] == "fd00::7"
+    follower = server_environment(job, 8, {}, parts[1])
+    assert (follower["VLLM_HOST_IP"], follower["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+
+
+def test_a_pool_s_servers_are_cut_as_those_of_rollouts() -> None:
+    pool = {"name": "judge", "model": "/judge", "tensorParallel": 2, "expertParallel": True}
+    arguments = pool_arguments(spec(Path("/model")), PoolSpec.model_validate(pool), 8000)
+    assert option(arguments, "tensor-parallel-size") == "2" and "--enable-expert-parallel" in arguments
+    assert "--pipeline-parallel-size" not in arguments and "--nnodes" not in arguments

@@ -1,84 +1,19 @@
 """PID 1 of a rollout pod, with a stand-in for vLLM's server; the last test has the real one."""
 
 import asyncio
-import contextlib
-import os
-import sys
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
 import pytest
 
-from rljob_api import names
-from rljob_api.protocol import Control, Report, Resume, RolloutEndpoint
-from rljob_api.spec import RLJobSpec
-from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health, server_process, supervisor
 from rljob_trainer.pod.health import ENGINE, HealthCheck
-from rljob_trainer.pod.supervisor import Supervisor
-from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
+from rljob_trainer.wire.rollout_client import ReplicaLost
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
+from trainer.pod.pods import SECONDS, Pod, is_running, until, words
 from trainer.server import models
-from trainer.server.servers import READY_SECONDS, TOKEN, spec
-
-SECONDS = 120.0
-"""Many times what anything takes."""
-
-
-class Channel:
-    """Both directions in memory."""
-
-    def __init__(self) -> None:
-        self.words: asyncio.Queue[Control] = asyncio.Queue()
-        self.reports: list[Report] = []
-        self.reported = asyncio.Condition()
-
-    async def controls(self) -> AsyncIterator[Control]:
-        while True:
-            yield await self.words.get()
-
-    async def report(self, report: Report) -> None:
-        async with self.reported:
-            self.reports.append(report)
-            self.reported.notify_all()
-
-    async def wait(self, condition: Callable[[Report], bool], seconds: float = SECONDS) -> Report:
-        """The newest report that fulfils a condition, once there is one after those seen so far."""
-        seen = len(self.reports)
-        async with asyncio.timeout(seconds), self.reported:
-            while True:
-                if match := [r for r in self.reports[max(seen - 1, 0) :] if condition(r)]:
-                    return match[-1]
-                await self.reported.wait()
-
-
-class Pod:
-    """A supervisor at work."""
-
-    def __init__(self, model: Path = Path("/model")) -> None:
-        self.channel, self.port, self.model = Channel(), free_port(), model
-        environment = dict(os.environ) | {
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-            names.ENV_ROLLOUT_TOKEN: TOKEN,
-            names.ENV_POD_NAME: "demo-rollout-0",
-            names.ENV_POD_UID: "uid",
-        }
-        self.task = asyncio.create_task(Supervisor(self.channel, environment, self.port).run())
-
-    def say(self, attempt: int, **vllm_args: object) -> None:
-        self.channel.words.put_nowait(control(spec(self.model, vllmArgs=vllm_args), attempt))
-
-    async def state(self, attempt: int = 0) -> dict:
-        endpoint = RolloutEndpoint(pod="", pod_uid="", url=f"http://127.0.0.1:{self.port}")
-        async with RolloutClient(endpoint, TOKEN, attempt) as client:
-            return await client.state()
-
-    async def end(self) -> None:
-        self.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await self.task
+from trainer.server.servers import READY_SECONDS
 
 
 class Watched(HealthCheck):
@@ -97,22 +32,6 @@ class Watched(HealthCheck):
     @staticmethod
     async def has_an_answer() -> None:
         await until(lambda: Watched.newest._answered is not None)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
-def control(spec: RLJobSpec, attempt: int) -> Control:
-    return Control(
-        name="demo", namespace="default", job_uid="job", attempt=attempt, resume=Resume(policy="auto"), spec=spec
-    )
-
-
-def is_running(report: Report) -> bool:
-    return report.state == "running"
 
 
 @pytest.fixture(autouse=True)
@@ -366,10 +285,3 @@ def server_processes() -> list[psutil.Process]:
     """The server that this process's supervisor started, and what that started."""
     (server,) = [p for p in psutil.Process().children() if "rljob_trainer.server.server" in words(p)]
     return [server, *server.children(recursive=True)]
-
-
-def words(process: psutil.Process) -> list[str]:
-    """Of its command; none of one that has ended."""
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []

@@ -1,6 +1,7 @@
 """docs/data-and-rewards.md: what it shows is accepted, and works."""
 
 import asyncio
+import json
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import yaml
 
 from rljob_api.metrics import METRICS
 from rljob_api.rules import validate
-from rljob_api.spec.model import HttpReward, PythonReward, RewardSpec
+from rljob_api.spec.model import CustomRows, DataSpec, HttpReward, PythonReward, RewardSpec
+from rljob_trainer.custom_rows.making import RowMaker
+from rljob_trainer.data.files import places, read_records
 from rljob_trainer.machine import free_port
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import Reward, RewardRequest
@@ -34,9 +37,21 @@ def test_every_metric_that_the_page_names_exists():
     assert named <= METRICS.keys() and len(named) > 10
 
 
+def test_the_shown_function_makes_rows(tmp_path):
+    (tmp_path / "custom.py").write_text(PROGRAMS[0])
+    rows = [{"score": 0.4}, {"score": 0.9, "turns": ["1+1=", "2"], "origin": "sum"}]
+    data = tmp_path / "dialogues.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    custom = CustomRows(path=str(tmp_path / "custom.py"))
+    (file,) = RowMaker(DataSpec(train=[str(data)], custom=custom), tmp_path / "made")(places("train", [str(data)]))
+    ((place, made),) = read_records(file, ())
+    expected = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "2", "data_source": "sum"}
+    assert (place.row, made) == (2, expected)
+
+
 async def test_the_shown_function_that_reports_metrics_judges(tmp_path):
     file = tmp_path / "reward.py"
-    file.write_text(PROGRAMS[1])
+    file.write_text(PROGRAMS[2])
     manager = RewardManager([RewardSpec(python=PythonReward(path=str(file)))])
     await manager.start()
     try:
@@ -57,14 +72,14 @@ async def scored(spec: RewardSpec, *responses: str) -> list[float]:
 
 async def test_the_shown_function_judges(tmp_path):
     file = tmp_path / "reward.py"
-    file.write_text(PROGRAMS[0])
+    file.write_text(PROGRAMS[1])
     spec = RewardSpec(python=PythonReward(path=str(file)))
     assert await scored(spec, "4", "<answer>5</answer>", "<answer> 4 </answer>") == [0.0, 0.1, 1.0]
 
 
 async def test_the_shown_service_judges(tmp_path):
     file, port = tmp_path / "service.py", free_port()
-    file.write_text(PROGRAMS[2])
+    file.write_text(PROGRAMS[3])
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(file), str(port), stderr=asyncio.subprocess.DEVNULL
     )

@@ -5,15 +5,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rljob_api import names
-from rljob_api.protocol import RolloutEndpoint
+from rljob_api.protocol import RolloutEndpoint, ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod.arguments import server_arguments, server_environment
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
 from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
@@ -43,24 +45,16 @@ def fork_server() -> Iterator[subprocess.Popen[str]]:
 def start(
     fork_server: subprocess.Popen[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Server]]:
-    """`start(model)`: a server that answers /health, of `job` if there is one. It is killed after the module."""
+    """`start(model)`: a server that answers /health, of `job` if there is one, in as many pods as that says. It is killed after the module."""
     servers: list[Server] = []
 
-    def begin(
-        model: Path,
-        attempt: int = 0,
-        tensor_parallel: int = 1,
-        image_key: str | None = None,
-        job: RLJobSpec | None = None,
-    ) -> Server:
+    def fork(served: RLJobSpec, attempt: int, part: PodPart | None = None) -> Server:
         assert fork_server.stdin and fork_server.stdout
-        port, served = free_port(), job or spec(model, image_key, tensorParallel=tensor_parallel)
-        log = tmp_path_factory.mktemp("server") / "log"
-        environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)} | ONE_PROCESS[
-            tensor_parallel == 1
-        ]
+        port, log = free_port(), tmp_path_factory.mktemp("server") / "log"
+        environment = {names.ENV_ROLLOUT_TOKEN: TOKEN, names.ENV_ATTEMPT: str(attempt)}
+        environment |= ONE_PROCESS[served.rollout.gpus == 1] | (part.environment if part else {})
         order = {
-            "arguments": server_arguments(with_targets_of_its_model(served), port),
+            "arguments": server_arguments(with_targets_of_its_model(served), port, part),
             "environment": environment,
             "log": str(log),
         }
@@ -71,12 +65,36 @@ def start(
         servers.append(
             Server(RolloutEndpoint(pod=pod, pod_uid=f"uid-{pod}-{pid}", url=f"http://127.0.0.1:{port}"), pid, log)
         )
-        servers[-1].wait()
         return servers[-1]
+
+    def begin(
+        model: Path,
+        attempt: int = 0,
+        tensor_parallel: int = 1,
+        image_key: str | None = None,
+        job: RLJobSpec | None = None,
+        address: str = "127.0.0.1",
+    ) -> Server:
+        served = job or spec(model, image_key, tensorParallel=tensor_parallel)
+        parts = parts_of(served.rollout.nodes, address)
+        followers = [fork(served, attempt, part) for part in parts[1:]]
+        server = replace(fork(served, attempt, parts[0]), followers=followers)
+        server.wait()
+        return server
 
     yield begin
     for server in servers:
         server.kill()
+
+
+def parts_of(nodes: int, address: str) -> list[PodPart] | list[None]:
+    """Of a server of so many pods, which here share an address. One pod has the whole server."""
+    pods = [
+        ServerPart(pod=f"pod-{rank}", pod_uid="uid", boot_id="", address=address, node_rank=rank)
+        for rank in range(nodes)
+    ]
+    group = ServerGroup(name="server", generation=1, parts=pods, master_port=free_port())
+    return [PodPart(group, rank) for rank in range(nodes)] if nodes > 1 else [None]
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ def main() -> None:
         "vllm.model_executor.models.qwen2",
         "vllm.model_executor.models.llama",
         "rljob_trainer.server.weights.engine",
+        "trainer.server.digests",
     ):
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class Server:
     endpoint: RolloutEndpoint
     pid: int
     log: Path
+    followers: Sequence["Server"] = ()
+    """The other parts of a server of several pods, which answer nothing."""
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         """Status and body of GET."""

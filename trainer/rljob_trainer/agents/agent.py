@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rljob_api.spec.roles import AgentSpec
-from rljob_trainer.agents.environment import EnvironmentAgent
+from rljob_api.spec.agent import AgentSpec
+from rljob_trainer.agents.environment import HttpEnvironment
+from rljob_trainer.agents.open_env import OpenEnvServer
 from rljob_trainer.agents.python_file import WorkerAgent
 from rljob_trainer.agents.recording import Rollout
+from rljob_trainer.agents.service import ServiceAgent
 from rljob_trainer.agents.session import Session
 
 
@@ -33,4 +35,6 @@ class Agent(Protocol):
 
 def agent_of(spec: AgentSpec) -> Agent:
     """As the spec says."""
-    return EnvironmentAgent(spec, spec.environment) if spec.environment else WorkerAgent(spec)
+    if spec.environment:
+        return ServiceAgent(spec, HttpEnvironment(spec.environment, spec.timeout_seconds))
+    return ServiceAgent(spec, OpenEnvServer(spec.open_env)) if spec.open_env else WorkerAgent(spec)

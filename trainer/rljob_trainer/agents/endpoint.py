@@ -1,20 +1,23 @@
 """The policy as an OpenAI-compatible endpoint, for agents that talk through a client library: one base URL for each trajectory.
 
-POST /SESSION/v1/chat/completions, on loopback. `messages`, `tools`, `max_tokens` (or `max_completion_tokens`) and `stop` are read. Temperature, seed
-and the like are the job's, whatever is asked for; `n` above 1 and `stream` are refused. Errors have OpenAI's statuses and bodies: 400 for what cannot
-be answered, with the code context_length_exceeded where the model's context is too short for it, and 503 where the rollouts failed, which ends the
-attempt. What a client no longer waits for is not generated to its end, and is no answer of the trajectory, though it counts for maxTurns.
+POST /SESSION/v1/chat/completions, on loopback. `messages`, `tools`, `max_tokens` (or `max_completion_tokens`), `stop`, `n`, `logprobs` and `stream`
+are read. Temperature, seed and the like are the job's, whatever is asked for. A stream begins when the whole answer is there: it is for clients that
+know no other way. Errors have OpenAI's statuses and bodies: 400 for what cannot be answered, with the code context_length_exceeded where the model's
+context is too short for it, and 503 where the rollouts failed, which ends the attempt. What a client no longer waits for is not generated to its end,
+and is no answer of the trajectory, though it counts for maxTurns.
 """
 
+import asyncio
 import json
 import re
 import secrets
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.session import Session
@@ -22,6 +25,12 @@ from rljob_trainer.agents.tool_calls import CALL
 from rljob_trainer.machine import loopback
 
 MODEL = "policy"
+MOST_CHOICES = 128
+"""Answers to one request, as OpenAI has it. Each is a turn."""
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = None
 
 
 class ChatRequest(BaseModel):
@@ -33,7 +42,11 @@ class ChatRequest(BaseModel):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     stream: bool | None = None
-    n: int | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    """Of other tokens than the one that was written nothing is known."""
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -75,7 +88,7 @@ class Endpoint:
         """The trajectory has ended."""
         self._sessions.pop(url.rsplit("/", 2)[1], None)
 
-    async def _completions(self, request: web.Request) -> web.Response:
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
         session = self._sessions.get(request.match_info["session"])
         if session is None:
             return _error(404, "there is no such trajectory, or it has ended")
@@ -85,14 +98,16 @@ class Endpoint:
             return _error(400, _first_of(error))
         except (ValueError, RecursionError) as error:
             return _error(400, f"the body is not JSON: {error}")
-        if asked.stream or (asked.n or 1) != 1:
-            return _error(400, "neither stream nor n above 1 is supported")
-        return await _answered(session, asked)
+        answer = await _answered(session, asked)
+        if isinstance(answer, web.Response):
+            return answer
+        return await _streamed(request, asked, answer) if asked.stream else web.json_response(answer)
 
 
-async def _answered(session: Session, asked: ChatRequest) -> web.Response:
+async def _answered(session: Session, asked: ChatRequest) -> dict[str, Any] | web.Response:
+    """A chat completion, or the error in its place."""
     try:
-        return web.json_response(await _answer(session, asked))
+        return await _answer(session, asked)
     except PolicyError as error:
         return _error(400, str(error), error.code)
     except Exception as error:
@@ -103,30 +118,70 @@ async def _answered(session: Session, asked: ChatRequest) -> web.Response:
 async def _answer(session: Session, asked: ChatRequest) -> dict[str, Any]:
     """A chat completion; an empty one, cut off, when maxTurns or maxTokens leave no room for it."""
     context = session.conversations.context(asked.messages, asked.tools or [])
-    turn = await session.answer("generate", {"context": context, **asked.limits})
-    message = _message(turn["text"] if turn else "")
-    if turn:
-        session.conversations.add(asked.messages, message, context + turn["tokens"])
-    reason = turn["finish_reason"] if turn else "length"
-    written = len(turn["tokens"]) if turn else 0
+    asking = (session.answer("generate", {"context": context, **asked.limits}) for _ in range(asked.n or 1))
+    turns = await asyncio.gather(*asking)
+    written = sum(len(turn["tokens"]) for turn in turns if turn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": MODEL,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "finish_reason": "tool_calls" if "tool_calls" in message and reason == "stop" else reason,
-            }
-        ],
+        "choices": [_choice(session, asked, context, i, turn) for i, turn in enumerate(turns)],
         "usage": {
             "prompt_tokens": len(context),
             "completion_tokens": written,
             "total_tokens": len(context) + written,
         },
     }
+
+
+def _choice(
+    session: Session, asked: ChatRequest, context: list[int], index: int, turn: dict[str, Any] | None
+) -> dict[str, Any]:
+    """One answer, which the conversations know from here on."""
+    message = _message(turn["text"] if turn else "")
+    if turn:
+        session.conversations.add(asked.messages, message, context + turn["tokens"])
+    reason = turn["finish_reason"] if turn else "length"
+    called = "tool_calls" in message and reason == "stop"
+    known = {"logprobs": {"content": _log_probs(session, turn)}} if asked.logprobs else {}
+    return {"index": index, "message": message, "finish_reason": "tool_calls" if called else reason} | known
+
+
+def _log_probs(session: Session, turn: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Of each token that was written."""
+    found = []
+    for token, log_prob in zip(turn["tokens"], turn["log_probs"], strict=True) if turn else ():
+        text = session.text_of(token)
+        as_bytes = list(text.encode(errors="replace"))
+        found.append({"token": text, "logprob": log_prob, "bytes": as_bytes, "top_logprobs": []})
+    return found
+
+
+async def _streamed(request: web.Request, asked: ChatRequest, answer: dict[str, Any]) -> web.StreamResponse:
+    """As server-sent events."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for chunk in _chunks(answer, bool(asked.stream_options and asked.stream_options.include_usage)):
+        await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+def _chunks(answer: dict[str, Any], with_usage: bool) -> Iterator[dict[str, Any]]:
+    """Each choice whole, then why it ended."""
+    head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    for choice in answer["choices"]:
+        delta = dict(choice["message"])
+        if calls := delta.get("tool_calls"):
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        index, log_probs = choice["index"], choice.get("logprobs")
+        said = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": None}
+        yield head | {"choices": [said]}
+        yield head | {"choices": [{"index": index, "delta": {}, "finish_reason": choice["finish_reason"]}]}
+    if with_usage:
+        yield head | {"choices": [], "usage": answer["usage"]}
 
 
 def _message(text: str) -> dict[str, Any]:

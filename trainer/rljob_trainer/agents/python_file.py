@@ -1,16 +1,17 @@
-"""Runs a user's agent in worker processes, over pipes, so that it cannot corrupt, block or end the driver."""
+"""Runs a user's agent, or an environment of a library, in worker processes, over pipes, so that it cannot corrupt, block or end the driver."""
 
 import asyncio
 import json
 import pickle
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rljob_api.spec.roles import AgentSpec
+from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.endpoint import Endpoint
+from rljob_trainer.agents.environments import MODULES, PACKAGES
 from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import Prompt
@@ -23,6 +24,8 @@ class AgentProcess(WorkerProcess):
     """One life of it, from `start` to `stop`."""
 
     MODULE = "rljob_trainer.agents.worker"
+    START_SECONDS = 300.0
+    """Libraries of environments import much."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -99,9 +102,10 @@ class WorkerAgent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
     def __init__(self, spec: AgentSpec):
-        kind, self._path, names = _program(spec)
-        self.spec, self._field = spec, f"spec.rollout.agent.{kind}.path"
-        start = partial(AgentProcess.start, (kind, self._path, json.dumps(names)), spec.timeout_seconds, spec.env)
+        program = self._program = Program.of(spec)
+        self.spec = spec
+        arguments = (program.kind, program.target, json.dumps(program.details))
+        start = partial(AgentProcess.start, arguments, spec.timeout_seconds, spec.env)
         self._workers = [Respawning(start) for _ in range(min(cpus(), MAX_WORKERS))]
         self._free: asyncio.Queue[Respawning[AgentProcess]] = asyncio.Queue()
         """Each process as often as it can take a trajectory."""
@@ -110,15 +114,14 @@ class WorkerAgent:
         """JSON schemas of what the policy may call, once it has started."""
 
     async def start(self) -> None:
-        """Raises ConfigurationError when the file is missing, cannot be imported, or lacks what the spec names."""
-        self._require_file()
+        """Raises ConfigurationError when file or library is missing, cannot be imported, or lacks what the spec names."""
+        self._program.require_file()
         await self._endpoint.start()
         for found in await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True):
             if isinstance(found, AgentProcess):
                 self.tools = found.hello["tools"]
             else:
-                fix = "correct the file; it is imported as a file of its own, with the image's packages"
-                raise ConfigurationError(self._field, self._path, f"cannot be loaded: {found}", fix) from found
+                raise self._program.error(f"cannot be loaded: {found}", self._program.fix) from found
         for _ in range(AT_ONCE):
             for worker in self._workers:
                 self._free.put_nowait(worker)
@@ -134,7 +137,8 @@ class WorkerAgent:
         if "error" in reply:
             raise self._failed(reply["kind"], reply["error"])
         if (trajectory := reply["trajectory"]) is None:
-            raise self._failed("none", "the function returned None")
+            said = "had no room for a turn" if self._program.is_library else "the function returned None"
+            raise self._failed("none", said)
         return self._rollout(session, **trajectory)
 
     def _rollout(
@@ -174,21 +178,56 @@ class WorkerAgent:
     async def stop(self) -> None:
         await asyncio.gather(*(worker.stop() for worker in self._workers), self._endpoint.stop())
 
-    def _require_file(self) -> None:
-        if not Path(self._path).is_file():
-            fix = "correct the path, or mount the ConfigMap or volume that holds the file in spec.volumes"
-            raise ConfigurationError(self._field, self._path, "there is no such file in the trainer pod", fix)
-
     def _failed(self, kind: AgentFailureKind, reason: str) -> AgentFailed:
-        return AgentFailed(kind, self._field, self._path, reason)
+        program = self._program
+        named = f"environment {program.target}: " if program.is_library and program.target not in reason else ""
+        return AgentFailed(kind, program.field, program.target, named + reason)
 
 
-def _program(spec: AgentSpec) -> tuple[str, str, list[str]]:
-    """What the processes run: kind, file and functions."""
-    if spec.tools:
-        return "tools", spec.tools.path, spec.tools.functions
-    assert spec.python is not None, "the spec was checked: exactly one kind of agent"
-    return "python", spec.python.path, [spec.python.function]
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the processes run."""
+
+    kind: str
+    """The field below spec.rollout.agent."""
+    target: str
+    """A file, or an environment of a library."""
+    details: list[str] | dict[str, Any]
+    """Functions in the file, or arguments of the environment."""
+
+    @classmethod
+    def of(cls, spec: AgentSpec) -> "Program":
+        if spec.tools:
+            return cls("tools", spec.tools.path, spec.tools.functions)
+        if spec.python:
+            return cls("python", spec.python.path, [spec.python.function])
+        libraries = {"verifiers": spec.verifiers, "skyrlGym": spec.skyrl_gym, "reasoningGym": spec.reasoning_gym}
+        kind, library = next((k, found) for k, found in libraries.items() if found)  # the spec was checked: one is set
+        return cls(kind, library.environment, library.arguments)
+
+    @property
+    def is_library(self) -> bool:
+        return self.kind in MODULES
+
+    @property
+    def field(self) -> str:
+        return f"spec.rollout.agent.{self.kind}.{'environment' if self.is_library else 'path'}"
+
+    @property
+    def fix(self) -> str:
+        if self.is_library:
+            where = "in the trainer's image, or in a directory that spec.rollout.agent.env names in PYTHONPATH"
+            return f"correct name and arguments, and see that {PACKAGES[self.kind]} is installed {where}"
+        return "correct the file; it is imported as a file of its own, with the image's packages"
+
+    def require_file(self) -> None:
+        """Raises ConfigurationError."""
+        if not self.is_library and not Path(self.target).is_file():
+            fix = "correct the path, or mount the ConfigMap or volume that holds the file in spec.volumes"
+            raise self.error("there is no such file in the trainer pod", fix)
+
+    def error(self, rule: str, fix: str) -> ConfigurationError:
+        return ConfigurationError(self.field, self.target, rule, fix)
 
 
 def _values(prompt: Prompt, row: Any) -> dict[str, Any]:

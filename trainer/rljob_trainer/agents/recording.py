@@ -138,6 +138,11 @@ FIXES: dict[AgentFailureKind, str] = {
     "none": "return a Trajectory; None leaves a sample out",
     "service": "see that the service is up and answers the trainer pod at this address",
 }
+ENVIRONMENT_FIXES: dict[AgentFailureKind, str] = FIXES | {
+    "raised": "correct the environment, its arguments, or the rows that it is given",
+    "value": "correct the environment: it answers with finite rewards, and with texts or messages that the chat template takes",
+    "none": "see that maxTurns and maxTokens leave room for a turn",
+}
 
 
 class AgentFailed(SampleFailed):
@@ -153,4 +158,5 @@ class AgentFailed(SampleFailed):
         rule = f"every trajectory of a step failed; the first said: {self.reason}"
         if self.kind == "service":  # it may be back after a restart
             return ServiceDown(f"{self.field} = {self.target}: {rule}; {FIXES['service']}")
-        return ConfigurationError(self.field, self.target, rule, f"{FIXES[self.kind]} ({TRY})")  # type: ignore[index]
+        fixes = FIXES if self.field.endswith(".path") else ENVIRONMENT_FIXES
+        return ConfigurationError(self.field, self.target, rule, f"{fixes[self.kind]} ({TRY})")  # type: ignore[index]

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_api.spec.roles import AgentSpec
 from rljob_trainer.agents.api import Message, PolicyError, Turn
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
@@ -175,6 +175,10 @@ class Session:
         """The rollouts raised it: it ends the trajectory and the attempt, and is not the agent's."""
         if self.reply is not None and not self.reply.done():
             self.reply.set_exception(error)
+
+    def text_of(self, token: int) -> str:
+        """Also of a special token."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> Any:
         """To a question of the agent's. Raises PolicyError."""

@@ -1,6 +1,7 @@
-"""The process that runs an agent: `python -m rljob_trainer.agents.worker KIND FILE FUNCTIONS`.
+"""The process that runs an agent: `python -m rljob_trainer.agents.worker KIND TARGET DETAILS`.
 
-FUNCTIONS is a JSON list of names: of the one that makes trajectories (KIND python), or of those that the policy may call (KIND tools). First it says
+TARGET is a file, and DETAILS a JSON list of functions in it: of the one that makes trajectories (KIND python), or of those that the policy may call
+(KIND tools). For all other kinds TARGET is an environment of a library, and DETAILS a JSON object of its arguments (environments/). First it says
 {"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
 trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
 lines of JSON: {"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory":
@@ -13,13 +14,17 @@ import inspect
 import json
 import pickle
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from rljob_trainer.agents import environments
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
+from rljob_trainer.agents.episode import Nonsense
 from rljob_trainer.agents.tool_calls import ToolCalls, schema_of
 from rljob_trainer.rewards.worker import Function, NotAReward, channel, die_with_parent, load, say, split
 from rljob_trainer.user_code import explain
@@ -28,20 +33,38 @@ PARAMETERS = ("prompt", "policy", "row")
 
 
 def main() -> None:
-    kind, path, given = sys.argv[1:]
-    names = json.loads(given)
+    kind, target, given = sys.argv[1:]
+    details = json.loads(given)
+    is_library = kind in environments.MODULES
+    explained = partial(_explained, target) if is_library else partial(explain, path=target, name=details[0])
     die_with_parent()
     questions, answers = channel()
     try:
-        functions = [load(path, name) for name in names]
-        schemas = [schema_of(function) for function in functions] if kind == "tools" else []
-        function = ToolCalls(functions).rollout if kind == "tools" else _agent(functions[0])
+        function, schemas = _library(kind, target, details) if is_library else _own(kind, target, details)
     except BaseException as error:
-        say(answers, error=explain(error, path, names[0]))
+        say(answers, error=explained(error))
         return
     say(answers, takes=PARAMETERS, concurrent=True, tools=schemas)
-    rollouts = Rollouts(function, answers, partial(explain, path=path, name=names[0]))
-    asyncio.run(rollouts.serve(questions))
+    asyncio.run(Rollouts(function, answers, explained).serve(questions))
+
+
+def _library(kind: str, environment: str, arguments: dict[str, Any]) -> tuple[Function, list[dict[str, Any]]]:
+    return environments.load(kind, environment, arguments).rollout, []
+
+
+def _own(kind: str, path: str, names: list[str]) -> tuple[Function, list[dict[str, Any]]]:
+    """What makes trajectories, and schemas of what the policy may call."""
+    functions = [load(path, name) for name in names]
+    if kind == "tools":
+        return ToolCalls(functions).rollout, [schema_of(function) for function in functions]
+    return _agent(functions[0]), []
+
+
+def _explained(environment: str, error: BaseException) -> str:
+    """For example `environment gsm8k: KeyError: 'reward_spec' (env.py, line 17)`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"environment {environment}: {type(error).__name__}: {error}"[:3000] + place
 
 
 def _agent(function: Function) -> Function:
@@ -82,6 +105,8 @@ class Rollouts:
             policy = Policy(partial(self._ask, number), values["base_url"])
             found = await self._function(Prompt(**values["prompt"]), policy, values["row"])
             say(self._answers, number=number, **returned(found))
+        except Nonsense as error:
+            say(self._answers, number=number, **_strange(str(error)))
         except BaseException as error:
             say(self._answers, number=number, error=self._explained(error), kind="raised")
         finally:

@@ -17,6 +17,7 @@ from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
+from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.files import places
@@ -148,6 +149,7 @@ async def _reinforcement(
         if agent:
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
+        await asyncio.to_thread(generate, spec.data)
         made = _row_maker(directory, spec, progress)
         train, held_out = await asyncio.to_thread(_prompts, directory, spec, tokenizer, made)
         await rewards.start()

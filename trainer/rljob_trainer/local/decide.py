@@ -48,6 +48,11 @@ class Seen:
     """Of further models on gangs of their own, by role, as `trainers`."""
 
     @property
+    def servers(self) -> dict[str, Report | None]:
+        """Reports of all pods of servers."""
+        return {pod: report for reports in (self.rollouts, *self.pools.values()) for pod, report in reports.items()}
+
+    @property
     def launchers(self) -> dict[str, Mapping[str, Report | None]]:
         """Of all gangs, by role."""
         return {names.ROLE_TRAINER: self.trainers, **self.gangs}

@@ -32,7 +32,7 @@ MOUNTED = (
 def absent(spec: RLJobSpec, sections: tuple[str, ...], mounts: Mapping[str, str]) -> Iterator[Violation]:
     """All that is missing. `sections` are those whose paths are mounted. Paths of the spec are as in the manifest; with `mounts` they are this
     machine's."""
-    fetched = [Path(source.path) for source in spec.sources.values()]
+    fetched = [Path(p) for p in (*(s.path for s in spec.sources.values()), *(g.path for g in spec.data.generated))]
     for field, path in _paths(spec, "spec"):
         inside = field.split(".")[1].partition("[")[0] in sections
         if not inside or not _read(spec, field, mounts) or any(Path(path).is_relative_to(d) for d in fetched):

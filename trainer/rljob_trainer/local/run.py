@@ -15,10 +15,12 @@ from rljob_api.address import http_url
 from rljob_api.manifest.jobs import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import gang_sizes, pods_of
+from rljob_api.spec.servers import Servers
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.local.progress import Display, continued, running, status_line, summary, warnings
+from rljob_trainer.local.servers import LocalServer
 from rljob_trainer.local.waits import Waits
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
@@ -70,6 +72,7 @@ class Here:
         self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
+        self._replicas = [server for role, pods in self._servers() for server in self._replicas_of(role, pods)]
         self._attempt_ports: dict[tuple[int, str], int] = {}
         self._state = LocalState()
         self._wanted: Command = "run"
@@ -99,6 +102,7 @@ class Here:
                         print(continued(seen, again))
                     return following
                 self._state = following
+                self._replicas = [one.advance(seen.servers, self._address, free_port) for one in self._replicas]
                 self._write_control(seen)
                 self._show(seen)
                 time.sleep(POLL_SECONDS)
@@ -117,6 +121,17 @@ class Here:
     def _servers(self) -> Iterator[tuple[str, list[str]]]:
         """Pods of rollouts and pools."""
         return ((role, pods) for role, pods in self._pods.items() if not names.is_model_role(role))
+
+    def _replicas_of(self, role: str, pods: Sequence[str]) -> list[LocalServer]:
+        """Those of a role whose servers have several pods."""
+        settings = self._spec.pods[role]
+        nodes = settings.nodes if isinstance(settings, Servers) else 1
+        if nodes == 1:
+            return []
+        return [
+            LocalServer(names.server(self._job.name, role, i), tuple(pods[i * nodes : (i + 1) * nodes]))
+            for i in range(len(pods) // nodes)
+        ]
 
     def _launchers(self) -> Iterator[tuple[str, list[str]]]:
         """Pods of gangs."""
@@ -146,14 +161,16 @@ class Here:
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
             pools={name: self._answering(servers) for name, servers in seen.pools.items()},
+            servers=[one.group for one in self._replicas if one.group],
             spec=spec,
         )
 
     def _answering(self, servers: Mapping[str, Report | None]) -> list[RolloutEndpoint]:
+        followers = {pod for server in self._replicas for pod in server.pods[1:]}
         return [
             RolloutEndpoint(pod=pod, pod_uid=report.pod_uid, url=http_url(self._address, self._ports[pod]))
             for pod, report in servers.items()
-            if report and report.state == "running"
+            if report and report.state == "running" and pod not in followers
         ]
 
     def _port(self, attempt: int, purpose: str) -> int:

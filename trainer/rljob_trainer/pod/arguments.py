@@ -10,7 +10,9 @@ from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
+from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import any_address, loopback
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
 
 CPU_ENVIRONMENT = {
@@ -29,7 +31,7 @@ WITHOUT_MULTICAST_ENVIRONMENT = {
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",  # vLLM's CustomAllreduce asks torch for a multicast buffer whatever the other two say
 }
-"""For tensor parallelism on GPUs. vLLM fuses the all-reduce with the following norm in a kernel that needs NVLink multicast. vLLM 0.26 failed where a
+"""For servers on several GPUs. vLLM fuses the all-reduce with the following norm in a kernel that needs NVLink multicast. vLLM 0.26 failed where a
 pod has none; by its source 0.32 falls back; not tried."""
 _IMAGES: dict[str, Any] = {"limit-mm-per-prompt": {"video": 0}, "mm-processor-cache-gb": 0}
 """Images arrive preprocessed, and each one only once, so the processor's cache is useless."""
@@ -40,8 +42,9 @@ ENVIRONMENT = {
 }
 
 
-def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
-    """Arguments of vLLM's API server: defaults, which spec.rollout.vllmArgs overrides, and what the trainer depends on, which overrides both."""
+def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) -> list[str]:
+    """Arguments of vLLM's API server: defaults, which spec.rollout.vllmArgs overrides, and what the trainer depends on, which overrides both. `part`:
+    the one that a pod runs, of a server of several."""
     rollout = spec.rollout
     own: dict[str, Any] = {
         "model": spec.model.path,
@@ -50,8 +53,7 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         "port": port,
         "dtype": spec.model.dtype,
         "max-model-len": longest_context(spec),
-        "tensor-parallel-size": rollout.tensor_parallel,
-        "distributed-executor-backend": "uni" if rollout.tensor_parallel == 1 else "mp",
+        **_cut(rollout, part),
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",
         "middleware": "rljob_trainer.server.front.Front",
@@ -74,9 +76,18 @@ def server_arguments(spec: RLJobSpec, port: int) -> list[str]:
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
     elif rollout.placement == "colocated":
         own |= {"enable-sleep-mode": True}
-    if _on_several_gpus(spec, rollout.tensor_parallel):
+    if _on_several_gpus(spec, rollout.gpus):
         default |= WITHOUT_MULTICAST
     return list(_command_line(default | rollout.vllm_args | own))
+
+
+def _cut(servers: Servers, part: PodPart | None) -> dict[str, Any]:
+    """How the model of a server is cut over its GPUs, and over its pods."""
+    cut: dict[str, Any] = {"tensor-parallel-size": servers.tensor_parallel}
+    cut |= {"distributed-executor-backend": "uni" if servers.gpus == 1 else "mp"}
+    cut |= {"pipeline-parallel-size": servers.pipeline_parallel} if servers.pipeline_parallel > 1 else {}
+    cut |= {"enable-expert-parallel": True} if servers.expert_parallel else {}
+    return cut | (part.arguments if part else {})
 
 
 def _adapted(targets: Sequence[str]) -> list[str]:
@@ -84,41 +95,43 @@ def _adapted(targets: Sequence[str]) -> list[str]:
     return [*modules_of(targets), *(module for target in targets for module in MODULES_OF_FUSED.get(target, ()))]
 
 
-def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int) -> list[str]:
+def pool_arguments(spec: RLJobSpec, pool: PoolSpec, port: int, part: PodPart | None = None) -> list[str]:
     """Like server_arguments, for a server of a pool. On GPUs vLLM's own defaults for memory apply, since it does not share them."""
     own: dict[str, Any] = {
         "model": pool.model,
         "served-model-name": pool.name,
         "host": any_address(),
         "port": port,
-        "tensor-parallel-size": pool.tensor_parallel,
-        "distributed-executor-backend": "uni" if pool.tensor_parallel == 1 else "mp",
+        **_cut(pool, part),
         "middleware": "rljob_trainer.server.guard.PoolFront",
     }
     default: dict[str, Any] = {"disable-uvicorn-access-log": True}
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | server_defaults(spec)
-    if _on_several_gpus(spec, pool.tensor_parallel):
+    if _on_several_gpus(spec, pool.gpus):
         default |= WITHOUT_MULTICAST
     return list(_command_line(default | pool.vllm_args | own))
 
 
-def server_environment(spec: RLJobSpec, tensor_parallel: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The inherited environment, with our defaults for what it does not set.
+def server_environment(
+    spec: RLJobSpec, gpus: int, inherited: Mapping[str, str], part: PodPart | None = None
+) -> dict[str, str]:
+    """The inherited environment, with our defaults for what it does not set. `gpus`: of one server.
 
-    Engine and workers of a server are in one pod, and connect over its loopback. By default vLLM looks for the address of the route to the
-    internet, and takes 0.0.0.0 when there is none.
+    Engine and workers of a server in one pod connect over its loopback, those of several pods over their addresses. By default vLLM looks for the
+    address of the route to the internet, and takes 0.0.0.0 when there is none.
     """
     device: dict[str, str] = {}
     if spec.trainer.device == "cpu":
-        device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if tensor_parallel == 1 else {})
-    elif _on_several_gpus(spec, tensor_parallel):
+        device = CPU_ENVIRONMENT | (CPU_ONE_PROCESS if gpus == 1 else {})
+    elif _on_several_gpus(spec, gpus):
         device = WITHOUT_MULTICAST_ENVIRONMENT
-    return ENVIRONMENT | {"VLLM_HOST_IP": loopback()} | device | dict(inherited)
+    network = part.environment if part else {"VLLM_HOST_IP": loopback()}
+    return ENVIRONMENT | network | device | dict(inherited)
 
 
-def _on_several_gpus(spec: RLJobSpec, tensor_parallel: int) -> bool:
-    return spec.trainer.device == "gpu" and tensor_parallel > 1
+def _on_several_gpus(spec: RLJobSpec, gpus: int) -> bool:
+    return spec.trainer.device == "gpu" and gpus > 1
 
 
 def _command_line(arguments: Mapping[str, Any]) -> Iterator[str]:

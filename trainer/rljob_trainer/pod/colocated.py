@@ -93,6 +93,6 @@ class ColocatedServers:
         inherited = dict(os.environ) | dict(self._inherited)
         return server_environment(
             self._control.spec,
-            self._control.spec.rollout.tensor_parallel,
+            self._control.spec.rollout.gpus,
             inherited | dict(share) | {names.ENV_ATTEMPT: str(self._control.attempt)},
         )

@@ -63,12 +63,16 @@ class EngineProcesses:
     def still(self, seconds: float) -> str:
         """Which engine process has not run for `seconds`; empty: none. One may wait for another, so all of them have to stand still, or one has to be
         stopped or stuck in the kernel."""
-        still = [p for p, movement in self._engines.items() if movement.seconds > seconds]
+        still = self._still(seconds)
         all_are = len(still) == len(self._engines) and not self.computed_within(seconds)
-        halted = [p for p in still if all_are or _status(p) in HALTED]
-        return next(
-            (f"the engine's process {p.pid} has not run for {seconds:.0f} s ({_status(p)})" for p in halted), ""
-        )
+        return self.halted(seconds) or (_not_run(still[0], seconds) if still and all_are else "")
+
+    def halted(self, seconds: float) -> str:
+        """Which engine process has been stopped, or stuck in the kernel, for `seconds`; empty: none."""
+        return next((_not_run(p, seconds) for p in self._still(seconds) if _status(p) in HALTED), "")
+
+    def _still(self, seconds: float) -> list[psutil.Process]:
+        return [p for p, movement in self._engines.items() if movement.seconds > seconds]
 
     def _descendants(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):
@@ -100,6 +104,10 @@ def _bytes_read(process: psutil.Process) -> int:
         return int(counters.read_chars + counters.read_bytes)
     except psutil.Error:
         return 0
+
+
+def _not_run(process: psutil.Process, seconds: float) -> str:
+    return f"the engine's process {process.pid} has not run for {seconds:.0f} s ({_status(process)})"
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -141,6 +149,8 @@ class Lost:
     reason: str
     dead: bool = False
     """Its engine has ended, and may have logged why."""
+    elsewhere: bool = False
+    """The cause is in another pod of the server."""
 
 
 class HealthCheck:

@@ -18,12 +18,13 @@ from rljob_trainer.failure import LONGEST_TEXT, SERVER_LOST, FailureKind, is_los
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
+from rljob_trainer.pod.part import FollowerCheck, PodPart
 from rljob_trainer.processes import Family
-from rljob_trainer.wire.weights.protocol import APPLYING_FAILED
+from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, FOLLOWER_FAILED, FOLLOWS
 
 LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?(?P<text>.*)")
 FATAL = re.compile(
-    rf"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$|{re.escape(APPLYING_FAILED)}"
+    rf"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$|{re.escape(APPLYING_FAILED)}|{re.escape(FOLLOWER_FAILED)}"
 )
 """Precedes the traceback of an error that ends a process, but not that of one that it handles."""
 CHAIN = re.compile(r"(During handling of|The above exception was)")
@@ -139,22 +140,26 @@ class ServerProcess:
         output: asyncio.StreamReader,
         check: HealthCheck,
         section: str,
+        part: PodPart | None,
     ) -> None:
         self._process, self._family, self._check = process, family, check
-        self._section, self._tail = section, bytearray()
+        self._section, self._part, self._tail = section, part, bytearray()
         self._oom_kills = oom_kills()
+        self.follows = asyncio.Event()
+        """Set when the workers of a part that is not its server's head are up."""
         self._output = asyncio.create_task(self._pass_on(output))
 
     @staticmethod
     async def start(
-        arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str
+        arguments: Sequence[str], environment: Mapping[str, str], url: str, section: str, part: PodPart | None = None
     ) -> "ServerProcess":
-        """Start a server in a session and a family of its own, so that all of it can be killed.
+        """Start a server, or a part of one, in a session and a family of its own, so that all of it can be killed.
 
         Args:
             arguments: of vLLM's server
             url: where it will answer
             section: section of the spec that describes it, for messages
+            part: of a server of several pods, that this pod runs
         """
         command = (sys.executable, "-m", SERVER, *arguments)
         output, end = await _pipe()
@@ -165,8 +170,12 @@ class ServerProcess:
             )
         finally:
             os.close(end)
-        check = HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
-        return ServerProcess(process, family, output, check, section)
+        check = (
+            FollowerCheck(process.pid, part)
+            if part and part.follows
+            else HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
+        )
+        return ServerProcess(process, family, output, check, section, part)
 
     @property
     def pid(self) -> int:
@@ -226,12 +235,16 @@ class ServerProcess:
         """The failure of a server that the health check has given up. A dead engine has logged why, unless it was killed."""
         if lost.dead and (error := engine_error(self._log)):
             return self._raised(error)
-        return self._failure("killed", SERVER_LOST, f"the server was killed: {lost.reason}")
+        return self._failure(
+            "collective" if lost.elsewhere else "killed", SERVER_LOST, f"the server was killed: {lost.reason}"
+        )
 
     def _raised(self, error: LoggedError) -> Failure:
         """The failure for a logged error, with the end of its traceback."""
         until = "\n".join(self._log.splitlines()[: error.line + 1 + LINES_AFTER])
-        return self._failure("application", error.exception, error.message[:LONGEST_TEXT], log=until)
+        lost_peer = self._part is not None and is_lost_peer(error.exception, error.message)
+        kind: FailureKind = "collective" if lost_peer else "application"
+        return self._failure(kind, error.exception, error.message[:LONGEST_TEXT], log=until)
 
     def _failure(self, kind: FailureKind, exception: str, message: str, field: str = "", log: str = "") -> Failure:
         lines = last_lines(log or self._log)
@@ -248,6 +261,8 @@ class ServerProcess:
             self._check.heard(chunk)
             self._tail += chunk
             del self._tail[:-KEPT_BYTES]
+            if FOLLOWS.encode() in self._tail[-len(chunk) - len(FOLLOWS) :]:
+                self.follows.set()
 
 
 async def _pipe() -> tuple[asyncio.StreamReader, int]:

@@ -2,6 +2,9 @@
 
 Spec and current attempt come from the control object. A server that ends, or that health.py gives up, is restarted after a back-off, whatever its
 exit code. On SIGTERM the server is stopped, and this process exits with 0.
+
+Of a server of several pods, each runs its part (part.py) as long as the control lists it. A part that ended has a successor in the next generation
+only: vLLM cannot replace one alone, so the operator has all parts start again.
 """
 
 import asyncio
@@ -14,17 +17,19 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rljob_api import names
 from rljob_api.address import http_url
-from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
+from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint, ServerGroup
 from rljob_api.rules.lora import with_targets
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from rljob_api.spec.roles import PoolSpec
+from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
+from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.sources.record import until_fetched
 from rljob_trainer.wire.rollout_client import answers
@@ -52,8 +57,16 @@ async def main(channel: "Channel", environment: Mapping[str, str], port: int, ro
     return 0
 
 
+class Orders(NamedTuple):
+    """What this pod has to run."""
+
+    arguments: list[str]
+    part: PodPart | None
+    """None: the whole server."""
+
+
 class Supervisor:
-    """Supervises one server; `run` runs until cancelled."""
+    """Supervises one server, or one part of one; `run` runs until cancelled."""
 
     def __init__(
         self, channel: "Channel", environment: Mapping[str, str], port: int, role: str = names.ROLE_ROLLOUT
@@ -64,6 +77,8 @@ class Supervisor:
         self._control: Control | None = None
         self._failure: Failure | None = None
         self._ready = False
+        self._ended: ServerGroup | None = None
+        """The generation in which this pod's part has ended."""
         self._controlled = asyncio.Event()
         self._restart = asyncio.Event()
         self._news = asyncio.Event()
@@ -81,7 +96,7 @@ class Supervisor:
             if control is None or self._role not in control.spec.pods:
                 continue  # the control object was deleted or is being recreated, or the pool was removed from the job
             before, self._control = self._control, control
-            if before and self._arguments(before) != self._arguments(control):
+            if before and self._orders(before) != self._orders(control):
                 self._restart.set()
             if before is None or control.attempt != before.attempt:
                 await self._announce()
@@ -103,18 +118,17 @@ class Supervisor:
         """Run one server from start to end. Its failure is recorded, unless it was ended on purpose."""
         assert self._control is not None
         await until_fetched(self._sources)
-        self._restart.clear()
-        spec = self._control.spec
-        environment = server_environment(spec, spec.processes_of(self._role), self._environment)
+        orders = await self._next_orders()
+        spec, part = self._control.spec, orders.part
+        environment = server_environment(spec, self._settings(spec).gpus, self._environment, part)
         environment |= {names.ENV_ATTEMPT: str(self._control.attempt)}
-        arguments = self._arguments(self._control)
-        server = await ServerProcess.start(arguments, environment, self._url, spec.field_of(self._role))
+        server = await ServerProcess.start(orders.arguments, environment, self._url, spec.field_of(self._role), part)
         ended, restart = asyncio.create_task(server.end()), asyncio.create_task(self._restart.wait())
-        becoming_ready = asyncio.create_task(self._become_ready(server))
+        becoming_ready = asyncio.create_task(self._become_ready(server, part))
         try:
             await asyncio.wait({ended, restart}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                self._failure = ended.result()
+                self._failure, self._ended = ended.result(), part.group if part else None
                 log.warning("%s: %s", self._failure.exception, self._failure.message)
         finally:
             becoming_ready.cancel()
@@ -125,14 +139,30 @@ class Supervisor:
             self._news.set()
             _reap()
 
-    async def _become_ready(self, server: ServerProcess) -> None:
+    async def _next_orders(self) -> Orders:
+        """Returns once there are any. A part that has ended does not start again in the same generation."""
         while True:
-            if await self._announce():
-                break
-            await asyncio.sleep(READY_POLL_SECONDS)
+            self._restart.clear()
+            assert self._control is not None
+            orders = self._orders(self._control)
+            if orders and not (orders.part and orders.part.group == self._ended):
+                return orders
+            await self._restart.wait()
+
+    async def _become_ready(self, server: ServerProcess, part: PodPart | None) -> None:
+        if part and part.follows:
+            await server.follows.wait()
+        else:
+            await self._answers()
         server.answered()
         self._ready, self._failure = True, None
         self._news.set()
+
+    async def _answers(self) -> None:
+        while True:
+            if await self._announce():
+                return
+            await asyncio.sleep(READY_POLL_SECONDS)
 
     async def _announce(self) -> bool:
         """Tell the server the current attempt. Returns False when it does not answer."""
@@ -162,11 +192,19 @@ class Supervisor:
         assert self._control is not None
         return self._control.spec.sources.values()
 
-    def _arguments(self, control: Control) -> list[str]:
-        settings = control.spec.pods[self._role]
+    def _orders(self, control: Control) -> Orders | None:
+        """None: this pod's server has several, and the control does not list it."""
+        settings, part = self._settings(control.spec), PodPart.of(control, self._boot_id)
+        if settings.nodes > 1 and part is None:
+            return None
         if isinstance(settings, PoolSpec):
-            return pool_arguments(control.spec, settings, self._port)
-        return server_arguments(with_targets_of_its_model(control.spec), self._port)
+            return Orders(pool_arguments(control.spec, settings, self._port, part), part)
+        return Orders(server_arguments(with_targets_of_its_model(control.spec), self._port, part), part)
+
+    def _settings(self, spec: RLJobSpec) -> Servers:
+        settings = spec.pods[self._role]
+        assert isinstance(settings, Servers)
+        return settings
 
 
 def with_targets_of_its_model(spec: RLJobSpec) -> RLJobSpec:

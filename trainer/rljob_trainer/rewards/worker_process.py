@@ -19,7 +19,6 @@ from rljob_trainer.rewards.request import RewardFailureKind
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 60.0
 GRACE_SECONDS = 2.0
 """An async function's process ends its late calls itself, without the others. It is ended as a whole if it does not."""
 LOOK_SECONDS = 2.0
@@ -44,6 +43,7 @@ class WorkerProcess:
     """One life of it, from `start` to `stop`."""
 
     MODULE = "rljob_trainer.rewards.worker"
+    START_SECONDS = 60.0
 
     def __init__(self, process: Process, seconds: float, family: Family):
         self._process, self._seconds, self._family = process, seconds, family
@@ -125,9 +125,9 @@ class WorkerProcess:
     async def _greet(self) -> None:
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), START_SECONDS)
+            line = await asyncio.wait_for(self._process.stdout.readline(), self.START_SECONDS)
         except TimeoutError as error:
-            raise WorkerLost(f"took longer than {START_SECONDS:g} s to be imported", "timeout") from error
+            raise WorkerLost(f"took longer than {self.START_SECONDS:g} s to be imported", "timeout") from error
         hello: dict[str, Any] = json.loads(line) if line else {"error": "its process ended while it was imported"}
         if "error" in hello:
             raise WorkerLost(hello["error"])

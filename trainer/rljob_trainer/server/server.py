@@ -1,4 +1,4 @@
-"""Run vLLM's own API server: `python -m rljob_trainer.server.server <arguments of vllm serve>`.
+"""Run vLLM's own API server, or with `--headless` the workers of another pod's: `python -m rljob_trainer.server.server <arguments of vllm serve>`.
 
 None of its processes outlives the one that started it, however that ends: a surviving engine would keep its GPU.
 """
@@ -14,10 +14,11 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from rljob_trainer.patches import UNSUPPORTED_VERSION, UnsupportedVersionError
 from rljob_trainer.processes import die_with_parent
 from rljob_trainer.server import compat
+from rljob_trainer.server.follower import follow
 
 
 def main(arguments: list[str]) -> None:
-    """Serves until SIGTERM."""
+    """Serves, or follows, until SIGTERM."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
     try:
@@ -27,7 +28,10 @@ def main(arguments: list[str]) -> None:
         sys.exit(UNSUPPORTED_VERSION)
     parsed = make_arg_parser(FlexibleArgumentParser()).parse_args(arguments)
     validate_parsed_serve_args(parsed)
-    uvloop.run(run_server(parsed))
+    if parsed.headless:
+        follow(parsed)
+    else:
+        uvloop.run(run_server(parsed))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.agents.agent import Agent, agent_of
+from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.files import Place, places
 from rljob_trainer.data.pictures import image_reader
@@ -81,7 +82,12 @@ class Rehearsal:
         return mistakes
 
     async def files(self) -> AsyncIterator[TriedFile | ConfigurationError]:
-        """Of training, then held-out data, or what is wrong with each."""
+        """Of training, then held-out data, or what is wrong with each. Data that are generated are written, as a job would."""
+        try:
+            await asyncio.to_thread(generate, self._spec.data)
+        except ConfigurationError as error:
+            yield error
+            return
         for number, (place, sampling, is_held_out) in enumerate(self._places()):
             try:
                 prompts = await asyncio.to_thread(self._prompts, place, self._scratch / str(number), is_held_out)

@@ -162,10 +162,10 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
 
     def _has_shadow(self) -> bool:
         """Whether there is a shadow, or room for one."""
-        return (
-            self._shadow is not None
-            or shadow_device(self.model, self.device, self.parallel_config.world_size) is not None
-        )
+        return self._shadow is not None or self._shadow_device() is not None
+
+    def _shadow_device(self) -> torch.device | None:
+        return shadow_device(self.model, self.device, self.parallel_config.local_world_size)
 
     def _target_of(self, apart: bool) -> Target:
         if self.vllm_config.lora_config:
@@ -173,7 +173,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         if not apart:
             return InPlace(self.model, self.model_config, self._keeps)
         if self._shadow is None:
-            device = shadow_device(self.model, self.device, self.parallel_config.world_size)
+            device = self._shadow_device()
             assert device, "it has been asked for"
             self._shadow = Shadow(self.model, self.model_config, device, self._keeps)
         return self._shadow

@@ -9,7 +9,8 @@ from rljob_trainer.machine import memory_limit
 
 
 def shadow_device(model: Module, device: torch.device, workers: int) -> torch.device | None:
-    """The device of the copy: that of the model, or host memory; None: there is room in neither. `workers`: of this server, which share the host."""
+    """The device of the copy: that of the model, or host memory; None: there is room in neither. `workers`: of this server in
+    this pod, which share its host memory."""
     size = sum(p.nbytes for p in model.parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     place = where(size, Room(gpu=free, host=_free_host_memory() / workers))

@@ -65,6 +65,8 @@ IPC = "rljob-ipc"
 """Between processes on the same GPU, which NCCL cannot connect."""
 
 APPLYING_FAILED = "applying an update failed; the server ends, because its model cannot be trusted"
+FOLLOWS = "the workers of this pod are up, and follow their server's head"
+FOLLOWER_FAILED = "the workers of this pod failed to start"
 """Logged by a server before the traceback of the failure that ends it."""
 
 

@@ -1,0 +1,107 @@
+"""spec.rollout.agent: who makes a sample that is more than one response."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from rljob_api.base import Model
+from rljob_api.spec.common import (
+    AbsolutePath,
+    FunctionName,
+    LibraryName,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Texts,
+    Verbatim,
+)
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
+
+
+class PythonAgent(Model):
+    """A Python function that makes one trajectory: `async def rollout(prompt, policy, row)`, run in a process of its own."""
+
+    path: AbsolutePath
+    """A Python file that the trainer pods can read, for example from a ConfigMap volume."""
+    function: FunctionName = "rollout"
+    """Name of the async function. It returns a Trajectory, or None for a sample that is left out."""
+
+
+class Tools(Model):
+    """Functions that the policy may call. The chat template shows them and says what they return; a call is `<tool_call>` with JSON of `name` and
+    `arguments` inside, the format of Hermes and Qwen."""
+
+    path: AbsolutePath
+    """A Python file that the trainer pods can read. Types of parameters and docstrings become the JSON schemas that the template shows."""
+    functions: Annotated[list[FunctionName], Field(min_length=1, max_length=64)]
+    """Names of the functions, async or not."""
+
+
+class Environment(Model):
+    """An HTTP service in which the policy acts: `reset`, `step` and `close`, as docs/environment.openapi.yaml says. It gives the rewards."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
+    """Base address: trajectories begin with a POST to `/reset` below it."""
+    headers: Texts = {}
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    retries: NonNegativeInt = 2
+    """How often a `reset` is repeated after a connection error, a 429 or a 5xx. A `step` never is: it may have had its effect."""
+
+
+class EnvironmentLibrary(Model):
+    """An environment of a Python library, run in the agent's processes. The trainer image does not hold the library: install it in an image of yours,
+    or in a directory of a volume that `agent.env` names in PYTHONPATH."""
+
+    environment: LibraryName
+    """Its name in the library: a task set of verifiers, an environment that skyrl-gym has registered, or a data set of reasoning-gym. An environment
+    of your own is the name of an importable package."""
+    arguments: Verbatim = {}
+    """Its configuration, in the library's own words."""
+
+
+class OpenEnv(Model):
+    """A server of OpenEnv. A trajectory is one session: a WebSocket at `/ws` below the address."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
+    """Base address of the server."""
+    action_key: Annotated[str, StringConstraints(min_length=1, max_length=256)] = "message"
+    """Field of the environment's action that holds the policy's turn."""
+    observation_key: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    """Field of the environment's observation that the policy reads: a text, or chat messages. A field that a step leaves out says nothing."""
+    headers: Texts = {}
+    """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
+    arguments: Verbatim = {}
+    """Arguments of the environment's `reset`, in addition to the columns of the row, of which the server takes those that it knows."""
+    sessions: PositiveInt = 1
+    """Trajectories at a time: at most the server's `max_concurrent_envs`, which is 1 unless its author says otherwise."""
+
+
+class AgentSpec(Model):
+    """How a sample comes into being when it is more than one response: turns of the policy, with what tools, users or an environment say in between.
+    Only tokens that the policy generated are learnt from."""
+
+    python: PythonAgent | None = None
+    """A function of your own makes the trajectory. Exactly one of `python`, `tools`, `environment`, `verifiers`, `skyrlGym`, `reasoningGym` and
+    `openEnv`."""
+    tools: Tools | None = None
+    """The policy calls functions, until a turn calls none."""
+    environment: Environment | None = None
+    """A service answers each turn, until it says that the episode is over."""
+    verifiers: EnvironmentLibrary | None = None
+    """An environment of the library verifiers plays the trajectory through the policy's OpenAI-compatible endpoint."""
+    skyrl_gym: EnvironmentLibrary | None = None
+    """An environment of the library skyrl-gym answers each turn."""
+    reasoning_gym: EnvironmentLibrary | None = None
+    """A data set of the library reasoning-gym judges one turn. `data.generated` writes its questions."""
+    open_env: OpenEnv | None = None
+    """A server of the library OpenEnv answers each turn."""
+    max_turns: PositiveInt
+    """Most responses that one trajectory may ask of the policy. Each has at most `sampling.maxTokens` tokens."""
+    max_tokens: PositiveInt
+    """Longest trajectory, in tokens: all turns and what is said in between, without the prompt of the data."""
+    timeout_seconds: PositiveFloat = 60.0
+    """Longest time that the agent takes for one trajectory; its waiting for the policy does not count. A trajectory that takes longer has failed: it
+    is counted and reported, and leaves the batch; it is never a silent 0."""
+    env: Annotated[dict[VariableName, str], Field(max_length=512)] = {}
+    """Environment variables of the agent's processes, in addition to the trainer's. Secrets belong into `trainer.template.env`."""

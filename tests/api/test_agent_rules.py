@@ -1,0 +1,96 @@
+"""Rules of environments by the names of their libraries, and of data that these generate."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api.rules import validate
+
+SUMS = {"path": "/data/sums.jsonl", "library": "reasoning-gym", "environment": "chain_sum", "size": 100}
+GSM8K = {"environment": "gsm8k"}
+
+
+def violations(agent: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **changes: Any) -> list[str]:
+    spec = raw_spec(**changes)
+    spec["data"] = spec["data"] | (data or {})
+    if agent:
+        spec["rollout"] = spec["rollout"] | {"agent": {"maxTurns": 2, "maxTokens": 16, **agent}}
+    return [str(v) for v in validate(spec, "demo").violations]
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        {"verifiers": GSM8K},
+        {"skyrlGym": {"environment": "package.module:Class", "arguments": {"a": [1]}}},
+        {"reasoningGym": GSM8K},
+        {"openEnv": {"url": "http://env.svc:8000", "observationKey": "text", "sessions": 8}},
+    ],
+)
+def test_an_environment_is_named_by_one_key(agent: dict[str, Any]) -> None:
+    assert violations(agent) == []
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        ({"verifiers": GSM8K, "skyrlGym": GSM8K}, "spec.rollout.agent = verifiers and skyrlGym: needs exactly one of"),
+        ({"skyrlGym": {}}, "spec.rollout.agent.skyrlGym.environment"),
+        ({"skyrlGym": {"environment": "-m pip"}}, 'spec.rollout.agent.skyrlGym.environment = "-m pip"'),
+        ({"openEnv": {"url": "ftp://a", "observationKey": "t"}}, 'spec.rollout.agent.openEnv.url = "ftp://a"'),
+        (
+            {"openEnv": {"url": "http://a", "observationKey": "t", "sessions": 0}},
+            "spec.rollout.agent.openEnv.sessions = 0",
+        ),
+    ],
+)
+def test_a_mistake_is_named_by_its_field(agent: dict[str, Any], said: str) -> None:
+    (found,) = violations(agent)
+    assert found.startswith(said)
+
+
+def test_generated_files_are_read_as_others_are() -> None:
+    held_out = SUMS | {"path": "/data/held.jsonl", "seed": 1}
+    files = {"train": ["/data/a.parquet", SUMS["path"]], "validation": [held_out["path"]]}
+    assert violations(data={"generated": [SUMS, held_out], **files}) == []
+
+
+@pytest.mark.parametrize(
+    ("generated", "said"),
+    [
+        ([SUMS | {"path": "/data/b.jsonl"}], "spec.data.generated[0].path = /data/b.jsonl: nothing reads this file"),
+        (
+            [SUMS, SUMS | {"seed": 1}],
+            "spec.data.generated[1] = /data/sums.jsonl: writes the file of spec.data.generated[0], too",
+        ),
+        (
+            [SUMS, SUMS | {"path": "/data/held.jsonl", "size": 10}],
+            "spec.data.generated[1] = /data/held.jsonl: has the rows of spec.data.generated[0]: environment and seed are equal",
+        ),
+        ([SUMS | {"size": 0}], "spec.data.generated[0].size = 0"),
+        ([SUMS | {"library": "gym"}], 'spec.data.generated[0].library = "gym"'),
+    ],
+)
+def test_generated_data_that_nobody_could_mean_are_refused(generated: list[dict[str, Any]], said: str) -> None:
+    files = {"train": ["/data/sums.jsonl"], "validation": ["/data/held.jsonl"]}
+    (found,) = violations(data={"generated": generated, **files})
+    assert found.startswith(said)
+
+
+def test_rows_are_written_as_json_lines_on_a_volume_that_can_be_written() -> None:
+    made = SUMS | {"path": "/data/sums.parquet"}
+    volume = {"name": "data", "mountPath": "/data", "readOnly": True, "source": {"emptyDir": {}}}
+    runs = {"name": "runs", "mountPath": "/runs", "source": {"emptyDir": {}}}
+    found = violations(
+        data={"generated": [made], "train": [made["path"]]}, volumes=[volume, runs], checkpoint={"path": "/runs/a"}
+    )
+    assert [line.partition(":")[2].strip().partition(";")[0] for line in found] == [
+        "rows are written as JSON, one per line",
+        "is on the volume data, which is read-only",
+    ]
+
+
+def test_only_prompts_are_generated() -> None:
+    data = {"generated": [SUMS], "train": [SUMS["path"]]}
+    assert any("data.generated" in v and "task sft does not read it" in v for v in violations(data=data, task="sft"))

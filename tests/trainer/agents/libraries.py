@@ -1,0 +1,29 @@
+"""Libraries of environments that do not go together with vLLM's packages, each in a virtual environment of its own, which is made once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("RLJOB_LIBRARIES", "~/.cache/rljob-libraries")).expanduser()
+
+
+def virtual_environment(requirement: str) -> Path:
+    """With this requirement and what it needs. Skips the test where the package index cannot be reached."""
+    made = CACHE / requirement.replace("==", "-")
+    if not (made / "complete").exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        uv, python = Path(sys.executable).with_name("uv"), made / "bin/python"
+        subprocess.run((uv, "venv", "-q", "--clear", "--python", sys.executable, made), check=True)
+        install = (uv, "pip", "install", "-q", "--python", python, requirement)
+        found = subprocess.run(install, capture_output=True, text=True, check=False)
+        if found.returncode:
+            pytest.skip(f"{requirement} cannot be installed here: {found.stderr.strip().splitlines()[-1]}")
+        (made / "complete").touch()
+    return made
+
+
+def site_packages(made: Path) -> Path:
+    return made / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

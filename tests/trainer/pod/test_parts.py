@@ -1,0 +1,197 @@
+"""A server of several pods: two supervisors, with stand-ins for vLLM's processes; the last tests have the real ones. The test is the operator."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rljob_api.protocol import Report, ServerGroup, ServerPart
+from rljob_trainer.machine import free_port
+from rljob_trainer.pod import health, server_process, supervisor
+from trainer.pod.pods import Pod, control, is_running, until, words
+from trainer.server import models
+from trainer.server.servers import READY_SECONDS, spec
+
+GENERATES = {"max-num-seqs": 5}
+"""What has the stand-in serve."""
+
+
+class Replica:
+    """Pods of one server, and the operator's word on it."""
+
+    def __init__(self, model: Path = Path("/model"), **rollout: object) -> None:
+        self.pods = [Pod(model, f"demo-rollout-{rank}") for rank in range(2)]
+        self.spec = spec(model, **({"nodes": 2, "tensorParallel": 2} | rollout))
+        self.generation = 0
+
+    def say(self, attempt: int = 1, listed: bool = True) -> None:
+        """To all pods."""
+        parts = [
+            ServerPart(pod=pod.name, pod_uid="uid", boot_id=pod.boot_id, address="127.0.0.1", node_rank=rank)
+            for rank, pod in enumerate(self.pods)
+        ]
+        group = ServerGroup(name="demo-rollout-0", generation=self.generation, parts=parts, master_port=self.port)
+        for pod in self.pods:
+            said = control(self.spec, attempt).model_copy(update={"servers": [group] if listed else []})
+            pod.channel.words.put_nowait(said)
+
+    async def begin(self) -> None:
+        """The next generation."""
+        self.generation, self.port = self.generation + 1, free_port()
+        self.say()
+
+    async def all(self, condition: Callable[[Report], bool], seconds: float = 120.0) -> list[Report]:
+        return await asyncio.gather(*(pod.channel.wait(condition, seconds) for pod in self.pods))
+
+
+@asynccontextmanager
+async def replica(model: Path = Path("/model"), **rollout: object) -> AsyncIterator[Replica]:
+    """Once its pods have reported themselves."""
+    made = Replica(model, **rollout)
+    try:
+        for pod in made.pods:
+            await pod.channel.wait(lambda r: r.state == "idle")
+        yield made
+    finally:
+        for pod in made.pods:
+            await pod.end()
+
+
+def processes(pod: Pod) -> list[psutil.Process]:
+    """Those of the pod's part: first what its supervisor started."""
+    mine = [p for p in psutil.Process().children() if str(pod.port) in words(p)]
+    return [q for p in mine for q in (p, *p.children(recursive=True))]
+
+
+def engine(pod: Pod) -> psutil.Process:
+    return next(p for p in processes(pod) if health.ENGINE.search(" ".join(words(p))))
+
+
+async def seen(pod: Pod) -> psutil.Process:
+    """Its engine, once there is one and the health check has had time to see it."""
+    await until(lambda: any(health.ENGINE.search(" ".join(words(p))) for p in processes(pod)))
+    await asyncio.sleep(3 * health.POLL_SECONDS)
+    return engine(pod)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(server_process, "SERVER", "trainer.pod.stand_in")
+        monkeypatch.setattr(supervisor, "FIRST_BACKOFF_SECONDS", 0.05)
+        monkeypatch.setattr(supervisor, "READY_POLL_SECONDS", 0.05)
+        monkeypatch.setattr(health, "POLL_SECONDS", 0.2)
+        monkeypatch.setattr(server_process, "LAST_WORDS_SECONDS", 0.2)
+
+
+async def test_parts_start_when_the_control_lists_them_and_end_when_it_does_not() -> None:
+    async with replica(vllmArgs=GENERATES) as server:
+        server.port = free_port()
+        server.say(listed=False)
+        await server.all(lambda r: r.attempt == 1)
+        assert [processes(pod) for pod in server.pods] == [[], []]
+        await server.begin()
+        reports = await server.all(is_running)
+        assert [r.failure for r in reports] == [None, None]
+        head, follower = (words(processes(pod)[0]) for pod in server.pods)
+        assert "--headless" in follower and "--headless" not in head
+        for rank, command in enumerate((head, follower)):
+            place = dict(pairwise(command))
+            assert (place["--nnodes"], place["--node-rank"]) == ("2", str(rank))
+            assert (place["--master-addr"], place["--master-port"]) == ("127.0.0.1", str(server.port))
+        server.say(listed=False)
+        reports = await server.all(lambda r: r.state == "idle")
+        assert [r.failure for r in reports] == [None, None], "it was ended on purpose"
+        assert [processes(pod) for pod in server.pods] == [[], []]
+
+
+async def test_a_follower_whose_worker_is_killed_says_so_and_stays_down_until_all_parts_start_again() -> None:
+    async with replica(vllmArgs=GENERATES) as server:
+        await server.begin()
+        await server.all(is_running)
+        head, follower = server.pods
+        worker = await seen(follower)
+        worker.kill()
+        report = await follower.channel.wait(lambda r: r.failure is not None)
+        assert report.state == "idle" and report.failure
+        assert (report.failure.kind, report.failure.exception) == ("killed", "ServerLost")
+        assert report.failure.message == f"the server was killed: the engine's process {worker.pid} ended"
+        before = engine(head)
+        server.say()  # the same generation again
+        server.say(attempt=2)
+        await follower.channel.wait(lambda r: r.attempt == 2)
+        assert processes(follower) == [] and engine(head) == before
+        await server.begin()
+        await head.channel.wait(lambda r: r.state == "idle")
+        assert not before.is_running() or before.status() == psutil.STATUS_ZOMBIE
+        reports = await server.all(is_running)
+        assert [r.failure for r in reports] == [None, None]
+
+
+async def test_a_follower_does_not_outlive_its_head_and_calls_the_cause_elsewhere() -> None:
+    """Nobody has told it: the operator may be down."""
+    async with replica(vllmArgs=GENERATES) as server:
+        await server.begin()
+        await server.all(is_running)
+        (await seen(server.pods[0])).kill()
+        lost, seen_of_it = await server.all(lambda r: r.failure is not None)
+        assert lost.failure and lost.failure.kind == "killed"
+        assert seen_of_it.failure and seen_of_it.failure.kind == "collective"
+        assert seen_of_it.failure.message == "the server was killed: the server's head at 127.0.0.1 ended"
+        assert [processes(pod) for pod in server.pods] == [[], []]
+        await server.begin()
+        await server.all(is_running)
+
+
+async def test_a_worker_of_a_follower_that_is_stopped_is_named_by_its_own_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "STILL_SECONDS", 2.0)
+    async with replica(vllmArgs=GENERATES) as server:
+        await server.begin()
+        await server.all(is_running)
+        _, follower = server.pods
+        (worker := await seen(follower)).suspend()
+        failure = (await follower.channel.wait(lambda r: r.failure is not None)).failure
+        assert failure and failure.kind == "killed"
+        assert f"the engine's process {worker.pid} has not run for 2 s (stopped)" in failure.message
+
+
+async def test_a_follower_that_fails_to_start_is_reported_with_its_workers_error() -> None:
+    async with replica(vllmArgs={"max-num-seqs": 12}) as server:
+        await server.begin()
+        failure = (await server.pods[1].channel.wait(lambda r: r.failure is not None)).failure
+        assert failure and (failure.kind, failure.exception) == ("application", "OutOfMemoryError")
+        assert failure.message == "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.slow
+async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed(tmp_path: Path) -> None:
+    async with replica(models.make(tmp_path / "model", seed=1), tensorParallel=2) as server:
+        await server.begin()
+        await server.all(is_running, READY_SECONDS)
+        head, follower = server.pods
+        assert (await head.state(1))["policy_step"] is None
+        family = [*processes(head), *processes(follower)]
+        (worker := await seen(follower)).kill()
+        report = await follower.channel.wait(lambda r: r.failure is not None)
+        assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
+        await server.begin()
+        await server.all(is_running, READY_SECONDS)
+        assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.mark.slow
+async def test_real_stages_in_two_pods_end_with_the_head(tmp_path: Path) -> None:
+    model = models.make(tmp_path / "model", seed=1)
+    async with replica(model, tensorParallel=1, pipelineParallel=2) as server:
+        await server.begin()
+        await server.all(is_running, READY_SECONDS)
+        family = [q for pod in server.pods for q in processes(pod)]
+        (await seen(server.pods[0])).kill()
+        lost, seen_of_it = await server.all(lambda r: r.failure is not None)
+        assert lost.failure and lost.failure.kind == "killed"
+        assert seen_of_it.failure and seen_of_it.failure.kind == "collective"
+        assert psutil.wait_procs(family, timeout=60)[1] == []

@@ -1,0 +1,46 @@
+"""Servers of several pods on one machine: in which generation they run. What the operator does (policies/servers.py there), without nodes. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rljob_api.protocol import Failure, Report, ServerGroup, ServerPart
+
+Reports = Mapping[str, Report | None]
+"""The latest report of each pod; None where there is none."""
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    """One server."""
+
+    name: str
+    pods: tuple[str, ...]
+    """By rank."""
+    generation: int = 0
+    group: ServerGroup | None = None
+    """Its parts in this generation; None: it has ended, and not all pods are there for the next."""
+    known: tuple[Failure | None, ...] = ()
+    """What each pod had reported when the generation began: a report keeps its failure until the pod serves again."""
+
+    def advance(self, seen: Reports, address: str, port: Callable[[], int]) -> "LocalServer":
+        """The next state. All parts start again when one of them has failed, or its launcher has. `port`: a free one."""
+        reports = [seen.get(pod) for pod in self.pods]
+        if self.group and _runs(self.group, self.known, reports):
+            return self
+        there = [report for report in reports if report]
+        if len(there) < len(self.pods):
+            return LocalServer(self.name, self.pods, self.generation)
+        parts = [
+            ServerPart(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, address=address, node_rank=rank)
+            for rank, r in enumerate(there)
+        ]
+        following = self.generation + 1
+        group = ServerGroup(name=self.name, generation=following, parts=parts, master_port=port())
+        return LocalServer(self.name, self.pods, following, group, tuple(r.failure for r in there))
+
+
+def _runs(group: ServerGroup, known: Sequence[Failure | None], reports: Sequence[Report | None]) -> bool:
+    return all(
+        report and report.boot_id == part.boot_id and report.failure in (None, before)
+        for part, before, report in zip(group.parts, known, reports, strict=True)
+    )
