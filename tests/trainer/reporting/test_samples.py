@@ -82,3 +82,17 @@ def test_tokens_of_the_policy_have_their_log_probabilities_up_to_so_many_of_a_sa
     assert first["tokens"] == [["a", -0.1235]] * 600 and first["reward"] == 0.25
     assert between == {"source": "environment", "text": "!"}
     assert second["tokens"] == [["b", None]] * (MOST_TOKENS - 600) and len(second["text"]) == 600
+    assert second["rest"] == "b" * (1200 - MOST_TOKENS) and "rest" not in first
+
+
+def test_tokens_keep_the_space_in_front_of_them_though_a_decoder_drops_the_first(tmp_path):
+    class Words:
+        """As SentencePiece: a token begins with a space, which is none at the beginning of a text."""
+
+        def decode(self, token_ids, *, skip_special_tokens: bool) -> str:
+            return "".join(("", " the", "n", " ")[t] for t in token_ids).removeprefix(" ")
+
+    segments = (prompt([2]), sampled([1, 2, 3, 1], [0.0] * 4, 0))
+    one = Trajectory(segments, 7, 0, 0, finish_reason="stop", reward=0.5, data_source="")
+    write_samples(tmp_path, Batch.of(1, [one], {}), Words(), {})
+    assert [text for text, _ in lines(tmp_path, 1)[0]["segments"][1]["tokens"]] == [" the", "n", " ", " the"]

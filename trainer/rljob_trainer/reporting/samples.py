@@ -45,7 +45,9 @@ def write_samples(root: Path, batch: Batch, tokenizer: Decoder, scored: Scored) 
 
 def _lines(batch: Batch, tokenizer: Decoder, scored: Scored) -> Iterator[dict[str, Any]]:
     def word(token: int) -> str:
-        return tokenizer.decode([token], skip_special_tokens=False)
+        """As it stands in a text: some decoders drop the space in front of the first token."""
+        alone, twice = (tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
+        return twice[len(alone) :] if twice.startswith(alone) else alone
 
     words = cache(word)
     for s in batch.samples:
@@ -79,6 +81,8 @@ def _segments(segments: Sequence[Segment], tokenizer: Decoder, words: Callable[[
             tokens = [[words(token), _short(log_prob)] for token, log_prob in chosen]
             said |= {"policy_step": segment.policy_step, "tokens": tokens}
             left -= len(tokens)
+            if rest := segment.tokens[len(tokens) :].tolist():
+                said["rest"] = tokenizer.decode(rest, skip_special_tokens=False)[:LONGEST_TEXT]
         yield said
 
 

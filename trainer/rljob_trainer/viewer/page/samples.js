@@ -90,7 +90,7 @@ function mean(pairs) {
   return known.reduce((sum, value) => sum + value, 0) / known.length;
 }
 
-// Tokens one by one, a tool call in a frame. What lies behind the last one that is named follows as text.
+// Tokens one by one, a tool call in a frame. Those behind the last one that is named follow as text.
 function tokens(segment) {
   const named = segment.tokens.filter(Array.isArray);
   const nodes = [];
@@ -101,8 +101,7 @@ function tokens(segment) {
     (frame ?? { append: (node) => nodes.push(node) }).append(token(String(text), logProb));
     if (frame && seen.endsWith("</tool_call>")) frame = null;
   }
-  const rest = String(segment.text ?? "").slice(seen.length);
-  return rest ? [...nodes, element("span", { class: "muted" }, rest)] : nodes;
+  return segment.rest ? [...nodes, element("span", { class: "muted" }, String(segment.rest))] : nodes;
 }
 
 function token(text, logProb) {
