@@ -174,7 +174,20 @@ async def test_a_job_with_an_invalid_spec_leaves_as_others_do() -> None:
     assert running(crowd) == {"high": 2} and preempted(crowd) == {"low"}
 
 
-async def test_what_the_first_victim_frees_waits_for_the_second() -> None:
+async def test_jobs_that_can_never_fit_do_not_keep_others_from_preempting() -> None:
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("low", trainers=3)
+    await crowd.turns(5)
+    for i in range(6):
+        crowd.apply(f"huge-{i}", trainers=20 + i, priority=10)
+    await crowd.turns(5)
+    crowd.apply("high", trainers=1, priority=10)
+    await crowd.turns(20)
+    assert running(crowd) == {"high": 2} and preempted(crowd) == {"low"}
+
+
+@pytest.mark.parametrize("limit", [4, 0], ids=["alone", "behind others that were tried in vain"])
+async def test_what_the_first_victim_frees_waits_for_the_second(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the first would take its own nodes again, and leave them again."""
     crowd = Crowd(dict.fromkeys("ab", 2), lingering=True)
     crowd.apply("first", trainers=1)
@@ -185,6 +198,8 @@ async def test_what_the_first_victim_frees_waits_for_the_second() -> None:
     left = set[str]()
     for _ in range(30):
         await crowd.turn()
+        if preempted(crowd):
+            monkeypatch.setattr("rljob_operator.schedulers.builtin.cycle.MOST_CLAIMS", limit)
         for pod in crowd.cluster.pods(NAMESPACE):  # the second takes its time
             slow = pod["metadata"]["name"].startswith("second") and crowd.elapsed < 25
             if "deletionTimestamp" in pod["metadata"] and not slow:

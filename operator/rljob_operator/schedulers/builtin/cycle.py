@@ -6,7 +6,7 @@ from dataclasses import replace
 from rljob_api.placement_status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
-from rljob_operator.schedulers.builtin.preemption import Holder, claim, reservation
+from rljob_operator.schedulers.builtin.preemption import Holder, claim, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
 from rljob_placement.gang import Demand, Gang, Plan, Stay
@@ -19,7 +19,8 @@ NO_CLAIMS: Mapping[Key, Claim] = {}
 
 
 MOST_CLAIMS = 4
-"""Different requests for which jobs of lower priority are looked through in a cycle."""
+"""Different requests for which jobs of lower priority are looked through in a cycle in vain. Those that have claims, or are too large anyway, do not
+count."""
 
 
 def schedule_pending(
@@ -33,7 +34,7 @@ def schedule_pending(
     A job that does not fit does not hold back those after it, unless others leave their nodes for it, as `holders` may have to, or it is the first
     that is overdue: then nodes are kept for it. `claims`: what is kept already, by job.
     """
-    results, failed, tried = [], dict[str, Plan](), set[tuple[str, int]]()
+    results, failed, tried = [], dict[str, Plan](), dict[tuple[str, int], bool]()
     pending, reserves = sorted(pending, key=lambda request: request.order), False
     free, theirs = cluster, {one.job for one in pending}  # free of claims, too
     for job, known in claims.items():
@@ -42,7 +43,7 @@ def schedule_pending(
         found, claimed_now = failed.get(one.signature) or _plan(free, one), None
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
-            claimed_now = _claim(free, one, holders, tried)
+            claimed_now = _claim(free, one, holders, tried, one.job in claims)
             if one.overdue and not (claimed_now or reserves):
                 reserves, claimed_now = True, reservation(one, free, holders, claims.get(one.job), _planner(one))
         if claimed_now:
@@ -55,16 +56,27 @@ def schedule_pending(
 
 
 def _claim(
-    cluster: Cluster, one: SchedulingRequest, holders: Sequence[Holder], tried: set[tuple[str, int]]
+    cluster: Cluster,
+    one: SchedulingRequest,
+    holders: Sequence[Holder],
+    tried: dict[tuple[str, int], bool],
+    is_known: bool,
 ) -> Claim | None:
-    """`tried`: signatures and priorities of requests for which that was in vain in this cycle."""
+    """`tried`: signatures and priorities of requests for which that was in vain in this cycle, and whether it took plans; `is_known`: whether the
+    job has a claim."""
     key = one.signature, one.priority
-    if not (one.preempts and may_claim(one, holders)) or key in tried or len(tried) >= MOST_CLAIMS:
+    if key in tried or not (one.preempts and may_claim(one, holders)):
         return None
     others = [holder for holder in holders if holder.job != one.job]
+    most = freed(cluster, (holder for holder in others if holder.leaving or holder.priority < one.priority))
+    if not _has_capacity(most, one, {}):
+        tried[key] = False
+        return None
+    if not is_known and sum(tried.values()) >= MOST_CLAIMS:
+        return None
     found = claim(one, cluster, others, _planner(one))
     if found is None:
-        tried.add(key)
+        tried[key] = True
     return found
 
 

@@ -4,17 +4,17 @@ Jobs leave as if they were suspended (policies/preemption.py), which takes the e
 but the job that they leave for: otherwise the first to leave would take its own nodes again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rljob_api.quantity import Resources
+from rljob_api.quantity import Resources, add
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Plan
 
 MOST_SPARED = 8
-"""Jobs that are tried to be spared one by one, at most: each is a plan."""
+"""Jobs that are tried to be spared one by one, or nodes that are tried to be exchanged, at most: each is a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,11 @@ class Holder:
 
 def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
     """The cluster when these jobs have left it."""
+    less = dict[str, Resources]()
     for holder in holders:
-        cluster = cluster.without({n: {k: -v for k, v in amounts.items()} for n, amounts in holder.taken.items()})
-    return cluster
+        for node, amounts in holder.taken.items():
+            less[node] = add(less.get(node, {}), {name: -amount for name, amount in amounts.items()})
+    return cluster.without(less)
 
 
 def claim(
@@ -67,13 +69,27 @@ def reservation(
 ) -> Claim | None:
     """What is kept for a job that has waited for too long, as others end; None: it would not fit if all of them had ended.
 
-    `before`: what was kept for it. That stays as long as it can, since another choice each time would never be complete.
+    `before`: what was kept for it. That stays as long as it can, since another choice each time would never be complete; but who holds a node may
+    never end, so nodes that are free already take the places of those that others hold.
     """
-    future = freed(cluster, (holder for holder in holders if holder.job != one.job))
+    others = [holder for holder in holders if holder.job != one.job]
+    future = freed(cluster, others)
     if before and _holds(future, before.taken):
-        return Claim(victims=(), taken=before.taken)
-    plan = planned(future)
-    return None if plan.problem else Claim(victims=(), taken=plan.taken(one.gang, one.stay))
+        taken = before.taken
+    elif not (plan := planned(future)).problem:
+        taken = plan.taken(one.gang, one.stay)
+    else:
+        return None
+    occupied = [node for node in taken if not _holds(cluster, {node: taken[node]})]
+    for node in occupied[:MOST_SPARED]:
+        if not (plan := planned(_freed_on(cluster, others, taken.keys() - {node}))).problem:
+            taken = plan.taken(one.gang, one.stay)
+    return Claim(victims=(), taken=taken)
+
+
+def _freed_on(cluster: Cluster, holders: Iterable[Holder], nodes: Collection[str]) -> Cluster:
+    """The cluster when these jobs have left some of its nodes."""
+    return freed(cluster, (replace(h, taken={n: v for n, v in h.taken.items() if n in nodes}) for h in holders))
 
 
 def _holds(cluster: Cluster, taken: Mapping[str, Resources]) -> bool:
