@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from rljob_api import reasons
 from rljob_api.accounting import PHASES, Accounting, divided, goodput
-from rljob_api.protocol import Progress
-from rljob_api.status import ProgressStatus
+from rljob_api.protocol import Failure, Progress
+from rljob_api.status import JobStatus, ProgressStatus
 from rljob_operator.kube.api import ApiError
+from rljob_operator.policies.describe import is_display
 from rljob_operator.times import seconds, stamp
 from simulator.cluster import Crash
 from simulator.makers import NOW, Job, checkpoint, make_job
@@ -47,8 +49,25 @@ def disturb(world: World, random: Random) -> None:
     """What users, nodes, processes and the API server do, now and then."""
     pods = sorted(p["metadata"]["name"] for p in world.cluster.pods(NAMESPACE))
     running = [one for _, one in sorted(world.launchers.items()) if one.state == "running"]
-    what = random.choice(["kill", "delete", "fail", "evict", "suspend", "resume", "resume", "restart", "crash"])
-    if what in ("suspend", "resume"):
+    kinds = [
+        "kill",
+        "delete",
+        "fail",
+        "evict",
+        "suspend",
+        "resume",
+        "resume",
+        "restart attempt",
+        "go back",
+        "restart",
+        "crash",
+    ]
+    what = random.choice(kinds)
+    if what == "restart attempt":
+        world.request(f"n{world.now}", "restart")
+    elif what == "go back":
+        world.request(f"n{world.now}", "resume", random.choice([0, *(c.step for c in world.status.checkpoint.kept)]))
+    elif what in ("suspend", "resume"):
         world.request(f"n{world.now}", what)
     elif what == "restart":
         world.restart_operator()
@@ -188,6 +207,67 @@ def test_a_checkpoint_makes_safe_what_came_before_its_step() -> None:
     assert saved.accounting.unsaved == {"train": 8 * 60.0 * 2 / 8}, "two of eight steps came behind it"
     failed = replace(job, status=saved).failing(1).reporting(0, state="stopped", result="failed")
     assert failed.next(NOW).accounting.gpu_seconds == {"train": 360.0, "lost": 120.0}
+
+
+def test_a_checkpoint_that_is_the_only_news_makes_its_steps_safe() -> None:
+    job = running(step=10, phase="training", spent={"training": 60.0})
+    trained = job.next()
+    assert trained.accounting.unsaved == {"train": 480.0}
+    job = replace(job, status=trained).running(
+        step=10, phase="training", spent={"training": 60.0}, checkpoints=[checkpoint(10)]
+    )
+    saved = job.next(NOW + 1)
+    assert saved.progress == trained.progress and saved.accounting.unsaved == {}
+    failed = replace(job, status=saved).failing(1).reporting(0, state="stopped", result="failed")
+    assert "lost" not in failed.next(NOW + 1).accounting.gpu_seconds
+
+
+def ending(reason: str, result: str, command: str = "drain", **fields: Any) -> JobStatus:
+    """Of a job whose first attempt ends in the reconcile that opens the second one."""
+    known = Accounting(
+        until=stamp(NOW - 60),
+        gpus=8,
+        phase="train",
+        gpu_seconds={"train": 1000.0},
+        unsaved={"train": 1000.0},
+        reported={"train": 125.0},
+    )
+    job = make_job(scheduling={"backend": "none"}).with_attempt(1, command=command, reason=reason, **fields)
+    job = job.with_status(accounting=known).running(step=10, phase="training", spent={"training": 185.0}).having(gpus=8)
+    job = job.reporting(0, state="stopped", result=result)
+    if reason in reasons.FAILURES:
+        job = job.changing_pod(1, uid="pod-1b")
+        found = job.reporting(1, pod_uid="pod-1b", boot_id="boot-1b", attempt=0, state="idle").next()
+    else:
+        found = job.reporting(1, state="stopped", result=result).next()
+    assert found.attempt and (found.attempt.number, found.attempt.ended_at) == (2, "")
+    assert found.accounting.reported == {} and found.accounting.unsaved == {}, "those were of the first attempt"
+    assert found.accounting.phase == ("lost" if found.accounting.recovering else "starting")
+    return found
+
+
+@pytest.mark.parametrize("reason", [reasons.POD_DISRUPTED, reasons.POD_DELETED])
+def test_a_failure_loses_its_steps_although_the_next_attempt_opens_at_once(reason: str) -> None:
+    failure = Failure(kind="killed", exception=reason, message="pod demo-trainer-1: gone")
+    found = ending(
+        reason, "stopped", "stop", failure=failure, failed_pod="demo-trainer-1", commanded_at=stamp(NOW - 20)
+    )
+    assert found.accounting.recovering and found.accounting.gpu_seconds == {"lost": 1480.0}
+
+
+@pytest.mark.parametrize(
+    ("reason", "result"), [(reasons.RESTART_REQUESTED, "drained"), (reasons.RESUME_REQUESTED, "stopped")]
+)
+def test_a_request_loses_no_steps_although_the_next_attempt_opens_at_once(reason: str, result: str) -> None:
+    found = ending(reason, result)
+    assert not found.accounting.recovering and found.accounting.gpu_seconds == {"train": 1480.0}
+
+
+def test_a_change_of_the_accounting_alone_waits_as_counts_do() -> None:
+    job = running(step=4)
+    before = job.next()
+    after = replace(job, status=before).having(gpus=16).next(NOW + 5)
+    assert after.accounting != before.accounting and is_display(before, after)
 
 
 def test_a_clock_that_is_set_back_takes_nothing_back() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rljob_api.families import has_latent_attention, language_of
+from rljob_api.families import has_delta_nets, has_latent_attention, language_of
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.lora import CONFIG, FIELD, WEIGHTS, given_violations, named_modules
 from rljob_api.rules.model import model_violations
@@ -155,10 +155,14 @@ def _expected(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     heads, groups, width = (config.get(key) for key in ("num_attention_heads", "num_key_value_heads", "hidden_size"))
     head = config.get("head_dim") or (width // heads if width and heads else None)
     latent = has_latent_attention(config)
+    queries = 2 if has_delta_nets(config) else 1  # with a gate for each number of the output
     rows = {
         "vocab_size": (("embed_tokens.weight",), config.get("vocab_size")),
         "hidden_size": (("layers.0.input_layernorm.weight", "language_model.norm.weight", "model.norm.weight"), width),
-        "num_attention_heads": ((".self_attn.q_proj.weight",), heads and head and not latent and heads * head),
+        "num_attention_heads": (
+            (".self_attn.q_proj.weight",),
+            heads and head and not latent and queries * heads * head,
+        ),
         "num_key_value_heads": ((".self_attn.k_proj.weight",), groups and head and not latent and groups * head),
         "intermediate_size": ((".mlp.gate_proj.weight",), config.get("intermediate_size")),
     }

@@ -2,7 +2,8 @@
 
 The operator's clock says how long they are held, and the trainer's report how a running attempt divides that time: so the sum of the phases is right
 whatever a report says. An interval is counted when something about it changes, and when progress is written anyway. What a job holds while it waits
-needs no writes: whoever reads the status adds the time since.
+needs no writes: whoever reads the status adds the time since. A number of GPUs that changes is written as seldom as other counts are; until then its
+time counts with the former number.
 """
 
 from collections.abc import Mapping
@@ -18,13 +19,19 @@ from rljob_operator.policies.progress import current_progress
 from rljob_operator.times import seconds, stamp
 
 
+def account_end(s: Snapshot, status: JobStatus) -> Change:
+    """Accounts for an attempt that has just ended, before the next one opens: that may be in the same reconcile, and hides why this one ended."""
+    return account(s, status) if just_ended(s, status) else Change(status)
+
+
 def account(s: Snapshot, status: JobStatus) -> Change:
-    known = s.status.accounting
+    """After `account_end` no time has passed, and nothing is unsaved: it only says what the GPUs are held for from now on."""
+    known = status.accounting
     if not (s.gpus or known.until):  # it has never held a GPU
         return Change(status)
     recovering = _is_recovering(s, status)
     same = (s.gpus, recovering, _situation(status)) == (known.gpus, known.recovering, _situation(s.status))
-    if same and status.progress == s.status.progress:
+    if same and (status.progress, status.checkpoint) == (s.status.progress, s.status.checkpoint):
         return Change(status)
     counted = _counted(s, known)
     unsaved = {phase: amount * _unsaved_share(s, status) for phase, amount in counted.unsaved.items()}
@@ -90,10 +97,10 @@ def _is_recovering(s: Snapshot, status: JobStatus) -> bool:
     if attempt is None or status.suspended or status.outcome:
         return False
     if just_ended(s, status):
-        return s.status.accounting.recovering or recorded_cause(attempt) is not None
+        return status.accounting.recovering or recorded_cause(attempt) is not None
     progress = current_progress(s, attempt) if is_open(attempt) else None
     stepped = progress is not None and progress.started_from is not None and progress.step > progress.started_from
-    return s.status.accounting.recovering and not stepped
+    return status.accounting.recovering and not stepped
 
 
 def _unsaved_share(s: Snapshot, status: JobStatus) -> float:

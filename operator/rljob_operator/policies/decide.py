@@ -6,7 +6,7 @@ from rljob_api.status import JobStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.accounting import account
+from rljob_operator.policies.accounting import account, account_end
 from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
@@ -47,6 +47,7 @@ POLICIES: tuple[Policy, ...] = (
     assign_nodes,  # a node for every pod, before any is ungated
     release_stranded,  # pods that hold nodes for too long while others have none
     run_servers,  # of several pods: their generations, which end and start as a whole
+    account_end,  # of an attempt, before the next one opens
     open_attempt,  # the next attempt
     enforce_pending_deadline,  # if none opens for too long: the end
     clean_up_after_ttl,  # the children of a job that has ended

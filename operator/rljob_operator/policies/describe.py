@@ -261,14 +261,13 @@ def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
     return RoleStatus(ready=ready, desired=desired, text=text, selector=selector)
 
 
-DISPLAY = ("trainer", "spares", "gangs", "rollout", "pools", "message", "conditions")
+DISPLAY = ("trainer", "spares", "gangs", "rollout", "pools", "message", "conditions", "accounting")
 OBSERVATIONAL = (
     *DISPLAY,
     "state",
     "observed_generation",
     "progress",
     "checkpoint",
-    "accounting",
     "lost_steps",
     "first_step_at",
     "last_rollout_failure",

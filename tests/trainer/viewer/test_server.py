@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -80,10 +81,24 @@ def test_another_sites_name_is_not_answered_though_it_leads_here(address: str, h
     assert ask(address, "/api/runs/0/metrics", host="localhost:6007")[0] == 200, "as a forwarded port is called"
 
 
-def command(*arguments: object) -> "subprocess.Popen[str]":
+@contextmanager
+def command(*arguments: object) -> "Iterator[subprocess.Popen[str]]":
+    """The command, which Ctrl-C ends also where the tests run in the background. It is killed in the end."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     started = [sys.executable, "-m", "rljob_trainer", "view", *map(str, arguments)]
-    return subprocess.Popen(started, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        started,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_command_says_where_the_page_is_and_ends_with_ctrl_c(tmp_path: Path) -> None:

@@ -113,4 +113,4 @@ def test_a_sender_that_has_gone_is_noticed_at_once() -> None:
     offer = home.offer
     del home
     with pytest.raises(OSError):
-        RemoteStore(offer)
+        RemoteStore(offer).get("key")
