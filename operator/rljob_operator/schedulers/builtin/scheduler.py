@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
@@ -145,9 +146,19 @@ class GangScheduler:
         claim is planned again: only time tells which pods do not end, whose nodes it may count on."""
         if (found := self._reserved.get(request.job)) and found.request == request:
             return found if found.still_fits(self._capacity.free) else None
-        if (found := self._unschedulable.get(request.job)) and found.request == request and not found.claim:
+        if (
+            (found := self._unschedulable.get(request.job))
+            and not found.claim
+            and self._is_same(found.request, request)
+        ):
+            found = self._unschedulable[request.job] = replace(found, request=request)
             return None if helped([request], self._offers(), self._unclaimed(self._capacity.cluster())) else found
         return None
+
+    def _is_same(self, before: SchedulingRequest, now: SchedulingRequest) -> bool:
+        """Whether both have the same result. A job preempts others once its pods exist, which changes something only if there are such others."""
+        same = replace(now, preempts=before.preempts) == before
+        return same and (now.preempts == before.preempts or not may_claim(now, self._holders([now])))
 
     def _unclaimed(self, cluster: Cluster) -> Cluster:
         """The cluster without what is kept for jobs."""
