@@ -96,7 +96,10 @@ def size_violations(
 
 
 def server_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Pods of servers of several pods. The status and the control message have an entry for each, and an object of Kubernetes has 1 MiB at most."""
+    """Pods of servers of several pods. The status and the control message have an entry for each, and an object of Kubernetes has 1 MiB at most. A
+    job that has too many pods anyway breaks the rule above."""
+    if any(size_violations(spec)):
+        return
     pods = {spec.field_of(role): count for role, count in pods_of(spec).items() if server_nodes(spec, role) > 1}
     rule = f"servers of several pods may have at most {MOST_SERVER_PODS} pods together"
     yield from _beyond(spec, pods, MOST_SERVER_PODS, rule, "lower it, or the number of pods of each server")

@@ -126,8 +126,8 @@ class Observer:
         return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
 
     def _gpus(self, key: Key, pods: tuple[Pod, ...], *specs: RLJobSpec | None) -> int:
-        """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `specs`: of the next attempt, and of the one that runs, either of
-        which a pod may be made from, and which name its resource."""
+        """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `specs`: of the next attempt, and of the one that runs. A pod
+        is made from either, and asks for the resource that it names."""
         resources = {spec.trainer.resource_name for spec in specs if spec}
         used = [entry.value.requests for pod in pods if (entry := self._cache.usage.get((key[0], pod.name)))]
         return sum(requests.get(name, 0) // 1000 for requests in used if requests for name in resources)
