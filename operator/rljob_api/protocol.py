@@ -330,6 +330,8 @@ class Report(Wire):
     result: Result | None = None
     """How that attempt ended, when stopped."""
     failure: Failure | None = None
+    failed_generation: Count = 0
+    """With a server of several pods: the newest generation in which this pod's part has failed; 0: none."""
     progress: Progress | None = None
     """Progress of the run; only in the report of rank 0's pod."""
 

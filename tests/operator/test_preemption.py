@@ -9,9 +9,12 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.placement_status import Preemption
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.run import LifecycleSpec
 from rljob_operator.cache.pods import parse_pod
 from rljob_operator.kube.api import ApiError
+from rljob_operator.times import stamp
 from simulator.cluster import Crash
+from simulator.controllers import sync_stateful_sets
 from simulator.crowd import Crowd
 from simulator.makers import NOW, Job, make_job
 from simulator.objects import job_object, node_object
@@ -106,6 +109,69 @@ async def test_a_priority_class_that_never_preempts_is_honoured() -> None:
     (pod, *_) = (p for p in crowd.cluster.pods(NAMESPACE) if p["metadata"]["name"] == "waiting-trainer-0")
     assert not parse_pod(pod).preempts
     assert running(crowd) == {"running": 4} and not preempted(crowd)
+
+
+async def test_nobody_leaves_for_pods_that_cannot_be_created(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a ResourceQuota that is used up. Their PriorityClass, which may be one that never preempts, is not known either."""
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("running", trainers=3)
+    await crowd.turns(5)
+
+    def refusing(cluster: Any) -> None:
+        sync_stateful_sets(cluster)
+        for pod in [p for p in cluster.pods(NAMESPACE) if p["metadata"]["name"] == "waiting-rollout-0"]:
+            cluster.remove(pod)
+
+    monkeypatch.setattr("simulator.crowd.sync_stateful_sets", refusing)
+    crowd.apply("waiting", trainers=1, priority=10)
+    await crowd.turns(20)
+    assert running(crowd) == {"running": 4} and not preempted(crowd)
+    monkeypatch.undo()
+    await crowd.turns(20)
+    assert running(crowd) == {"waiting": 2} and preempted(crowd) == {"running"}
+
+
+def keep_pods(crowd: Crowd, job: str) -> None:
+    """The job's pods on nodes do not end any more."""
+    remove = crowd.cluster.remove
+
+    def removed(obj: Any) -> None:
+        if obj["kind"] != "Pod" or not obj["metadata"]["name"].startswith(job) or not obj["spec"].get("nodeName"):
+            remove(obj)
+        elif "deletionTimestamp" not in obj["metadata"]:
+            meta = crowd.cluster.edit("Pod", NAMESPACE, obj["metadata"]["name"])["metadata"]
+            meta["deletionTimestamp"] = stamp(crowd.now)
+
+    crowd.cluster.remove = removed  # type: ignore[method-assign]
+
+
+async def test_what_never_ends_is_not_waited_for() -> None:
+    """A pod whose process hangs in the kernel would otherwise keep everybody from preempting."""
+    crowd = Crowd({"a": 2, "b": 2})
+    for name in ("hanging", "low"):
+        crowd.apply(name, trainers=1)
+        await crowd.turns(4)
+    keep_pods(crowd, "hanging")
+    crowd.cluster.edit(names.KIND, NAMESPACE, "hanging")["spec"]["suspend"] = True
+    await crowd.turns(3)
+    crowd.apply("high", trainers=1, priority=10)
+    await crowd.turns(60)
+    assert running(crowd) == {"hanging": 2, "low": 2} and not preempted(crowd), "it may still end"
+    await crowd.turns(LifecycleSpec().node_loss_seconds + 300)
+    assert running(crowd) == {"hanging": 2, "high": 2} and preempted(crowd) == {"low"}
+
+
+async def test_a_job_with_an_invalid_spec_leaves_as_others_do() -> None:
+    crowd = Crowd({"a": 2, "b": 2})
+    crowd.apply("low", trainers=3)
+    await crowd.turns(5)
+    spec = crowd.cluster.edit(names.KIND, NAMESPACE, "low")["spec"]
+    spec["nonsense"] = 1
+    await crowd.turns(3)
+    assert running(crowd) == {"low": 4}
+    crowd.apply("high", trainers=1, priority=10)
+    await crowd.turns(30)
+    assert running(crowd) == {"high": 2} and preempted(crowd) == {"low"}
 
 
 async def test_what_the_first_victim_frees_waits_for_the_second() -> None:
@@ -252,6 +318,20 @@ def test_a_victim_goes_on_leaving_when_nobody_needs_its_nodes_any_more() -> None
     assert len(found.delete) == 2
     gone = needed().having(preemptor="").with_status(preemption=leaving).next()
     assert gone.preemption.released
+
+
+@pytest.mark.parametrize(
+    "held", [{"lost_since": NOW - 121}, {"deleting": True, "delete_by": NOW - 121}], ids=["a lost node", "no end"]
+)
+def test_a_victim_does_not_wait_for_a_pod_that_may_never_free_its_node(held: dict[str, Any]) -> None:
+    leaving = Preemption(by="research/high", since="2026-01-01T00:00:00Z")
+    job = needed().with_status(preemption=leaving).with_pods()
+    job = replace(job, pods=(replace(job.pods[0], **held),))
+    assert not job.next(NOW - 2).preemption.released
+    found = job.decide()
+    assert found.status.preemption.released and not found.status.is_leaving
+    again = replace(job, status=found.status).decide()
+    assert again.status.preemption == found.status.preemption and not again.events, "it leaves once"
 
 
 def test_a_job_that_runs_again_has_not_been_preempted() -> None:

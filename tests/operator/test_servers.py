@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api import names, reasons
 from rljob_api.placement_status import Preemption
-from rljob_api.protocol import Report, ServerGroup
+from rljob_api.protocol import Failure, Report, ServerGroup
 from rljob_api.server_status import ServerStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.policies.decide import decide
@@ -124,6 +124,19 @@ async def test_the_cause_is_the_part_that_failed_and_not_one_that_lost_it() -> N
     events = [o for (kind, _, _), o in world.cluster.objects.items() if kind == "Event"]
     (text,) = [event["message"] for event in events if event["reason"] == reasons.SERVER_RESTARTED]
     assert text == "rollout server 0 starts again as a whole: demo-rollout-1: ServerLost: out of memory"
+
+
+async def test_a_failure_that_is_reported_after_the_next_generation_began_does_not_end_that_one() -> None:
+    world = await serving()
+    part(world, 0).fail(world.now)
+    while "demo-rollout-0" not in groups(world) or groups(world)["demo-rollout-0"].generation == 1:
+        await world.turn()
+    late = part(world, 1)
+    late.failure, late.failed_generation = Failure(kind="collective", exception="ServerLost", time=world.now), 1
+    await turns(world, 12)
+    assert groups(world)["demo-rollout-0"].generation == 2
+    assert world.events().count(reasons.SERVER_RESTARTED) == 1
+    assert heads(world) == ["demo-rollout-0", "demo-rollout-2"]
 
 
 async def test_a_server_that_fails_again_and_again_waits_longer_each_time() -> None:

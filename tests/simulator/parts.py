@@ -25,6 +25,7 @@ class Part:
     """Whether it is a head that answers: its kubelet asks for nothing else."""
     lonely: int = 0
     failure: Failure | None = None
+    failed_generation: int = 0
     dark: bool = False
     """Its node is switched off."""
 
@@ -32,10 +33,16 @@ class Part:
         self, time: float, message: str = "its engine ended", kind: Literal["killed", "collective"] = "killed"
     ) -> None:
         self.failure = Failure(kind=kind, exception="ServerLost", message=message, time=time)
-        self.generation, self.ready = -abs(self.generation), False
+        self.generation, self.ready, self.failed_generation = -abs(self.generation), False, abs(self.generation)
 
     def report(self) -> str:
-        return Report(pod=self.pod, pod_uid=self.pod_uid, boot_id=self.boot_id, failure=self.failure).dump_json()
+        return Report(
+            pod=self.pod,
+            pod_uid=self.pod_uid,
+            boot_id=self.boot_id,
+            failure=self.failure,
+            failed_generation=self.failed_generation,
+        ).dump_json()
 
 
 def is_part(pod: Object) -> bool:

@@ -1,7 +1,7 @@
 """Free capacity of the cluster, kept up to date with every change of a node, a pod or a job, so that nobody has to add it up."""
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from rljob_api import names
 from rljob_api.placement_status import PlacementStatus
@@ -103,10 +103,10 @@ class Capacity:
             self._promised[job] = taken
         self._replace({("promised", job): taken})
 
-    def held(self, job: Key, pods: Iterable[Key]) -> Taken:
-        """What a job's pods take, or will take where they are assigned to, by node. `pods`: those that exist."""
+    def held(self, job: Key, pods: Iterable[Key], but: Collection[Key] = ()) -> Taken:
+        """What a job's pods take, or will take where they are assigned to, by node. `pods`: those that exist; `but`: those that do not count."""
         found = dict[str, Resources]()
-        for pod in {*pods, *self._pods.get(job, ())}:
+        for pod in {*pods, *self._pods.get(job, ())}.difference(but):
             for entry in (self._taken.entry(pod), self._taken.entry((job, pod))):
                 found |= {node: add(found.get(node, {}), amounts) for node, amounts in entry.items()}
         return found

@@ -63,7 +63,7 @@ class ClusterCache:
     def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
         self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
         self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
-        self.failed = FailedPods(clock)
+        self.clock, self.failed = clock, FailedPods(clock)
         self._leave, self._requested = policy.leave_nodes, dict[str, str]()
         """By what nodes are left, and why objects ask for it, by node."""
         self.nodes: Cache[Node] = Cache(self._node, group=key_of)

@@ -72,7 +72,7 @@ def _without(status: JobStatus, released: tuple[Pod, ...]) -> JobStatus:
 
 def _next(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
     events = tuple[Event, ...]()
-    if server.parts and (end := _end(s, status, server)):
+    if server.parts and (end := _end(s, server)):
         server, event = _ended(s, server, end)
         events = (event,)
     if server.parts:
@@ -96,14 +96,15 @@ class End:
     part: ServerPart
 
 
-def _end(s: Snapshot, status: JobStatus, server: ServerStatus) -> End | None:
+def _end(s: Snapshot, server: ServerStatus) -> End | None:
     """None: it can go on. A part that has lost the others names no cause, if another one does."""
     pairs = zip(server.parts, server.ordinals, strict=True)
-    found = [end for part, ordinal in pairs if (end := _end_of_part(s, status, part, ordinal))]
+    found = [end for part, ordinal in pairs if (end := _end_of_part(s, server, part, ordinal))]
     return min(found, key=lambda end: end.reason == reasons.COLLECTIVE_FAILED, default=None)
 
 
-def _end_of_part(s: Snapshot, status: JobStatus, part: ServerPart, ordinal: int) -> End | None:
+def _end_of_part(s: Snapshot, server: ServerStatus, part: ServerPart, ordinal: int) -> End | None:
+    """Failures of earlier generations may be reported late, and until the pod serves again."""
     pod, report = s.pod(part), s.report(part)
     reason, message = why_gone(s, part, pod, report)
     if reason:
@@ -113,10 +114,9 @@ def _end_of_part(s: Snapshot, status: JobStatus, part: ServerPart, ordinal: int)
     if pod.ordinal != ordinal:
         successor = names.pod(s.job.name, pod.role, ordinal)
         return End(reasons.POD_DELETED, f"pod {part.pod} gives its place to {successor}", part)
-    failure = report.failure if report else None
-    if failure and status.server_failures.get(part.pod) != s.status.server_failures.get(part.pod):
-        message = failure_sentence(RolloutFailure(pod=part.pod, failure=failure))
-        return End(BY_KIND[failure.kind], message, part)
+    if report and report.failure and report.failed_generation == server.generation:
+        message = failure_sentence(RolloutFailure(pod=part.pod, failure=report.failure))
+        return End(BY_KIND[report.failure.kind], message, part)
     return None
 
 

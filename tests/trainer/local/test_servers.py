@@ -6,8 +6,14 @@ from rljob_trainer.local.servers import LocalServer
 PODS = ("demo-rollout-0", "demo-rollout-1")
 
 
-def report(pod: str, boot: str = "b", failure: Failure | None = None) -> Report:
-    return Report(pod=pod, pod_uid="uid", boot_id=boot, failure=failure)
+def report(pod: str, boot: str = "b") -> Report:
+    return Report(pod=pod, pod_uid="uid", boot_id=boot)
+
+
+def failed(pod: str, generation: int) -> Report:
+    """With what came of that generation."""
+    failure = Failure(kind="killed", message="a worker ended", time=float(generation))
+    return report(pod).model_copy(update={"failure": failure, "failed_generation": generation})
 
 
 def reports(**changed: Report | None) -> dict[str, Report | None]:
@@ -30,11 +36,13 @@ def test_a_generation_begins_when_all_pods_have_reported_and_then_stays() -> Non
 
 
 def test_a_failure_of_one_pod_begins_the_next_generation_once() -> None:
-    failed = reports(second=report(PODS[1], failure=Failure(kind="killed", message="a worker ended", time=5.0)))
-    following = begun().advance(failed, "127.0.0.1", lambda: 1002)
+    first = reports(second=failed(PODS[1], 1))
+    following = begun().advance(first, "127.0.0.1", lambda: 1002)
     assert following.group and (following.group.generation, following.group.master_port) == (2, 1002)
-    assert following.advance(failed, "127.0.0.1", lambda: 1003) == following, "it has begun with what is still reported"
-    again = reports(second=report(PODS[1], failure=Failure(kind="killed", message="a worker ended", time=9.0)))
+    assert following.advance(first, "127.0.0.1", lambda: 1003) == following, "it has begun with what is still reported"
+    late = reports(first=failed(PODS[0], 1), second=failed(PODS[1], 1))
+    assert following.advance(late, "127.0.0.1", lambda: 1003) == following, "the other part of the first one ended, too"
+    again = reports(second=failed(PODS[1], 2))
     assert following.advance(again, "127.0.0.1", lambda: 1003).generation == 3
 
 

@@ -4,7 +4,7 @@
 leaves a child behind that holds its output open, as vLLM's engine does. The others have a process that is called as vLLM's engine: 5 serves;
 6 never answers, as a server that hangs while it loads a model; the engine of 7 fails to start and says why, and the server stays; 8 and 9 load for
 LOADING_SECONDS, of which 8 shows in what its engine reads and 9 in what it writes. 10 and 11 are in an update that waits for the trainer from their
-first answer on; 11 is frozen as a whole by its first answer.
+first answer on; 11 is frozen as a whole by its first answer. 13 is a part that waits for another pod for LOADING_SECONDS, and shows it in nothing.
 Its answers say the highest attempt it has seen.
 
 With `--headless` it is a part of a server that has a head elsewhere; a head listens where they meet, as long as its engine lives. With 12 a worker of
@@ -72,6 +72,7 @@ def fork_engine(behaviour: str) -> None:
     """What the server leaves alone once it is there."""
     if os.fork() == 0:
         setproctitle("VLLM::EngineCore")
+        time.sleep(LOADING_SECONDS if behaviour == "13" else 0)
         meets = [socket.create_server(("127.0.0.1", int(option("--master-port"))))] if HEAD else []  # noqa: F841 kept open
         if behaviour == "7":
             time.sleep(1)
@@ -122,13 +123,17 @@ if __name__ == "__main__":
     if option("--max-num-seqs") == "1":
         print("error: argument --max-num-seqs: 1 is not enough", flush=True)
         sys.exit(2)
-    if BEHAVIOUR in ("5", "6", "7", "8", "9", "10", "11"):
+    if BEHAVIOUR in ("5", "6", "7", "8", "9", "10", "11", "13"):
         fork_engine(BEHAVIOUR)
         if FOLLOWER:
             meet(int(option("--master-port")))
             print(FOLLOWS, flush=True)
             time.sleep(3600)
-        time.sleep({"5": 0, "8": LOADING_SECONDS, "9": LOADING_SECONDS, "10": 0, "11": 0}.get(BEHAVIOUR, 3600))
+        time.sleep(
+            {"5": 0, "6": 3600, "7": 3600, "8": LOADING_SECONDS, "9": LOADING_SECONDS, "13": LOADING_SECONDS}.get(
+                BEHAVIOUR, 0
+            )
+        )
     if FOLLOWER and BEHAVIOUR == "12":
         prefix = "(Worker_TP1 pid=7) ERROR 11-26 06:56:15 [multiproc_executor.py:1330] "
         lines = FAILURE.replace("EngineCore failed", "WorkerProc failed").splitlines()

@@ -120,6 +120,7 @@ async def test_a_follower_whose_worker_is_killed_says_so_and_stays_down_until_al
         assert report.state == "idle" and report.failure
         assert (report.failure.kind, report.failure.exception) == ("killed", "ServerLost")
         assert report.failure.message == f"the server was killed: the engine's process {worker.pid} ended"
+        assert report.failed_generation == 1
         before = engine(head)
         server.say()  # the same generation again
         server.say(attempt=2)
@@ -157,6 +158,24 @@ async def test_a_worker_of_a_follower_that_is_stopped_is_named_by_its_own_pod(mo
         failure = (await follower.channel.wait(lambda r: r.failure is not None)).failure
         assert failure and failure.kind == "killed"
         assert f"the engine's process {worker.pid} has not run for 2 s (stopped)" in failure.message
+
+
+async def test_parts_wait_for_those_that_load_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For twice the limit of a whole server, in which they neither log nor read."""
+    monkeypatch.setattr(health, "STUCK_SECONDS", 5.0)
+    async with replica(vllmArgs={"max-num-seqs": 13}) as server:
+        await server.begin()
+        await server.all(is_running)
+        assert [r for pod in server.pods for r in pod.channel.reports if r.failure] == []
+
+
+async def test_parts_that_all_hang_while_they_load_are_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "STUCK_PART_SECONDS", 3.0)
+    async with replica(vllmArgs={"max-num-seqs": 13}) as server:
+        await server.begin()
+        for report in await server.all(lambda r: r.failure is not None):
+            assert report.failure and report.failed_generation == 1
+            assert "neither logged nor read anything for 3 s while it started" in report.failure.message
 
 
 async def test_a_follower_that_fails_to_start_is_reported_with_its_workers_error() -> None:

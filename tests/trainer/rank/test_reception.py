@@ -1,7 +1,9 @@
 """What a worker does about senders that it cannot reach, or that it cannot be connected with at once."""
 
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 
 from rljob_trainer.rank.weights.attendance import LossCause
 from rljob_trainer.rank.weights.publisher import Publisher
-from rljob_trainer.wire.weights import chain, protocol
+from rljob_trainer.wire.weights import chain, protocol, rendezvous
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
@@ -23,6 +25,13 @@ PARTS = [{f"{i}": torch.rand(1000)} for i in range(2)]
 def gone() -> Offer:
     """Of a sender that has ended."""
     return SenderStore(HERE).offer
+
+
+@contextmanager
+def unreachable() -> Iterator[Offer]:
+    """Of a machine that answers nothing: what connects waits until its time is up."""
+    with socket.create_server((HERE, 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+        yield Offer(*full.getsockname())
 
 
 def sent_by(index: int) -> list[Phase]:
@@ -43,6 +52,23 @@ def test_all_senders_hear_at_once_which_other_one_cannot_be_reached(place: int) 
                 assert loss.cause == LossCause.REFUSED
                 assert loss.why.startswith(f"the sender at {lost.address} cannot be reached: ")
         assert time.monotonic() - began < protocol.SILENT_SECONDS
+
+
+@pytest.mark.parametrize("reachable_first", [True, False])
+def test_all_senders_hear_in_time_that_many_others_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, reachable_first: bool
+) -> None:
+    """One after the other they would take longer than a worker may be silent."""
+    monkeypatch.setattr(rendezvous, "FIND_SECONDS", 2.0)
+    monkeypatch.setattr(protocol, "SILENT_SECONDS", 6.0)
+    publishers = [Publisher(1, "t", over_tcp(HERE)) for _ in PARTS]
+    with Standing("one") as one, unreachable() as lost, publishers[0].update([one.endpoint]) as update:
+        found, missing = [publisher.sender.offer for publisher in publishers], [lost] * 5
+        opened = update.open(found + missing if reachable_first else missing + found)
+        for i, publisher in enumerate(publishers):
+            (loss,) = publisher.sender.send(sent_by(i), opened, i, lambda: None).failed.values()
+            assert loss.cause == LossCause.REFUSED
+            assert loss.why.startswith(f"the sender at {lost.address} cannot be reached: ")
 
 
 def test_connections_of_an_earlier_update_are_closed_when_the_next_one_fails() -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,18 @@ def test_a_sender_that_does_not_answer_is_given_up_and_never_misread(monkeypatch
             worker.get("a")
         with pytest.raises(OSError):
             worker.get("b")
+
+
+def test_workers_that_come_all_at_once_find_a_sender_that_is_busy() -> None:
+    home, free = SenderStore(HERE), threading.Event()
+    assert RemoteStore(home.offer).get("a") is None, "it serves"
+    home._values._loop.call_soon_threadsafe(free.wait)
+    with ExitStack() as workers:
+        try:
+            for _ in range(200):
+                workers.enter_context(socket.create_connection((HERE, home.offer.port), 10))
+        finally:
+            free.set()
 
 
 @pytest.mark.parametrize(

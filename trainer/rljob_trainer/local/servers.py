@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api.protocol import Failure, Report, ServerGroup, ServerPart
+from rljob_api.protocol import Report, ServerGroup, ServerPart
 
 Reports = Mapping[str, Report | None]
 """The latest report of each pod; None where there is none."""
@@ -19,13 +19,11 @@ class LocalServer:
     generation: int = 0
     group: ServerGroup | None = None
     """Its parts in this generation; None: it has ended, and not all pods are there for the next."""
-    known: tuple[Failure | None, ...] = ()
-    """What each pod had reported when the generation began: a report keeps its failure until the pod serves again."""
 
     def advance(self, seen: Reports, address: str, port: Callable[[], int]) -> "LocalServer":
         """The next state. All parts start again when one of them has failed, or its launcher has. `port`: a free one."""
         reports = [seen.get(pod) for pod in self.pods]
-        if self.group and _runs(self.group, self.known, reports):
+        if self.group and _runs(self.group, reports):
             return self
         there = [report for report in reports if report]
         if len(there) < len(self.pods):
@@ -36,11 +34,12 @@ class LocalServer:
         ]
         following = self.generation + 1
         group = ServerGroup(name=self.name, generation=following, parts=parts, master_port=port())
-        return LocalServer(self.name, self.pods, following, group, tuple(r.failure for r in there))
+        return LocalServer(self.name, self.pods, following, group)
 
 
-def _runs(group: ServerGroup, known: Sequence[Failure | None], reports: Sequence[Report | None]) -> bool:
+def _runs(group: ServerGroup, reports: Sequence[Report | None]) -> bool:
+    """A part that failed in an earlier generation may be reported late, and until the pod serves again."""
     return all(
-        report and report.boot_id == part.boot_id and report.failure in (None, before)
-        for part, before, report in zip(group.parts, known, reports, strict=True)
+        report and report.boot_id == part.boot_id and report.failed_generation != group.generation
+        for part, report in zip(group.parts, reports, strict=True)
     )

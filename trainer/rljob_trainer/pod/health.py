@@ -3,7 +3,8 @@
 vLLM's API server answers without its engine, and stays up when the engine has died or hangs. So three things are checked:
 
     dead     an engine process has ended; checked every POLL_SECONDS, also while the server starts
-    stuck    before its first answer, it has neither logged nor read anything for STUCK_SECONDS (loading itself may take any time)
+    stuck    before its first answer, it has neither logged nor read anything for STUCK_SECONDS (loading itself may take any time); a part of a
+             server of several pods, for STUCK_PART_SECONDS
     frozen   the API server has not answered for FROZEN_SECONDS, or its engine has not; BUSY_SECONDS while the engine computes or is updated;
              STILL_SECONDS when a process of the engine does not even run
 
@@ -136,6 +137,9 @@ BUSY_SECONDS = 180.0
 """Longer than any step, compilation or part of a weight update (protocol.py) takes."""
 STUCK_SECONDS = 600.0
 """Compiling a large model may take minutes without any output or input."""
+STUCK_PART_SECONDS = 3600.0
+"""A pod that has loaded its part waits for slower ones, silently: for 1800 s at most, the limit of vLLM's collectives over gloo (0.32), which then
+raise. This one is for pods that all hang."""
 STUCK_BYTES = 2**20
 """Reading less than this is not progress: idle processes read from their own pipes."""
 STUCK_TALK = re.compile(rb"No available shared memory broadcast block found")
@@ -156,9 +160,9 @@ class Lost:
 class HealthCheck:
     """The health check of one server, in the process that started it, which passes its output to `heard`."""
 
-    def __init__(self, pid: int, url: str, token: str) -> None:
-        """`pid`: of the API server. `url`: where it will answer."""
-        self._url, self._token = url, token
+    def __init__(self, pid: int, url: str, token: str, is_part: bool = False) -> None:
+        """`pid`: of the API server. `url`: where it will answer. `is_part`: of a server of several pods."""
+        self._url, self._token, self._is_part = url, token, is_part
         self._engine = EngineProcesses(pid)
         self._moved, self._bytes_read = time.monotonic(), 0
         self._answered: float | None = None
@@ -186,7 +190,8 @@ class HealthCheck:
         while True:
             if reason := self._engine.look():
                 return Lost(reason, dead=True)
-            if self._answered is None and (seconds := self._idle_seconds()) > STUCK_SECONDS:
+            limit = STUCK_PART_SECONDS if self._is_part else STUCK_SECONDS
+            if self._answered is None and (seconds := self._idle_seconds()) > limit:
                 return Lost(f"it has neither logged nor read anything for {seconds:.0f} s while it started")
             await asyncio.sleep(POLL_SECONDS)
 

@@ -55,7 +55,7 @@ class FollowerCheck(HealthCheck):
     would keep their GPUs. That they compute, the head finds out, whose engine waits for them."""
 
     def __init__(self, pid: int, part: PodPart) -> None:
-        super().__init__(pid, "", "")
+        super().__init__(pid, "", "", is_part=True)
         self._meeting = part.meeting
 
     async def _frozen(self) -> Lost:

@@ -173,7 +173,7 @@ class ServerProcess:
         check = (
             FollowerCheck(process.pid, part)
             if part and part.follows
-            else HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN])
+            else HealthCheck(process.pid, url, environment[names.ENV_ROLLOUT_TOKEN], part is not None)
         )
         return ServerProcess(process, family, output, check, section, part)
 

@@ -186,6 +186,7 @@ class Supervisor:
             attempt=self._control.attempt if self._control else 0,
             state="running" if self._ready else "idle",
             failure=self._failure,
+            failed_generation=self._ended.generation if self._ended else 0,
         )
 
     def _sources(self) -> Iterable[Source]:

@@ -74,7 +74,11 @@ def _request(
 ) -> SchedulingRequest:
     spec = view.spec
     gang = Gang.of(spec)
-    urgent = any(name not in current for name in required_names(spec, wanted))
+    required = required_names(spec, wanted)
+    urgent = any(name not in current for name in required)
+    created = set(required) <= {
+        pod.name for pod in view.pods
+    }  # nobody leaves for pods that a quota or an admission plugin refuses
     stays = {role: _stay(wanted[role][:size], ranks[role], current) for role, size in gang_sizes(spec).items()}
     return SchedulingRequest(
         job=(view.job.namespace, view.job.name),
@@ -82,7 +86,7 @@ def _request(
         created=view.job.creation_timestamp,
         urgent=urgent,
         priority=spec.scheduling.priority,
-        preempts=urgent and spec.scheduling.preempts and all(pod.preempts for pod in view.pods),
+        preempts=urgent and created and spec.scheduling.preempts and all(pod.preempts for pod in view.pods),
         overdue=urgent and _is_overdue(view),
         gang=gang,
         current=current,

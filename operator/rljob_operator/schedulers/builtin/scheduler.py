@@ -2,69 +2,18 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from rljob_operator.cache.cluster import CachedJob, ClusterCache
+from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.schedulers.builtin.cache import SchedulerCache
 from rljob_operator.schedulers.builtin.cycle import helped, may_claim, offers_more, refuge, schedule_pending
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Cluster, Node
-
-
-class SchedulerCache:
-    """Has no state of its own. The caches hold every status from the moment it is written, so no capacity is assigned twice."""
-
-    def __init__(self, cache: ClusterCache) -> None:
-        self._cache = cache
-
-    def node(self, name: str) -> Node | None:
-        """The node as if nothing ran on it."""
-        entry = self._cache.nodes.get(("", name))
-        return entry.value.schedulable if entry else None
-
-    def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
-        """Scheduling requests of all jobs that have one, without the jobs in `but`."""
-        views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
-        return [found for view in views if view and (found := scheduling_request(view, self.node))]
-
-    def holders(self, below: float) -> list[Holder]:
-        """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
-        return [found for job in self._cache.jobs.values() if (found := self._holder(job, below)) and found.taken]
-
-    def _holder(self, job: CachedJob, below: float) -> Holder | None:
-        spec, status = job.validation.result.accepted, job.readable_status
-        if spec is None or status is None or not spec.scheduling.facts.assigns_nodes:
-            return None
-        ends = bool(status.outcome or status.suspended or job.meta.deletion_timestamp)
-        leaving = ends or status.is_leaving or status.wants_suspend(spec.suspend)
-        if not (leaving or spec.scheduling.priority < below):
-            return None
-        key = _key(job)
-        return Holder(
-            job=key,
-            uid=job.meta.uid,
-            created=job.meta.creation_timestamp,
-            priority=spec.scheduling.priority,
-            taken=self._cache.capacity.held(key, self._cache.pods.of(key)),
-            leaving=leaving,
-        )
-
-    def _view(self, job: CachedJob, now: float) -> JobView | None:
-        spec, status = job.validation.result.accepted, job.readable_status
-        if spec is None or status is None or job.meta.deletion_timestamp:
-            return None
-        pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
-        limit = job.validation.policy.reserve_after_seconds
-        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit)
-
-
-def _key(job: CachedJob) -> Key:
-    return job.meta.namespace, job.meta.name
-
 
 REFUGE_SECONDS = 10.0
 """Seconds for which an answer of `refuge` is used again: it plans on the whole cluster, and a job on a bad node asks in every reconcile."""
@@ -192,13 +141,12 @@ class GangScheduler:
         return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit)
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
-        """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help."""
+        """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help. A
+        claim is planned again: only time tells which pods do not end, whose nodes it may count on."""
         if (found := self._reserved.get(request.job)) and found.request == request:
             return found if found.still_fits(self._capacity.free) else None
-        if (found := self._unschedulable.get(request.job)) and found.request == request:
-            free = self._capacity.cluster()
-            free = free if request.job in self._claims else self._unclaimed(free)
-            return None if helped([request], self._offers(), free) else found
+        if (found := self._unschedulable.get(request.job)) and found.request == request and not found.claim:
+            return None if helped([request], self._offers(), self._unclaimed(self._capacity.cluster())) else found
         return None
 
     def _unclaimed(self, cluster: Cluster) -> Cluster:

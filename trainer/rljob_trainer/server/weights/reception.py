@@ -6,6 +6,7 @@ many senders there are; and all workers of all servers take them in the same ord
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -113,18 +114,24 @@ class Reception:
         return torch.cuda.stream(torch.cuda.Stream())
 
     def _find(self) -> None:
-        """Connect to all senders. Raises SenderLostError when one cannot be reached: after the others are, which will hear of it."""
-        lost = ""
-        for offer in self._offers:
-            try:
-                connection = self._kept.pop(offer, None) or RemoteStore(offer)
-            except OSError as error:
-                lost = lost or f"the sender at {offer.address} cannot be reached: {error}"
-                continue
-            self._sources.append(Source(self._place, self._end_cls, connection, self._update, self._wait))
-            self._wait()
-        if lost:
-            raise SenderLostError(lost)
+        """Connect to all senders. Raises SenderLostError when one cannot be reached: after the others are, which will hear of it.
+
+        To all at the same time: however many cannot be reached, the others hear of it before they take this worker for silent.
+        """
+        with ThreadPoolExecutor(len(self._offers)) as pool:
+            found = list(pool.map(self._connected, self._offers))
+        reached = [connection for connection in found if not isinstance(connection, SenderLostError)]
+        self._sources = [Source(self._place, self._end_cls, one, self._update, self._wait) for one in reached]
+        self._wait()
+        for connection in found:
+            if isinstance(connection, SenderLostError):
+                raise connection
+
+    def _connected(self, offer: Offer) -> Connection | RemoteStore | SenderLostError:
+        try:
+            return self._kept.pop(offer, None) or RemoteStore(offer)
+        except OSError as error:
+            return SenderLostError(f"the sender at {offer.address} cannot be reached: {error}")
 
     def _wait(self) -> None:
         """Called while this worker waits or loads: all senders see that it lives."""

@@ -33,7 +33,7 @@ class SenderStore:
     def __init__(self, address: str) -> None:
         """`address`: an IP of this machine that the workers can reach."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+        listener = socket.create_server((address, 0), family=family)
         self.offer = Offer(address, int(listener.getsockname()[1]))
         self._values = values = _Values()
         threading.Thread(target=values.serve, args=(listener,), name="weights-store", daemon=True).start()
@@ -107,7 +107,7 @@ class _Values:
             self._loop.call_soon_threadsafe(self._over.set)
 
     async def _serve(self, listener: socket.socket) -> None:
-        server = await asyncio.start_server(self._answer, sock=listener)
+        server = await asyncio.start_server(self._answer, sock=listener, backlog=BACKLOG)
         await self._over.wait()
         server.close()
 

@@ -1,0 +1,93 @@
+"""What the `builtin` scheduler reads of the caches: requests of jobs, and what jobs hold."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from rljob_api import names
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
+from rljob_operator.cache.cluster import CachedJob, ClusterCache
+from rljob_operator.cache.pods import Pod
+from rljob_operator.kube.api import Key
+from rljob_operator.model.children import controls
+from rljob_operator.model.ordinals import is_held
+from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.model.snapshot import is_open
+from rljob_operator.schedulers.builtin.preemption import Holder
+from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_placement.cluster import Node
+
+
+class SchedulerCache:
+    """Has no state of its own. The caches hold every status from the moment it is written, so no capacity is assigned twice."""
+
+    def __init__(self, cache: ClusterCache) -> None:
+        self._cache = cache
+
+    def node(self, name: str) -> Node | None:
+        """The node as if nothing ran on it."""
+        entry = self._cache.nodes.get(("", name))
+        return entry.value.schedulable if entry else None
+
+    def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
+        """Scheduling requests of all jobs that have one, without the jobs in `but`."""
+        views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
+        return [found for view in views if view and (found := scheduling_request(view, self.node))]
+
+    def holders(self, below: float) -> list[Holder]:
+        """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
+        return [found for job in self._cache.jobs.values() if (found := self._holder(job, below)) and found.taken]
+
+    def _holder(self, job: CachedJob, below: float) -> Holder | None:
+        status = job.readable_status
+        spec = self._spec_in_force(job, status) if status else None
+        if spec is None or status is None or not spec.scheduling.facts.assigns_nodes:
+            return None
+        ends = bool(status.outcome or status.suspended or job.meta.deletion_timestamp)
+        leaving = ends or status.is_leaving or status.wants_suspend(bool(job.validation.raw.get("suspend")))
+        if not (leaving or spec.scheduling.priority < below):
+            return None
+        key = _key(job)
+        return Holder(
+            job=key,
+            uid=job.meta.uid,
+            created=job.meta.creation_timestamp,
+            priority=spec.scheduling.priority,
+            taken=self._cache.capacity.held(key, self._cache.pods.of(key), but=self._held(key, spec)),
+            leaving=leaving,
+        )
+
+    def _spec_in_force(self, job: CachedJob, status: JobStatus) -> RLJobSpec | None:
+        """The spec that its pods were made for: of the open attempt, or the job's own. A job with an invalid spec holds nodes, too."""
+        found = self._cache.config_maps.get((job.meta.namespace, names.control(job.meta.name)))
+        control = found.value.control if found and controls(job.meta, found.value.object) else None
+        own = job.validation.result.accepted
+        return control.spec if control and (own is None or is_open(status.attempt)) else own
+
+    def _held(self, job: Key, spec: RLJobSpec) -> set[Key]:
+        """Pods of the job that may never free their nodes."""
+        limit, now = spec.lifecycle.node_loss_seconds, self._cache.clock()
+        pods = ((key, self._on_its_node(entry.value)) for key, entry in self._cache.pods.of(job).items())
+        return {key for key, pod in pods if is_held(pod, limit, now)}
+
+    def _on_its_node(self, pod: Pod) -> Pod:
+        """The pod, with whether its node answers as far as the cache knows."""
+        entry = self._cache.nodes.get(("", pod.node))
+        if entry is None or pod.ready:
+            return pod
+        node = entry.value
+        return replace(
+            pod, lost_since=node.lost_since, answers_since=node.answers_since, out_of_service=node.out_of_service
+        )
+
+    def _view(self, job: CachedJob, now: float) -> JobView | None:
+        spec, status = job.validation.result.accepted, job.readable_status
+        if spec is None or status is None or job.meta.deletion_timestamp:
+            return None
+        pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
+        limit = job.validation.policy.reserve_after_seconds
+        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit)
+
+
+def _key(job: CachedJob) -> Key:
+    return job.meta.namespace, job.meta.name
