@@ -51,7 +51,7 @@ def test_a_mistake_is_named_by_its_field(agent: dict[str, Any], said: str) -> No
 
 
 def test_generated_files_are_read_as_others_are() -> None:
-    held_out = SUMS | {"path": "/data/held.jsonl", "seed": 1}
+    held_out = SUMS | {"path": "/data/held.jsonl", "offset": 100}
     files = {"train": ["/data/a.parquet", SUMS["path"]], "validation": [held_out["path"]]}
     assert violations(data={"generated": [SUMS, held_out], **files}) == []
 
@@ -66,8 +66,17 @@ def test_generated_files_are_read_as_others_are() -> None:
         ),
         (
             [SUMS, SUMS | {"path": "/data/held.jsonl", "size": 10}],
-            "spec.data.generated[1] = /data/held.jsonl: has the rows of spec.data.generated[0]: environment and seed are equal",
+            "spec.data.generated[1] = /data/held.jsonl: has rows of spec.data.generated[0]: environment and seed are the same",
         ),
+        (
+            [SUMS | {"offset": 50}, SUMS | {"path": "/data/held.jsonl", "size": 51}],
+            "spec.data.generated[1] = /data/held.jsonl: has rows of spec.data.generated[0]: environment and seed are the same",
+        ),
+        (
+            [SUMS, SUMS | {"path": "/data/held.jsonl", "seed": 1, "offset": 100}],
+            "spec.data.generated[1] = /data/held.jsonl: may have rows of spec.data.generated[0]: the environment is the same",
+        ),
+        ([SUMS | {"offset": -1}], "spec.data.generated[0].offset = -1"),
         ([SUMS | {"size": 0}], "spec.data.generated[0].size = 0"),
         ([SUMS | {"library": "gym"}], 'spec.data.generated[0].library = "gym"'),
     ],

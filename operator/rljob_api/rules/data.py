@@ -1,6 +1,5 @@
 """Rules of what is trained on, held out and kept: `spec.data`, the batches of `spec.train`, and the sources that files are copied from."""
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -11,6 +10,7 @@ from rljob_api.rules.volumes import volume_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from rljob_api.spec.job import PAIRED
+from rljob_api.spec.model import GeneratedData
 
 PAIRS = field("task").is_in(PAIRED)
 LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.maxTokens"), TURN)).named(
@@ -168,8 +168,8 @@ def data_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def generated_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Files that are generated are read, written once each, and no part of one another."""
-    read, earlier = {path for _, path in data_files(spec)}, dict[tuple[str, ...], str]()
+    """Files that are generated are read, written once each, and have no rows in common."""
+    read = {path for _, path in data_files(spec)}
     for i, one in enumerate(spec.data.generated):
         where = f"spec.data.generated[{i}]"
         volume = volume_of(spec, one.path)
@@ -185,18 +185,30 @@ def generated_violations(spec: RLJobSpec) -> Iterator[Violation]:
         if volume is not None and volume.read_only:
             rule = f"is on the volume {volume.name}, which is read-only"
             yield Violation(f"{where}.path", one.path, rule, "put it below a mountPath without readOnly")
-        arguments = json.dumps(one.arguments, sort_keys=True, default=str)
-        for key, rule in (
-            ((one.path,), "writes the file of {0}, too"),
-            (
-                (one.library, one.environment, arguments, str(one.seed)),
-                "has the rows of {0}: environment and seed are equal",
-            ),
-        ):
-            if key in earlier:
-                yield Violation(where, one.path, rule.format(earlier[key]), "choose another path or seed")
+        for j, other in enumerate(spec.data.generated[:i]):
+            if shared := _shared(one, other):
+                rule, fix = shared
+                yield Violation(where, one.path, rule.format(f"spec.data.generated[{j}]"), fix)
                 break
-            earlier[key] = where
+
+
+def _shared(one: GeneratedData, other: GeneratedData) -> tuple[str, str] | None:
+    """What is wrong with two files, and the fix."""
+    if one.path == other.path:
+        return "writes the file of {}, too", "choose another path"
+    if (one.library, one.environment, one.arguments) != (other.library, other.environment, other.arguments):
+        return None
+    if one.seed != other.seed:
+        return (
+            "may have rows of {}: the environment is the same, and the seed is not",
+            "give both one seed, and an offset behind the other's rows",
+        )
+    if one.offset < other.offset + other.size and other.offset < one.offset + one.size:
+        return (
+            "has rows of {}: environment and seed are the same, and the rows from offset on overlap",
+            "set offset behind the other's rows",
+        )
+    return None
 
 
 def data_files(spec: RLJobSpec) -> Iterator[tuple[str, str]]:

@@ -110,15 +110,17 @@ class GeneratedData(Model):
     path: AbsolutePath
     """The file, whose name ends in .jsonl; `train`, `validation` or a set of `evaluation` names it too. A file that is there stays as it is."""
     library: Literal["reasoning-gym", "verifiers"]
-    """The library: a data set of reasoning-gym is generated with `arguments` and `seed`; of the tasks of verifiers, `seed` chooses and orders."""
+    """The library: a data set of reasoning-gym is generated with `arguments` and `seed`; the tasks of verifiers are ordered by `seed`."""
     environment: LibraryName
     """Name of the data set or environment in the library."""
     arguments: Verbatim = {}
     """Its configuration, in the library's own words."""
     size: Annotated[int, Field(ge=1, le=10_000_000)]
     """Number of rows."""
+    offset: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Rows of the library's order that are left out before the first. Held-out data begin behind the last row of the training data."""
     seed: NonNegativeInt = 0
-    """Equal seeds give equal rows. Held-out data need another one than training data."""
+    """Order of the library's rows. Held-out and training data need the same one: other seeds may give the same rows in other places."""
 
 
 class CustomRows(Model):

@@ -265,6 +265,25 @@ async def test_what_a_client_no_longer_waits_for_is_not_generated_to_its_end_and
     assert rollout is not None and (rollout.turns, rollout.left_out) == (1, 0)
 
 
+async def test_a_choice_that_fails_ends_the_others() -> None:
+    given_up = asyncio.Event()
+
+    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
+        if turn > 0:
+            raise RequestRefusedError("no")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+        raise AssertionError
+
+    async with served(()) as (session, policy):
+        session._sample = sample
+        body = {"messages": [{"role": "user", "content": "1+2="}], "n": 2}
+        status, error = await posted(f"{policy.base_url}/chat/completions", body)
+        assert (status, error["message"]) == (400, "no") and given_up.is_set()
+
+
 async def test_another_route_of_openai_s_is_not_found_in_its_words() -> None:
     async with served(()) as (_, policy):
         status, error = await posted(f"{policy.base_url}/embeddings", {})

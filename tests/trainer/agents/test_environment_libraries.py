@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rljob_api.spec.model import DataSpec
+from rljob_trainer.agents import generated_data
 from rljob_trainer.agents.environments import threads
 from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.driver import main
@@ -212,6 +213,22 @@ def test_generated_rows_are_written_once_and_held_to_their_settings(tmp_path: Pa
     file.unlink()
     generate(spec())
     assert file.read_text() == first, "equal seeds give equal rows"
+
+
+def test_files_of_one_seed_and_other_offsets_are_parts_of_one_order(tmp_path: Path) -> None:
+    def rows(name: str, **changes: Any) -> list[str]:
+        made = generated(tmp_path, path=f"{tmp_path}/{name}.jsonl", **changes)
+        generate(DataSpec.model_validate({"generated": [made], "train": [made["path"]]}))
+        return Path(made["path"]).read_text().splitlines()
+
+    assert rows("whole", size=12) == rows("train", size=8) + rows("held-out", size=4, offset=8)
+
+
+def test_generation_is_reported_while_the_library_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated_data, "LOOK_SECONDS", 0.01)
+    made, said = generated(tmp_path), list[str]()
+    generate(DataSpec.model_validate({"generated": [made], "train": [made["path"]]}), said.append)
+    assert len(said) > 3 and set(said) == {f"reasoning-gym generates {made['path']}"}
 
 
 def test_rows_that_cannot_be_generated_are_named_with_the_librarys_own_words(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@ the agent's process: the library's own ones install packages before they begin."
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,48 @@ async def test_an_episode_is_played_by_the_library_and_its_ids_are_those_generat
     assert any("Are you sure?" in said for said in written(found, "environment"))
     assert sorted(s.reward for s in found.samples) == [0.0] * 6 + [1.0] * 3, "the last answer counts, where it is 3"
     assert found.metrics["agent/tokens_left_out"] == 0.0
+
+
+READS = """
+import threading, time
+from types import SimpleNamespace
+from rljob_trainer.agents.environments.verifiers import Verifiers
+from rljob_trainer.agents.episode import Nonsense
+
+def tasks():
+    for task in range(8):
+        time.sleep(0.05)
+        yield task
+
+environment, found = Verifiers("own", SimpleNamespace(taskset=tasks())), []
+readers = [threading.Thread(target=lambda i=i: found.append(environment._task(i))) for i in (3, 7)]
+for reader in readers: reader.start()
+for reader in readers: reader.join()
+try:
+    environment._task(-1)
+except Nonsense:
+    print(found)
+"""
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_read_of_the_tasks_that_was_given_up_does_not_disturb_the_next_one() -> None:
+    found = subprocess.run((sys.executable, "-c", READS), capture_output=True, text=True, timeout=100, check=True)
+    assert found.stdout == "[3, 7]\n", found.stderr
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+def test_files_of_one_seed_and_other_offsets_have_no_task_in_common(
+    bench: Bench, tmp_path: Path, bounded: bool
+) -> None:
+    if not bounded:
+        (tmp_path / "own_sums.py").write_text(TASKS.replace("    def load", "    INFINITE = True\n\n    def load", 1))
+    made = bench.spec["data"]["generated"][0] | {"size": 3, "seed": 1}
+    held_out = made | {"path": f"{tmp_path}/held-out.jsonl", "size": 1, "offset": 3}
+    bench.spec["data"]["generated"] = [made, held_out]
+    generated_data.generate(DataSpec.model_validate(bench.spec["data"]))
+    lines = [line for one in (made, held_out) for line in Path(one["path"]).read_text().splitlines()]
+    assert sorted(json.loads(line)["task"] for line in lines) == [0, 1, 2, 3]
 
 
 def test_tasks_become_rows_with_their_numbers(bench: Bench, tmp_path: Path) -> None:

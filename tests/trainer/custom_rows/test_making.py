@@ -1,7 +1,10 @@
 """spec.data.custom: a user's function or class between the data files and everything that reads them, in a real process."""
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pyarrow as pa
@@ -154,6 +157,32 @@ def test_many_rows_are_made_in_order_and_each_call_counts_as_progress(tmp_path):
 def test_only_the_first_rows_are_made_where_no_more_are_asked_for(tmp_path):
     code = FUNCTION.replace("    return", "    assert row['gold'] < 4\n    return")
     assert len(Data(tmp_path, code).records(most=3)) == 3
+
+
+def test_rows_that_become_slow_are_made_in_answers_of_a_second(tmp_path):
+    """Each is progress. Without that limit the call behind row 255 would be one of 256 rows."""
+    code = (
+        "import time\ndef rows(row):\n    time.sleep(0.01 if row['gold'] >= 255 else 0)\n    return {'prompt': 'a'}\n"
+    )
+    said = list[str]()
+    Data(tmp_path, code, [{"gold": i} for i in range(511)]).made(moved=said.append)
+    counts = [int(re.search(r"made (\d+) rows", text)[1]) for text in said]
+    assert counts[-1] == 511 and max(b - a for a, b in pairwise(counts)) <= 128
+
+
+def test_a_row_that_never_comes_back_to_python_ends_the_job_soon_behind_many_quick_ones(tmp_path):
+    code = """
+import signal, time
+
+def rows(row):
+    if row["gold"] == 40:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(600)
+    return {"prompt": "a"}
+"""
+    began = monotonic()
+    refused = Data(tmp_path, code, [{"gold": i} for i in range(64)], timeout_seconds=1).refused()
+    assert "took longer than 1 s" in refused and monotonic() - began < 25, "not a second for each of 32 rows"
 
 
 @pytest.mark.parametrize("text", ["'x' * 5_000_000", "'\"' * 4_000_000 if row['gold'] % 2 else chr(92) * 8_000_000"])

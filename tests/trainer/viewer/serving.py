@@ -26,18 +26,19 @@ def make_run(root: Path, steps: int = 4) -> Path:
 
 
 def _sample(number: int, reward: float, more: str, step: int) -> dict[str, Any]:
-    said = [["<tool_call>", -0.1], [f"add{more}", -4.0], ["</tool_call>", None], [" 5", -0.5]]
+    said = [["<tool_call>", -0.1], [f"add{more}", -4.0], ["</tool_call>", None], [" 5", -0.5], None]
     segments = [
         {"source": "prompt", "text": f"2 + 3?{more}", "images": 1},
         {
             "source": "policy",
             "policy_step": step - 3,
-            "text": "".join(str(t) for t, _ in said) + more,
+            "text": "".join(str(t) for t, _ in filter(None, said)) + more,
             "tokens": said,
             "rest": more,
         },
         {"source": f"environment{more}", "text": more},
         {"source": "environment", "text": f"result 5{more}", "reward": 0.5},
+        None,
     ]
     whole = {"prompt_index": 7, "sample": number, "reward": reward, "truncated": bool(more), "segments": segments}
     return whole | {

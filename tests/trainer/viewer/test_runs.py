@@ -1,6 +1,7 @@
 """What a run directory shows, whatever lies in it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,33 @@ def test_a_line_that_is_no_record_of_a_step_is_left_out(tmp_path: Path, line: st
 def test_a_value_that_is_no_finite_number_is_none(tmp_path: Path) -> None:
     line = '{"step": 1, "a": NaN, "b": Infinity, "c": "<b>", "d": true, "e": 1, "f": {"g": 1}}'
     assert run(tmp_path, line).metrics() == {"steps": [1], "values": {"e": [1]}}
+
+
+def test_a_number_that_a_browser_does_not_have_is_none_or_null(tmp_path: Path) -> None:
+    large = "9" * 400
+    assert run(tmp_path, f'{{"step": 1, "a": {large}, "b": 1e999, "c": 2}}').metrics()["values"] == {"c": [2]}
+    (tmp_path / "samples").mkdir()
+    names.samples_file(tmp_path, 1).write_text(f'{{"a": [NaN, -Infinity, 1e999, {large}, -1.5, 12]}}\n')
+    assert RunFiles(tmp_path).samples(1) == [{"a": [None, None, None, None, -1.5, 12]}]
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\u2029", "\x85"])
+def test_a_text_may_hold_what_unicode_calls_the_end_of_a_line(tmp_path: Path, end: str) -> None:
+    (tmp_path / "samples").mkdir()
+    sample = {"response": f"a{end}b"}
+    names.samples_file(tmp_path, 1).write_text(json.dumps(sample, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert RunFiles(tmp_path).samples(1) == [sample]
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    names.metrics_file(tmp_path).symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "samples").mkdir()
+    names.samples_file(tmp_path, 1).symlink_to(tmp_path / "pipe")
+    with pytest.raises(Unreadable, match=r"metrics.jsonl is no regular file"):
+        RunFiles(tmp_path).metrics()
+    with pytest.raises(Unreadable, match=r"step_1.jsonl is no regular file"):
+        RunFiles(tmp_path).samples(1)
 
 
 def test_only_files_of_samples_count_as_steps(tmp_path: Path) -> None:

@@ -118,8 +118,7 @@ async def _answered(session: Session, asked: ChatRequest) -> dict[str, Any] | we
 async def _answer(session: Session, asked: ChatRequest) -> dict[str, Any]:
     """A chat completion; an empty one, cut off, when maxTurns or maxTokens leave no room for it."""
     context = session.conversations.context(asked.messages, asked.tools or [])
-    asking = (session.answer("generate", {"context": context, **asked.limits}) for _ in range(asked.n or 1))
-    turns = await asyncio.gather(*asking)
+    turns = await _turns(session, asked, context)
     written = sum(len(turn["tokens"]) for turn in turns if turn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
@@ -133,6 +132,17 @@ async def _answer(session: Session, asked: ChatRequest) -> dict[str, Any]:
             "total_tokens": len(context) + written,
         },
     }
+
+
+async def _turns(session: Session, asked: ChatRequest, context: list[int]) -> list[dict[str, Any] | None]:
+    """One for each choice. The first error of any is raised, and ends the others."""
+    arguments = {"context": context, **asked.limits}
+    try:
+        async with asyncio.TaskGroup() as group:
+            turns = [group.create_task(session.answer("generate", arguments)) for _ in range(asked.n or 1)]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [turn.result() for turn in turns]
 
 
 def _choice(

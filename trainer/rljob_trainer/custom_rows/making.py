@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from rljob_api.spec.model import CustomRows, DataSpec
-from rljob_trainer.custom_rows.worker import VALUES
+from rljob_trainer.custom_rows.worker import ANSWER_SECONDS, VALUES
 from rljob_trainer.data.files import Place, Record, read_records
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerLost, WorkerProcess
@@ -46,7 +46,7 @@ class RowProcess(WorkerProcess):
         asked = [{"row": dict(record), "file": place.path} for place, record in rows]
         asked = [{name: values[name] for name in VALUES if name in self.takes} for values in asked]
         try:
-            reply = await self.call({"rows": asked}, self._seconds * len(rows) + GRACE_SECONDS)
+            reply = await self.call({"rows": asked}, ANSWER_SECONDS + self._seconds + GRACE_SECONDS)
         except WorkerLost as error:
             others = f" (it made this row, or one of the {len(rows) - 1} after it)" if len(rows) > 1 else ""
             return [], (error.kind, f"{error}{others}")

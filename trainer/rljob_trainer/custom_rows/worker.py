@@ -22,6 +22,7 @@ from datetime import date, time
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 from uuid import UUID
 
@@ -32,6 +33,8 @@ VALUES = ("row", "file")
 """What a function may take, besides its own arguments."""
 MOST_ROWS = 1024
 """Made of one row."""
+ANSWER_SECONDS = 1.0
+"""After so long no other row of a call is begun, and the answer says what was made."""
 LARGEST = 2**24
 """Characters of JSON of all that is made of one row. An answer with several rows has at most half as much more: it is JSON again, which may be twice
 as long, and the driver takes lines of 2**26."""
@@ -88,8 +91,8 @@ def sow(seed: int) -> None:
 
 
 def answer(function: Function, rows: Iterable[dict[str, Any]], seconds: float, path: str, name: str) -> dict[str, Any]:
-    """What was made, up to the row that fails or that fills the answer."""
-    made, size = list[list[str]](), 0
+    """What was made, up to the row that fails, that fills the answer, or with which its time is over."""
+    made, size, end = list[list[str]](), 0, monotonic() + ANSWER_SECONDS
     for values in rows:
         try:
             with limited(seconds):
@@ -104,7 +107,7 @@ def answer(function: Function, rows: Iterable[dict[str, Any]], seconds: float, p
             return {"made": made, "error": explain(error, path, name), "kind": "raised"}
         made.append(texts)
         size += own
-        if size > LARGEST // 2:
+        if size > LARGEST // 2 or monotonic() > end:
             break
     return {"made": made}
 

@@ -149,7 +149,7 @@ async def _reinforcement(
         if agent:
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
-        await asyncio.to_thread(generate, spec.data)
+        await asyncio.to_thread(generate, spec.data, partial(_moved, progress))
         made = _row_maker(directory, spec, progress)
         train, held_out = await asyncio.to_thread(_prompts, directory, spec, tokenizer, made)
         await rewards.start()
@@ -224,14 +224,14 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
 
 
 def _row_maker(directory: Path, spec: RLJobSpec, progress: ProgressFile) -> RowMaker:
-    """Every step of it is progress, which nothing else reports so early."""
+    return RowMaker(spec.data, directory / "custom", moved=partial(_moved, progress))
 
-    def moved(text: str) -> None:
-        progress.heartbeat()
-        progress.update(awaiting=text)
-        progress.flush()
 
-    return RowMaker(spec.data, directory / "custom", moved=moved)
+def _moved(progress: ProgressFile, text: str) -> None:
+    """A step of preparing data is progress, which nothing else reports so early."""
+    progress.heartbeat()
+    progress.update(awaiting=text)
+    progress.flush()
 
 
 def _prompts(

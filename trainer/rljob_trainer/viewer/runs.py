@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,12 @@ MOST_BYTES = 128 << 20
 """Of a file that is read."""
 MOST_POINTS = 2000
 """Steps of a curve; of longer runs every n-th, and the last."""
+DECODER = json.JSONDecoder(
+    parse_float=lambda text: value if math.isfinite(value := float(text)) else None,
+    parse_int=lambda text: int(text) if math.isfinite(float(text)) else None,
+    parse_constant=lambda text: None,
+)
+"""A number that is none of JSON, or beyond the browser's, is null."""
 SAMPLES = re.compile(r"step_([0-9]{1,12})\.jsonl")
 
 
@@ -55,22 +63,31 @@ class RunFiles:
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:
     """Lines that hold an object; what a killed process wrote half is none."""
     try:
-        if (size := file.stat().st_size) > MOST_BYTES:
-            raise Unreadable(f"{file.name} has {size} bytes, and at most {MOST_BYTES} are read")
-        lines = file.read_text(errors="replace").splitlines()
+        lines = _text(file).split("\n")  # texts may hold what Unicode calls line ends
     except OSError as error:
         raise Unreadable(f"{file.name} cannot be read: {error.strerror or error}") from error
     for line in lines:
         try:
-            record = json.loads(line)
+            record = DECODER.decode(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             yield record
 
 
+def _text(file: Path) -> str:
+    """Does not wait for the writer of a pipe. Raises OSError or Unreadable."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:
+        status = os.fstat(source.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise Unreadable(f"{file.name} is no regular file")
+        if status.st_size > MOST_BYTES:
+            raise Unreadable(f"{file.name} has {status.st_size} bytes, and at most {MOST_BYTES} are read")
+        return source.read(MOST_BYTES).decode(errors="replace")
+
+
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _thinned(steps: list[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""reasoning-gym: a data set judges one turn, the answer to the question of the row. data/generated.py has its rows written."""
+"""reasoning-gym: a data set judges one turn, the answer to the question of the row. agents/generated_data.py has its rows written."""
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -22,10 +22,10 @@ def load(environment: str, arguments: dict[str, Any]) -> "ReasoningGym":
     return ReasoningGym(environment, reasoning_gym.create_dataset(environment, **arguments))
 
 
-def rows(environment: str, arguments: dict[str, Any], size: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Questions with their answers."""
-    made = reasoning_gym.create_dataset(environment, **arguments | {"size": size, "seed": seed})
-    for entry in islice(made, size):
+def rows(environment: str, arguments: dict[str, Any], offset: int, size: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Questions with their answers, from `offset` on. The library draws question i with the seed `seed` + i, so near seeds give the same ones."""
+    made = reasoning_gym.create_dataset(environment, **arguments | {"size": offset + size, "seed": seed})
+    for entry in islice(made, offset, offset + size):
         yield {"prompt": entry["question"], "answer": entry["answer"], ENTRY: entry}
 
 

@@ -1,5 +1,5 @@
 """The process that writes a file of prompts: `python -m rljob_trainer.agents.environments.rows MODULE REQUEST`, a JSON object of `environment`,
-`arguments`, `size`, `seed`, `source`, the names `keys` of the columns prompt, answer and data_source, and the `path` of the file.
+`arguments`, `offset`, `size`, `seed`, `source`, the names `keys` of the columns prompt, answer and data_source, and the `path` of the file.
 
 It ends with status 0, or with the reason as the last line of stderr.
 """
@@ -26,7 +26,7 @@ def main() -> None:
 def write(module: str, request: Mapping[str, Any]) -> None:
     """Raises what the library does, and ValueError when it has fewer rows."""
     rows = import_module(f"{__package__}.{module}").rows
-    asked = {name: request[name] for name in ("environment", "arguments", "size", "seed")}
+    asked = {name: request[name] for name in ("environment", "arguments", "offset", "size", "seed")}
     count = 0
     with Path(request["path"]).open("w") as file:
         for row in rows(**asked):

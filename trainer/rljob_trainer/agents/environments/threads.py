@@ -10,6 +10,8 @@ from typing import Any
 
 MOST_HUNG = 16
 """Threads of calls that were given up and still run. With more the process ends, and a new one takes its place."""
+GRACE_SECONDS = 10.0
+"""Time for a call to end after it was given up. One that takes longer hangs."""
 
 _hung = set[threading.Thread]()
 
@@ -48,7 +50,7 @@ async def in_thread[T](function: Callable[..., T], *arguments: Any) -> T:
 
 
 def in_background(function: Callable[[], object]) -> None:
-    """Nobody waits for it, and what it raises is lost: the end of what has failed already."""
+    """Nobody waits for it, and what it raises is lost: the end of what has failed already. Call it in an event loop."""
     thread = threading.Thread(target=_quietly, args=(function,), daemon=True)
     thread.start()
     _left(thread)
@@ -60,6 +62,11 @@ def _quietly(function: Callable[[], object]) -> None:
 
 
 def _left(thread: threading.Thread) -> None:
+    """It is counted if it does not end soon."""
+    asyncio.get_running_loop().call_later(GRACE_SECONDS, _count, thread)
+
+
+def _count(thread: threading.Thread) -> None:
     _hung.add(thread)
     _hung.intersection_update({t for t in _hung if t.is_alive()})
     if len(_hung) > MOST_HUNG:

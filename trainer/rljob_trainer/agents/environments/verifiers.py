@@ -1,6 +1,7 @@
 """verifiers: the library plays the episode itself, and its harness asks the policy through the OpenAI-compatible endpoint of the trajectory."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from itertools import islice
@@ -26,11 +27,11 @@ def load(environment: str, arguments: dict[str, Any]) -> "Verifiers":
     return Verifiers(environment, load_environment(resolve_env_config(_config(environment, arguments))))
 
 
-def rows(environment: str, arguments: dict[str, Any], size: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Tasks, in an order that the seed says; those of an endless task set come in its own order, from number `seed` on."""
+def rows(environment: str, arguments: dict[str, Any], offset: int, size: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Tasks from `offset` on, in an order that the seed says; those of an endless task set come in its own order."""
     tasks = load_taskset(resolve_env_config(_config(environment, arguments)).taskset)
-    chosen = tasks.shuffle(seed) if tasks.bounded else tasks.skip(seed)
-    for task in islice(chosen, size):
+    chosen = tasks.shuffle(seed) if tasks.bounded else tasks
+    for task in islice(chosen, offset, offset + size):
         yield {"prompt": task.data.prompt_text, "answer": "", TASK: task.data.idx}
 
 
@@ -49,6 +50,7 @@ class Verifiers:
         self._begun = False
         self._source: Iterator[Task] = iter(env.taskset)
         self._tasks: list[Task] = []
+        self._reading = threading.Lock()
 
     async def rollout(self, prompt: Prompt, policy: Policy, row: Mapping[str, Any]) -> Trajectory:
         async with self._starting:
@@ -68,10 +70,11 @@ class Verifiers:
         return await policy.trajectory(trace.reward, metrics, branches=True)
 
     def _task(self, number: Any) -> Task:
-        """Read from the task set in its order, up to this one."""
-        if not isinstance(number, int):
+        """Read from the task set in its order, up to this one. A read whose episode was cancelled goes on in its thread, and the next one waits."""
+        if not isinstance(number, int) or number < 0:
             raise Nonsense(f"plays tasks by their numbers, and the row has none in the column {TASK!r}")
-        self._tasks += islice(self._source, max(0, number + 1 - len(self._tasks)))
+        with self._reading:
+            self._tasks += islice(self._source, max(0, number + 1 - len(self._tasks)))
         if number >= len(self._tasks):
             raise Nonsense(f"has {len(self._tasks)} tasks, and the row names number {number}")
         return self._tasks[number]

@@ -7,23 +7,23 @@ import { times } from "./times.js";
 
 const VIEWS = { curves, samples, time: times };
 const main = document.getElementById("view");
-let runs = [];
+let runs = [], newest = 0;
 
-async function show() {
-  const wanted = place().view ?? "curves", view = Object.hasOwn(VIEWS, wanted) ? wanted : "curves";
+async function view() {
+  const wanted = place().view ?? "curves", name = Object.hasOwn(VIEWS, wanted) ? wanted : "curves";
   for (const link of document.querySelectorAll("nav a")) {
-    if (link.hash === `#view=${view}`) link.setAttribute("aria-current", "page");
+    if (link.hash === `#view=${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  await failing(async () => main.replaceChildren(...(await VIEWS[view](runs))));
+  return VIEWS[name](runs);
 }
 
-async function failing(work) {
-  try {
-    await work();
-  } catch (error) {
-    main.replaceChildren(element("p", { class: "error" }, String(error.message)));
-  }
+// What the work makes, or why it fails. Only what was begun last is shown: answers may come in another order.
+async function draw(work) {
+  const own = ++newest;
+  const made = await work().catch((error) => [element("p", { class: "error" }, String(error.message))]);
+  if (own !== newest) return;
+  main.replaceChildren(...made);
   main.dataset.ready = "yes";
 }
 
@@ -32,7 +32,8 @@ async function load() {
   runs = await Promise.all(found.map(async (run, i) => ({ ...run, metrics: await metrics(i) })));
   document.getElementById("runs").replaceChildren(...runs.map((run, i) => element("span", { class: `run run-${i}`, title: run.path }, run.name)));
   document.title = `${runs.map((run) => run.name).join(", ")} - RLJob`;
-  await show();
+  addEventListener("hashchange", () => draw(view));
+  return view();
 }
 
 // A run that has not begun has no metrics.
@@ -44,5 +45,4 @@ async function metrics(i) {
   }
 }
 
-addEventListener("hashchange", show);
-failing(load);
+draw(load);

@@ -60,7 +60,7 @@ function trajectory(sample, step) {
     ["data source", sample.data_source], ["answers", sample.prediction], ["cut off", sample.truncated ? "yes" : undefined],
     ...Object.entries(sample.metrics ?? {}).map(([name, value]) => [name, shown(value)]),
   ].filter(([, value]) => value !== undefined && value !== "");
-  const segments = Array.isArray(sample.segments) ? sample.segments : [];
+  const segments = (Array.isArray(sample.segments) ? sample.segments : []).filter((one) => one !== null);
   return element("section", { class: "card" },
     element("div", { class: "facts" }, facts.map(([name, value]) => element("span", {}, element("span", { class: "muted" }, `${name} `), String(value)))),
     legend(segments),
@@ -86,7 +86,7 @@ function turn(segment, step) {
 }
 
 function mean(pairs) {
-  const known = pairs.map(([, logProb]) => logProb).filter((value) => typeof value === "number");
+  const known = pairs.filter(Array.isArray).map(([, logProb]) => logProb).filter((value) => typeof value === "number");
   return known.reduce((sum, value) => sum + value, 0) / known.length;
 }
 
