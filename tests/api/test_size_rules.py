@@ -33,6 +33,19 @@ def test_a_server_of_several_pods_counts_with_all_of_them() -> None:
     assert found.rule == "with spec.trainer 1 that makes 6401 pods; a job may have at most 4096 pods"
 
 
+def test_servers_of_several_pods_may_have_2048_pods_together() -> None:
+    pools = [{"name": "judge", "nodes": 2, "tensorParallel": 2} | POOL, {"name": "other"} | POOL]
+    rollout = {"replicas": 1020, "nodes": 2, "tensorParallel": 2, "sampling": {"maxTokens": 8}}
+    train = {"promptsPerStep": 1024}
+    assert fields(rollout=rollout | {"replicas": 1024}, train=train) == {}
+    rewards = [{"vllm": {"pool": pool["name"]}, "dataSource": pool["name"]} for pool in pools]
+    (found,) = validate(raw_spec(rollout=rollout, train=train, pools=pools, rewards=rewards), "demo").violations
+    assert str(found) == (
+        "spec.rollout.replicas = 1020 of 2 pods: with spec.pools[0] 512 that makes 2552 pods; servers of several pods "
+        "may have at most 2048 pods together; lower it, or the number of pods of each server"
+    )
+
+
 def test_spares_count_and_a_message_says_how_many_there_are() -> None:
     trainer = {"device": "cpu", "nodes": 1024}
     rollout = {"replicas": 3072, "sampling": {"maxTokens": 8}}

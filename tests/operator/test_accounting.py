@@ -163,6 +163,16 @@ async def test_an_operator_that_is_killed_after_any_write_counts_the_same() -> N
         assert await life(crash_after) == pytest.approx(expected, abs=3 * EACH * 2), crash_after
 
 
+async def test_the_running_pods_hold_their_gpus_although_the_next_spec_names_another_resource() -> None:
+    world = gpu_world(10**6)
+    await world.until(state="Running", step=3)
+    world.edit_spec(trainer=TRAINER | {"resourceName": "amd.com/gpu"})
+    for _ in range(3):
+        await world.turn()
+    assert world.status.attempt and world.status.attempt.number == 1
+    assert world.status.accounting.gpus == 3 * EACH
+
+
 async def test_waiting_with_gpus_is_read_from_the_status_without_further_writes() -> None:
     world = gpu_world(60)
     world._boot = lambda: None  # type: ignore[method-assign]  # no launcher ever reports

@@ -1,14 +1,20 @@
 """Servers of several pods: they start and end as a whole, alone."""
 
+from cProfile import Profile
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Failure, ServerGroup
+from rljob_api.placement_status import Preemption
+from rljob_api.protocol import Failure, Report, ServerGroup
 from rljob_api.server_status import ServerStatus
+from rljob_operator.cache.pods import Pod
+from rljob_operator.policies.decide import decide
+from rljob_operator.render.template import pod_template, template_hash
 from rljob_operator.times import stamp
-from simulator.makers import NOW, make_job
+from simulator.makers import META, NOW, make_job
 from simulator.parts import Part
 from simulator.world import NAMESPACE, World
 
@@ -242,6 +248,60 @@ async def test_a_suspended_job_has_no_servers_and_a_resumed_one_has_new_ones(bac
     assert not {p.pod_uid for g in groups(world).values() for p in g.parts} & set(before.values())
 
 
+async def test_a_preempted_job_ends_its_servers_without_a_warning_and_has_new_ones_when_it_runs_again() -> None:
+    world = await serving()
+    before = rollouts(world)
+    left = Preemption(by="research/high", since=stamp(world.now))
+    world.cluster.edit("RLJob", NAMESPACE, "demo")["status"]["preemption"] = left.model_dump(by_alias=True)
+    while not (world.status.preemption and world.status.preemption.released):
+        await world.turn()
+    assert reasons.SERVER_RESTARTED not in world.events()
+    await world.until(state="Running", attempt=2)
+    await turns(world, 8)
+    assert heads(world) == ["demo-rollout-0", "demo-rollout-2"]
+    assert not set(rollouts(world).values()) & set(before.values())
+    assert reasons.SERVER_RESTARTED not in world.events()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_a_server_that_goes_back_to_lower_ordinals_says_so(backend: str) -> None:
+    world = World(steps=10**6)
+    world.apply(rollout=servers(), scheduling={"backend": backend}, lifecycle={"nodeLossSeconds": 5})
+    await world.until(state="Running", step=3)
+    world.hang_pod("demo-rollout-0")
+    await turns(world, 16)
+    world.wake_pods()
+    await turns(world, 10)
+    world.request("n1", "restart")
+    await world.until(state="Running", attempt=2)
+    await turns(world, 8)
+    assert [p.pod for p in groups(world)["demo-rollout-0"].parts] == ["demo-rollout-0", "demo-rollout-1"]
+    events = [o for (kind, _, _), o in world.cluster.objects.items() if kind == "Event"]
+    texts = [event["message"] for event in events if event["reason"] == reasons.SERVER_RESTARTED]
+    assert texts[-1] == "rollout server 0 starts again as a whole: pod demo-rollout-4 gives its place to demo-rollout-0"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_scaling_down_ends_a_server_that_is_not_whole_before_those_that_are(backend: str) -> None:
+    world = await serving(backend, replicas=3)
+    for _ in range(4):
+        while "demo-rollout-0" not in groups(world):
+            await world.turn()
+        part(world, 0).fail(world.now)
+        await turns(world, 2)
+    assert heads(world) == ["demo-rollout-2", "demo-rollout-4"]
+    world.edit_spec(rollout=servers(2))
+    for _ in range(10):
+        await world.turn()
+        assert heads(world) == ["demo-rollout-2", "demo-rollout-4"]
+    assert world.status.rollout.text == "2/2" and [one.index for one in world.status.servers] == [1, 2]
+    world.request("n1", "restart")
+    await world.until(state="Running", attempt=2)
+    await turns(world, 8)
+    assert sorted(rollouts(world)) == [f"demo-rollout-{i}" for i in range(4)], "the set shrinks with the next attempt"
+    assert world.status.rollout.text == "2/2"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_servers_live_on_while_the_trainers_start_again(backend: str) -> None:
     world = await serving(backend)
@@ -311,3 +371,23 @@ async def test_a_server_that_does_not_become_whole_gives_up_its_nodes_and_is_pla
     await turns(world, 100)
     assert heads(world) == ["demo-rollout-0", "demo-rollout-2"]
     assert world.status.attempt and world.status.attempt.number == 1
+
+
+def calls(replicas: int) -> int:
+    """Function calls of the decision that starts so many servers."""
+    job = make_job(rollout=servers(replicas), scheduling={"backend": "none"}).with_attempt().running()
+    fresh = template_hash(pod_template(META, job.spec, "rollout"))
+    there: dict[str, Any] = {"phase": "Running", "ready": True, "running": True, "node": "n", "ip": "10.1.0.1"}
+    for i in range(2 * replicas):
+        pod = Pod(name=f"demo-rollout-{i}", uid=f"r{i}", role="rollout", ordinal=i, template_hash=fresh, **there)
+        report = Report(pod=pod.name, pod_uid=pod.uid, boot_id=f"b{i}", attempt=1, state="running")
+        job = replace(job, pods=(*job.pods, pod), reports=job.reports | {pod.name: report})
+    profile, snapshot = Profile(), job.snapshot()
+    status = profile.runcall(decide, snapshot).status
+    assert sum(len(one.parts) for one in status.servers) == 2 * replicas
+    return sum(entry.callcount for entry in profile.getstats())
+
+
+def test_a_decision_about_eight_times_as_many_servers_costs_about_eight_times_as_much() -> None:
+    few, many = calls(16), calls(128)
+    assert many < 10 * few

@@ -9,9 +9,9 @@ from rljob_api.backends import LABELED, readers_of
 from rljob_api.base import Wire
 from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
 from rljob_api.rules.pods import templates
-from rljob_api.sizing.layout import gang_sizes, pods_of
+from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import MOST_PODS
+from rljob_api.spec.common import MOST_PODS, MOST_SERVER_PODS
 from rljob_api.spec.servers import Servers
 from rljob_api.type_errors import path_of, problems
 
@@ -92,11 +92,26 @@ def size_violations(
     """A job with more than `most` pods, by its largest part. `rule`: who says so; `fix`: what to do."""
     pods = {spec.field_of(role): count for role, count in (pods_of(spec) | gang_sizes(spec)).items()}
     pods[f"{SCHEDULING}.spareNodes"] = spec.scheduling.spare_nodes
+    yield from _beyond(spec, pods, most, f"{rule} at most {most} pods", fix)
+
+
+def server_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Pods of servers of several pods. The status and the control message have an entry for each, and an object of Kubernetes has 1 MiB at most. A
+    job that has too many pods anyway breaks the rule above."""
+    if any(size_violations(spec)):
+        return
+    pods = {spec.field_of(role): count for role, count in pods_of(spec).items() if server_nodes(spec, role) > 1}
+    rule = f"servers of several pods may have at most {MOST_SERVER_PODS} pods together"
+    yield from _beyond(spec, pods, MOST_SERVER_PODS, rule, "lower it, or the number of pods of each server")
+
+
+def _beyond(spec: RLJobSpec, pods: dict[str, int], most: int, rule: str, fix: str) -> Iterator[Violation]:
+    """More than `most` pods, by the largest part. `pods`: their numbers, by the part that they are of."""
     if (total := sum(pods.values())) > most:
         part = max(pods, key=lambda part: pods[part])
         others = ", ".join(f"{other} {pods[other]}" for other in pods if other != part and pods[other])
         together = f"with {others} that makes {total} pods; " if others else ""
-        yield Violation(*_counted(spec, part, pods[part]), f"{together}{rule} at most {most} pods", fix)
+        yield Violation(*_counted(spec, part, pods[part]), f"{together}{rule}", fix)
 
 
 def _counted(spec: RLJobSpec, part: str, pods: int) -> tuple[str, str]:
@@ -183,4 +198,5 @@ RULES: tuple[Check, ...] = (
     node_affinity_violations,
     affinity_violations,
     size_violations,
+    server_violations,
 )

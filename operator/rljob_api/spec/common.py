@@ -49,6 +49,8 @@ Key = Annotated[str, StringConstraints(max_length=256)]
 MOST_NODES, MOST_SPARES, MOST_PROCESSES, MOST_PODS = 1024, 64, 64, 4096
 """Pods of a gang, its spares, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one
 object each."""
+MOST_SERVER_PODS = 2048
+"""Pods of servers of several pods, of which both say more."""
 Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
 Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 

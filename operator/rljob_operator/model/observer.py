@@ -105,7 +105,7 @@ class Observer:
             spec_suspend=bool(job.validation.raw.get("suspend")),
             status=job.status,
             pods=pods,
-            gpus=self._gpus(key, pods, job.validation.result.accepted or (control.spec if control else None)),
+            gpus=self._gpus(key, pods, job.validation.result.accepted, control.spec if control else None),
             failed=self._cache.failed.of(key),
             reports={found.report.pod: found.report for found in config_maps.values() if found.report},
             unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
@@ -125,10 +125,12 @@ class Observer:
         found = ((name, self._cache.nodes.get(("", name))) for name in nodes)
         return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
 
-    def _gpus(self, key: Key, pods: tuple[Pod, ...], spec: RLJobSpec | None) -> int:
-        """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `spec`: names their resource."""
+    def _gpus(self, key: Key, pods: tuple[Pod, ...], *specs: RLJobSpec | None) -> int:
+        """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `specs`: of the next attempt, and of the one that runs. A pod
+        is made from either, and asks for the resource that it names."""
+        resources = {spec.trainer.resource_name for spec in specs if spec}
         used = [entry.value.requests for pod in pods if (entry := self._cache.usage.get((key[0], pod.name)))]
-        return sum(requests.get(spec.trainer.resource_name, 0) // 1000 for requests in used if requests) if spec else 0
+        return sum(requests.get(name, 0) // 1000 for requests in used if requests for name in resources)
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""

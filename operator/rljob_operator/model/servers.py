@@ -1,7 +1,8 @@
 """Servers of several pods: which ordinals make up each, and which of them can answer.
 
 Ordinals are not ranks here either. A server keeps its pods for its whole life; one whose name is held (see ordinals.py) is replaced by the lowest
-ordinal that is free, at the same rank. Scaling down ends the servers of the highest ordinals, so that the StatefulSet can shrink.
+ordinal that is free, at the same rank. Scaling down ends the servers of the highest ordinals, so that the StatefulSet can shrink; while an attempt is
+open, those that are not whole go before them.
 """
 
 from collections.abc import Collection, Iterable
@@ -23,11 +24,11 @@ def divide(
         known: servers of the status
         size: number of servers, and of pods of each
         held: ordinals that cannot be used
-        kept: ordinals that stay if they are not held; None: all
+        kept: ordinals that stay if they are not held; None: all, since an attempt is open
     """
     servers, nodes = size
     stay = [one for one in known if one.role == role and len(one.ordinals) == nodes]
-    stay = sorted(stay, key=lambda one: max(one.ordinals))[:servers]
+    stay = sorted(stay, key=lambda one: (kept is None and not one.parts, max(one.ordinals)))[:servers]
     places = {
         one.index: [i if i not in held and (kept is None or i in kept) else -1 for i in one.ordinals] for one in stay
     }

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from rljob_api import names, reasons
@@ -142,11 +143,15 @@ class Snapshot:
 
     def of(self, role: str) -> tuple[Pod, ...]:
         """Pods of a role, by ordinal."""
-        return tuple(sorted((p for p in self.pods if p.role == role), key=lambda p: p.ordinal))
+        return self._by_role.get(role, ())
+
+    def at(self, role: str, ordinal: int) -> Pod | None:
+        """The pod of a role with this ordinal."""
+        return self._by_place.get((role, ordinal))
 
     def pod(self, member: Member | ServerPart) -> Pod | None:
         """The pod that was this member, or this part of a server, if it still exists."""
-        return next((p for p in self.pods if p.uid == member.pod_uid), None)
+        return self._by_uid.get(member.pod_uid)
 
     def failed_pod(self, member: Member | ServerPart) -> Pod | None:
         """The pod that was this member, as it was last seen, if it has failed."""
@@ -158,6 +163,19 @@ class Snapshot:
         name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
         report = self.reports.get(name)
         return report if report and report.pod_uid == uid else None
+
+    @cached_property
+    def _by_role(self) -> dict[str, tuple[Pod, ...]]:
+        there = sorted(self.pods, key=lambda p: (p.role, p.ordinal))
+        return {role: tuple(pods) for role, pods in groupby(there, key=lambda p: p.role)}
+
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, int], Pod]:
+        return {(p.role, p.ordinal): p for p in self.pods}
+
+    @cached_property
+    def _by_uid(self) -> dict[str, Pod]:
+        return {p.uid: p for p in self.pods}
 
     def has_lost_account(self, pod: Pod) -> bool:
         """Whether the pod is older than its ServiceAccount: its token is bound to a former one, and the API server refuses it."""

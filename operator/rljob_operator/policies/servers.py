@@ -15,7 +15,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_held, target
 from rljob_operator.model.servers import answering_head
-from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import BY_KIND, why_gone
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.progress import failure_sentence
@@ -48,7 +48,8 @@ def run_servers(s: Snapshot, status: JobStatus) -> Change:
 def _wanted(s: Snapshot, status: JobStatus) -> Iterator[ServerStatus]:
     """The servers that there should be, those that are new included."""
     current = target(s, status)
-    if current is None or status.suspended or status.outcome or status.released_until:
+    leaves = status.is_leaving and not is_open(status.attempt)
+    if current is None or status.suspended or status.outcome or status.released_until or leaves:
         return
     known = {(one.role, one.index): one for one in status.servers}
     for one in sorted(current.servers, key=lambda one: (one.role, one.index)):
@@ -108,8 +109,11 @@ def _end_of_part(s: Snapshot, server: ServerStatus, part: ServerPart, ordinal: i
     reason, message = why_gone(s, part, pod, report)
     if reason:
         return End(reason, message, part)
-    if pod is None or pod.deleting or pod.ordinal != ordinal:
+    if pod is None or pod.deleting:
         return End(reasons.POD_DELETED, f"pod {part.pod} is being deleted", part)
+    if pod.ordinal != ordinal:
+        successor = names.pod(s.job.name, pod.role, ordinal)
+        return End(reasons.POD_DELETED, f"pod {part.pod} gives its place to {successor}", part)
     if report and report.failure and report.failed_generation == server.generation:
         message = failure_sentence(RolloutFailure(pod=part.pod, failure=report.failure))
         return End(BY_KIND[report.failure.kind], message, part)
@@ -142,8 +146,7 @@ def _part(s: Snapshot, pod: Pod, rank: int) -> ServerPart:
 
 def _pods(s: Snapshot, server: ServerStatus) -> list[Pod | None]:
     """Its pods, by rank."""
-    there = {pod.ordinal: pod for pod in s.of(server.role)}
-    return [there.get(ordinal) for ordinal in server.ordinals]
+    return [s.at(server.role, ordinal) for ordinal in server.ordinals]
 
 
 def server_name(server: ServerStatus) -> str:
