@@ -16,7 +16,9 @@ COLOCATED = {
 WAYS: dict[str, dict[str, object]] = {"ppo": {}, "dapo": COLOCATED, "moe": {}}
 
 
-@pytest.fixture(scope="module", params=WAYS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(way, marks=pytest.mark.extra if way == "moe" else ()) for way in WAYS]
+)
 def finished(lab: Lab, request: pytest.FixtureRequest) -> Job:
     if request.param == "moe":
         run_preparation(lab.kube, lab.provider, "moe")

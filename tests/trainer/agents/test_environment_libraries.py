@@ -23,6 +23,7 @@ from trainer.driver.bench import Bench
 
 OWN = """
 import time
+from rljob_trainer.agents.environments import threads
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput as Answer
 
 class Own(BaseTextEnv):
@@ -36,7 +37,9 @@ class Own(BaseTextEnv):
 
     def step(self, action):
         if self.mode == "raise": raise SystemExit("out of order")
-        if self.mode == "hang": time.sleep(1000)
+        if self.mode == "hang":
+            threads.GRACE_SECONDS = 0
+            time.sleep(1000)
         if self.mode == "flood": return Answer(observations=[{"role": "user", "content": "x" * 2_000_000}], reward=0, done=False)
         if self.mode == "nan": return Answer(observations=[], reward=float("nan"), done=True)
         if self.mode == "nothing": return None

@@ -202,7 +202,7 @@ async def test_real_workers_over_two_pods_start_again_together_after_one_was_kil
         assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-@pytest.mark.slow
+@pytest.mark.extra
 async def test_real_stages_in_two_pods_end_with_the_head(tmp_path: Path) -> None:
     model = models.make(tmp_path / "model", seed=1)
     async with replica(model, tensorParallel=1, pipelineParallel=2) as server:
