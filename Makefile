@@ -9,7 +9,7 @@ LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --
 # Two targets at once; what each says comes in one piece, when it has ended
 BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
 # What takes about as long as the rest: with torch, as lint and all other fast ones; and as all other slow ones
-FAST_HALF := tests/trainer tests/examples
+FAST_HALF := $(filter-out %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/ tests/trainer/test_*.py))
 SLOW_HALF := tests/trainer/megatron $(filter-out %/test_faults.py %/test_outages.py,$(wildcard tests/apiserver/test_*.py))
 export OMP_NUM_THREADS ?= 1
 # Containers often set it. Without bytecode every process of a test compiles torch, transformers and vLLM again
