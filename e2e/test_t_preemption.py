@@ -1,5 +1,7 @@
 """Two jobs that fit one at a time: the one of higher priority gets the node, and the other one goes on later as if nothing had been."""
 
+import pytest
+
 from e2e.conftest import BASELINE, Lab
 from e2e.job import Job
 from e2e.kube import Object
@@ -17,6 +19,7 @@ def compete(lab: Lab, name: str, node: Object, **changes: object) -> Job:
     return lab.start_replay(name, trainer={"template": template}, **changes)
 
 
+@pytest.mark.extra
 def test_a_job_that_is_preempted_saves_and_trains_on_as_if_it_had_never_waited(lab: Lab, baseline: Job) -> None:
     node = lab.kube.list("node", "!node-role.kubernetes.io/control-plane")[0]
     low = compete(lab, "preempted", node)
