@@ -1,4 +1,4 @@
-"""Two jobs that fit one at a time: the one of higher priority gets the node, and the other one goes on later as if nothing had been."""
+"""Two jobs that fit one at a time: the one of higher priority gets the node, and the other one continues later as if nothing had been."""
 
 import pytest
 

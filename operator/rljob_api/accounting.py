@@ -73,7 +73,7 @@ def divided(due: Mapping[str, float], present: str, seconds: float) -> dict[str,
 
     Args:
         due: seconds in each phase that the trainer has reported and nobody has counted
-        present: the phase that goes on, which gets what is left
+        present: the phase that continues, which gets what is left
         seconds: length of the interval, which is the sum of the result
     """
     due = {phase: amount for phase, amount in due.items() if amount > 0}

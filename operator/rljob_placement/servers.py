@@ -29,14 +29,14 @@ class Room:
                     self._nodes[domain].append(node.name)
         self._of_depth = [[d for d in self._nodes if len(d) == depth] for depth in range(self._depth + 1)]
 
-    def place(self, count: int, beside: Sequence[str], near: Path | None) -> list[str]:
+    def place(self, count: int, staying: Sequence[str], near: Path | None) -> list[str]:
         """Nodes of `count` pods in the narrowest domain with capacity for them; empty: there is none.
 
         Args:
-            beside: nodes of the same server's pods that stay, which the domain holds, too
+            staying: nodes of the same server's pods that stay, which the domain holds, too
             near: where the domain should be, if there are several
         """
-        stays = [self.paths[name] for name in beside]
+        stays = [self.paths[name] for name in staying]
         for depth in range(self._depth, -1, -1):
             options = self._of_depth[depth] if not stays else self._shared(stays, depth)
             fitting = [domain for domain in options if self._free[domain] >= count]
@@ -51,7 +51,7 @@ class Room:
         return list(found) if len(found) == 1 else []
 
     def _taken(self, domain: Path, count: int, stays: Sequence[Path]) -> Iterator[str]:
-        """Takes nodes of the domain: those beside pods that stay first, then those of its emptiest parts, so that the pods are in few of them."""
+        """Takes nodes of the domain: those nearest to pods that stay first, then those of its emptiest parts, so that the pods are in few of them."""
         inner = len(domain) + 1
 
         def distance(path: Path) -> tuple[int, int, Path]:

@@ -92,7 +92,7 @@ def _present(s: Snapshot, attempt: Attempt | None) -> str:
 
 
 def _is_recovering(s: Snapshot, status: JobStatus) -> bool:
-    """Whether the job has failed, goes on, and has done no step since."""
+    """Whether the job has failed, continues, and has done no step since."""
     attempt = status.attempt
     if attempt is None or status.suspended or status.outcome:
         return False

@@ -70,7 +70,7 @@ class Verifiers:
         return await policy.trajectory(trace.reward, metrics, branches=True)
 
     def _task(self, number: Any) -> Task:
-        """Read from the task set in its order, up to this one. A read whose episode was cancelled goes on in its thread, and the next one waits."""
+        """Read from the task set in its order, up to this one. A read whose episode was cancelled continues in its thread, and the next one waits."""
         if not isinstance(number, int) or number < 0:
             raise Nonsense(f"plays tasks by their numbers, and the row has none in the column {TASK!r}")
         with self._reading:

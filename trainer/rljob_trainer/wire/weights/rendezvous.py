@@ -1,7 +1,7 @@
 """Where the workers of all servers find one sender: it has a store, which lives as long as its attempt. Messages go through it (messages.py).
 
 torch's TCPStore is not used: it looks up the name of every peer for its log. A name server whose answers are lost holds up each look-up for 5 s or
-more, one after another, and with it all workers. Here nobody is looked up, and who waits for a value gets it when it is set, without polling.
+more, one after another, and with it all workers. Here nobody is looked up, and a worker gets a value when it is set, without polling.
 
 A frame is its length (4 bytes, big-endian) and that many bytes. A worker writes frames of JSON, [key, value] to set a value and [key, seconds] to get
 one. Only the latter is answered: with the value, or with an empty frame if it has not been set within so many seconds.
