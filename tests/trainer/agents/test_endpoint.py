@@ -238,6 +238,15 @@ async def test_a_request_that_cannot_be_read_is_refused_with_the_place(body: obj
     assert status == 400 and error["message"].startswith(says)
 
 
+async def never(given_up: asyncio.Event) -> Response:
+    """A response that does not come. `given_up` is set when nobody waits for it any more."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        given_up.set()
+    raise AssertionError
+
+
 async def test_what_a_client_no_longer_waits_for_is_not_generated_to_its_end_and_is_no_answer() -> None:
     """As a client library's time limit ends a request, and asks again."""
     began, given_up = asyncio.Event(), asyncio.Event()
@@ -246,11 +255,7 @@ async def test_what_a_client_no_longer_waits_for_is_not_generated_to_its_end_and
         if turn > 0:
             return (Segment(np.array([5], np.int32), "policy", np.zeros(1, np.float32), 0),), False
         began.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            given_up.set()
-        raise AssertionError
+        return await never(given_up)
 
     async with served(()) as (session, policy):
         session._sample = sample
@@ -271,11 +276,7 @@ async def test_a_choice_that_fails_ends_the_others() -> None:
     async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
         if turn > 0:
             raise RequestRefusedError("no")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            given_up.set()
-        raise AssertionError
+        return await never(given_up)
 
     async with served(()) as (session, policy):
         session._sample = sample

@@ -18,6 +18,7 @@ from trainer.agents.libraries import virtual_environment
 from trainer.agents.talker import Talker, first_step
 from trainer.agents.test_environment_libraries import with_rows
 from trainer.driver.bench import Bench, Characters
+from trainer.rewards.serving import running
 
 SERVER = Path(__file__).with_name("open_env_server.py")
 SESSIONS = 4
@@ -74,14 +75,8 @@ def error(code: str, message: str) -> dict[str, Any]:
 async def own_server() -> AsyncIterator[str]:
     app = web.Application()
     app.add_routes([web.get("/ws", Countdown().__call__)])
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with running(app) as address:
+        yield address
 
 
 @asynccontextmanager

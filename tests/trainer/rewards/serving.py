@@ -32,11 +32,18 @@ async def served(
     """Its address while it answers POSTs to these paths."""
     app = web.Application()
     app.add_routes([web.post(path, answer) for path in paths])
+    async with running(app) as address:
+        yield address
+
+
+@asynccontextmanager
+async def running(app: web.Application) -> AsyncIterator[str]:
+    """Its address."""
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

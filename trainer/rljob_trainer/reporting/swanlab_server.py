@@ -6,13 +6,13 @@ them. It is in none of the images: it needs an older protobuf than their lock ha
 
 import logging
 import os
-import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import RunStatus, wait_for_last_points
+from rljob_trainer.reporting.tracker import RunStatus, finish
 
 PROJECT = "SWANLAB_PROJ_NAME"
 DEFAULTS = {"SWANLAB_INTERACTIVE": "false", "SWANLAB_TERMINAL_PROXY_TYPE": "none"}
@@ -34,9 +34,7 @@ class SwanLab:
 
     def close(self, end: RunStatus) -> None:
         error = {"error": "the attempt failed"} if end == "failed" else {}
-        rest = threading.Thread(target=self._run.finish, kwargs={"state": STATES[end], **error}, daemon=True)
-        rest.start()
-        wait_for_last_points(rest, "SwanLab")
+        finish(partial(self._run.finish, state=STATES[end], **error), "SwanLab")
 
 
 def connect(control: Control, environment: Mapping[str, str]) -> SwanLab | None:

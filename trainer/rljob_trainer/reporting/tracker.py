@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 GOODBYE_SECONDS = 60.0
@@ -23,6 +23,13 @@ class Tracker(Protocol):
     def close(self, end: RunStatus) -> None:
         """Show how the attempt ended, and send what is left, as long as that takes no longer than GOODBYE_SECONDS: all of it is in
         metrics.jsonl as well."""
+
+
+def finish(run: Callable[[], object], service: str) -> None:
+    """Lets a client finish its run, as long as that takes no longer than GOODBYE_SECONDS."""
+    rest = threading.Thread(target=run, daemon=True)
+    rest.start()
+    wait_for_last_points(rest, service)
 
 
 def wait_for_last_points(sender: threading.Thread, service: str) -> None:

@@ -5,13 +5,13 @@ The client reads its settings from variables itself (WANDB_API_KEY, WANDB_ENTITY
 
 import logging
 import os
-import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.reporting.tracker import RunStatus, wait_for_last_points
+from rljob_trainer.reporting.tracker import RunStatus, finish
 
 PROJECT = "WANDB_PROJECT"
 STEP = "step"
@@ -33,9 +33,7 @@ class WeightsAndBiases:
         self._run.log({**metrics, STEP: step})
 
     def close(self, end: RunStatus) -> None:
-        rest = threading.Thread(target=self._run.finish, args=(int(end == "failed"),), daemon=True)
-        rest.start()
-        wait_for_last_points(rest, "Weights & Biases")
+        finish(partial(self._run.finish, int(end == "failed")), "Weights & Biases")
 
 
 def connect(control: Control, environment: Mapping[str, str]) -> WeightsAndBiases | None:
