@@ -14,6 +14,11 @@ def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 
+def is_past(since: float, now: float) -> bool:
+    """Whether a time was set and has come. One that lies ahead was written before the clock was set back, and does not count."""
+    return 0.0 < since <= now + 1.0
+
+
 def is_ahead(until: float, longest: float, now: float) -> bool:
     """Whether a time that was set at most `longest` seconds ahead has yet to come. One that lies further ahead than any can (`stamp` rounds up by
     less than a second) was written before the clock was set back, and does not count."""

@@ -7,7 +7,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.leave_nodes import LeaveNodes, reason
 from rljob_api.quantity import Resources, parse
-from rljob_operator.cache.pods import condition_of, is_of_a_job
+from rljob_operator.cache.pods import Pod, condition_of, is_of_a_job
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
 from rljob_placement import cluster as placement
@@ -39,6 +39,12 @@ class Node:
     def quarantine(self) -> str:
         """Why its owner wants jobs to leave it; empty: its owner does not."""
         return self.schedulable.quarantine
+
+    def holding(self, pod: Pod) -> Pod:
+        """A pod that is on this node, with whether it answers."""
+        return replace(
+            pod, lost_since=self.lost_since, answers_since=self.answers_since, out_of_service=self.out_of_service
+        )
 
     def requested(self, why: str) -> "Node":
         """The node if somebody asks for it to be left; empty: nobody does."""

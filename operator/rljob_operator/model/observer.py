@@ -159,10 +159,7 @@ class Observer:
             node = self._cache.nodes.get(("", pod.node))
         if node is None:
             return replace(pod, lost_since=ABSENT)
-        seen = node.value
-        return replace(
-            pod, lost_since=seen.lost_since, answers_since=seen.answers_since, out_of_service=seen.out_of_service
-        )
+        return node.value.holding(pod)
 
     async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
         """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and

@@ -188,6 +188,11 @@ def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:
     return lost or is_stuck(pod, node_loss_seconds, now)
 
 
+def frees_its_node(s: Snapshot, pod: Pod) -> bool:
+    """Whether the pod holds a node, and would let it go if it was deleted."""
+    return bool(pod.node) and not pod.deleting and not is_held(pod, s.lifecycle.node_loss_seconds, s.now)
+
+
 def is_stuck(pod: Pod, seconds: float, now: float) -> bool:
     """Whether the pod was deleted, its grace period ended `seconds` ago, and its node answers for as long. One that may be deleted by force is not
     stuck, unless finalizers keep it."""

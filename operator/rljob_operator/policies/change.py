@@ -72,3 +72,8 @@ def just_ended(s: Snapshot, status: JobStatus) -> bool:
 
 def give_command(attempt: Attempt, command: Command, reason: str, now: float) -> Attempt:
     return attempt.model_copy(update={"command": command, "reason": reason, "commanded_at": stamp(now)})
+
+
+def drained(attempt: Attempt, reason: str, now: float) -> Attempt:
+    """The attempt, which is to drain unless it has to end already."""
+    return attempt if attempt.command != "run" else give_command(attempt, "drain", reason, now)

@@ -13,14 +13,14 @@ from rljob_api.sizing.layout import gang_sizes
 from rljob_api.status import Attempt, JobStatus, StuckPod
 from rljob_operator.cache.nodes import OUT_OF_SERVICE
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import certainly_dead, is_held, is_stuck, lost_at, target
+from rljob_operator.model.ordinals import certainly_dead, frees_its_node, is_stuck, lost_at, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
 from rljob_operator.policies.opening import outdated
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.schedulers.builtin.gate import has_gate
-from rljob_operator.times import seconds, stamp
+from rljob_operator.times import is_past, seconds, stamp
 
 
 def replace_token(s: Snapshot, status: JobStatus) -> Change:
@@ -83,14 +83,14 @@ def delete_pods(s: Snapshot, status: JobStatus) -> Change:
 def _unneeded(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
     """Pods that hold nodes for nothing: their own were lost and are back, and others have taken their places in the open attempt or in their server.
     A StatefulSet makes all pods below its highest ordinal, so it replaces them, and the replacements stay gated."""
-    current, limit = target(s, status), s.lifecycle.node_loss_seconds
+    current = target(s, status)
     if current is None or not is_open(status.attempt):
         return
     for role in (*gang_sizes(current.spec), *{server.role for server in current.servers}):
         ordinals = current.ordinals[role]
         for pod in s.of(role) if has_gate(current.spec, role) else ():
             keeps = pod.ordinal in ordinals or pod.ordinal > max(ordinals)
-            if pod.node and not keeps and not pod.deleting and not is_held(pod, limit, s.now):
+            if not keeps and frees_its_node(s, pod):
                 yield pod
 
 
@@ -110,7 +110,7 @@ def _unresponsive_members(s: Snapshot, status: JobStatus, attempt: Attempt) -> C
         return Change(status)
     commanded = seconds(attempt.commanded_at)
     until = commanded + STOP_TIMEOUT
-    if commanded <= s.now + 1.0 and s.now < until:  # otherwise the clock was set back
+    if is_past(commanded, s.now) and s.now < until:  # otherwise the clock was set back
         return Change(status, due=(until,))
     silent = tuple(m.pod for m in member_statuses(s, attempt) if not m.ended and m.pod and not m.pod.deleting)
     return Change(status, tuple(_event(p, "its launcher does not answer") for p in silent), delete=silent)

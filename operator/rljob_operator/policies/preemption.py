@@ -14,7 +14,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_held
 from rljob_operator.model.snapshot import Snapshot, is_open
-from rljob_operator.policies.change import Change, Event, give_command, set_
+from rljob_operator.policies.change import Change, Event, drained, set_
 from rljob_operator.policies.lifecycle import is_suspension_wanted
 from rljob_operator.times import stamp
 
@@ -37,8 +37,7 @@ def _leave(s: Snapshot, status: JobStatus, known: Preemption, holding: tuple[Pod
     """`holding`: pods that hold nodes. When they have freed these, the job may ask for nodes again."""
     attempt = status.attempt
     if attempt and is_open(attempt):
-        drained = attempt if attempt.command != "run" else give_command(attempt, "drain", reasons.PREEMPTED, s.now)
-        return Change(set_(status, preemption=known, attempt=drained))
+        return Change(set_(status, preemption=known, attempt=drained(attempt, reasons.PREEMPTED, s.now)))
     released = _is_released(s, holding)
     status = set_(status, preemption=known.model_copy(update={"released": released}))
     return Change(status, due=(s.now,) if released else (), delete=tuple(pod for pod in holding if not pod.deleting))

@@ -13,14 +13,14 @@ from rljob_api.protocol import ServerPart
 from rljob_api.server_status import RolloutFailure, ServerStatus
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import is_held, target
+from rljob_operator.model.ordinals import frees_its_node, target
 from rljob_operator.model.servers import answering_head
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import BY_KIND, why_gone
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.progress import failure_sentence
 from rljob_operator.policies.restarts import backoff, is_backing_off
-from rljob_operator.times import is_ahead, seconds, stamp
+from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
 STABLE_SECONDS = 1200.0
 """Seconds after which a generation's failure counts as the first one again."""
@@ -194,11 +194,11 @@ def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
     if server.released_until:
         return Step(server.model_copy(update={"released_until": ""}), due=(s.now,))
     pods = _pods(s, server)
-    holding = tuple(pod for pod in pods if pod and pod.node and not pod.deleting and not _held(s, pod))
+    holding = tuple(pod for pod in pods if pod and frees_its_node(s, pod))
     lacking = next((rank for rank, pod in enumerate(pods) if pod is None or not pod.node), None)
     if not holding or lacking is None:
         return Step(server.model_copy(update={"stranded_since": ""}) if server.stranded_since else server)
-    if not 0.0 < seconds(server.stranded_since) <= s.now + 1.0:
+    if not is_past(seconds(server.stranded_since), s.now):
         server = server.model_copy(update={"stranded_since": stamp(s.now)})
     until = seconds(server.stranded_since) + limit
     if s.now < until:
@@ -209,7 +209,3 @@ def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
     text = f"{server_name(server)} gives up {', '.join(pod.name for pod in holding)}, and is placed again: {without} has no node"
     released = server.model_copy(update={"stranded_since": "", "released_until": waits})
     return Step(released, (Event("Warning", reasons.STRANDED, text),), (s.now,), holding)
-
-
-def _held(s: Snapshot, pod: Pod) -> bool:
-    return is_held(pod, s.lifecycle.node_loss_seconds, s.now)

@@ -8,13 +8,13 @@ from rljob_api import reasons
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import is_held
+from rljob_operator.model.ordinals import frees_its_node
 from rljob_operator.model.snapshot import Snapshot, is_open
-from rljob_operator.policies.change import Change, Event, give_command, set_
+from rljob_operator.policies.change import Change, Event, drained, set_
 from rljob_operator.policies.opening import may_open
 from rljob_operator.policies.progress import current_progress
 from rljob_operator.schedulers.builtin.request import pod_names, required_names
-from rljob_operator.times import is_ahead, seconds, stamp
+from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
 
 def release_stranded(s: Snapshot, status: JobStatus) -> Change:
@@ -25,7 +25,7 @@ def release_stranded(s: Snapshot, status: JobStatus) -> Change:
     why = _lacking(s, status)
     if not why:
         return Change(set_(status, stranded_since="") if status.stranded_since else status)
-    if not 0.0 < seconds(status.stranded_since) <= s.now + 1.0:
+    if not is_past(seconds(status.stranded_since), s.now):
         status = set_(status, stranded_since=stamp(s.now))
     until = seconds(status.stranded_since) + limit
     if s.now < until:
@@ -37,8 +37,7 @@ def _release(s: Snapshot, status: JobStatus, why: str) -> Change:
     """An open attempt, which waits for its rollouts, is drained before."""
     attempt, spec = status.attempt, s.spec_of(status.attempt)
     if attempt and is_open(attempt):
-        drained = attempt if attempt.command != "run" else give_command(attempt, "drain", reasons.STRANDED, s.now)
-        return Change(set_(status, attempt=drained))
+        return Change(set_(status, attempt=drained(attempt, reasons.STRANDED, s.now)))
     pods = _holding(s)
     event = Event("Warning", reasons.STRANDED, f"{_count(pods)} and starts again with the whole gang: {why}")
     status = set_(status, stranded_since="")
@@ -73,8 +72,7 @@ def _awaits_servers(s: Snapshot, status: JobStatus) -> bool:
 
 def _holding(s: Snapshot) -> tuple[Pod, ...]:
     """Pods that hold a node and would let it go."""
-    limit = s.lifecycle.node_loss_seconds
-    return tuple(p for p in s.pods if p.node and not p.deleting and not is_held(p, limit, s.now))
+    return tuple(p for p in s.pods if frees_its_node(s, p))
 
 
 def _without_node(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> str:

@@ -1,7 +1,6 @@
 """What the `builtin` scheduler reads of the caches: requests of jobs, and what jobs hold."""
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
@@ -73,12 +72,7 @@ class SchedulerCache:
     def _on_its_node(self, pod: Pod) -> Pod:
         """The pod, with whether its node answers as far as the cache knows."""
         entry = self._cache.nodes.get(("", pod.node))
-        if entry is None or pod.ready:
-            return pod
-        node = entry.value
-        return replace(
-            pod, lost_since=node.lost_since, answers_since=node.answers_since, out_of_service=node.out_of_service
-        )
+        return pod if entry is None or pod.ready else entry.value.holding(pod)
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
         spec, status = job.validation.result.accepted, job.readable_status
