@@ -28,6 +28,7 @@ import os, time
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
+        held = b"x" * 400_000_000  # takes a moment to give back
         print(os.getpid(), flush=True)
         time.sleep(600)
     os._exit(0)

@@ -75,9 +75,15 @@ class Family:
         return parents.keys() - known
 
     def kill(self) -> None:
-        """Returns when no member runs, or after KILL_SECONDS: a process in the kernel cannot be killed."""
+        """Returns when no member runs, or after KILL_SECONDS: a process in the kernel cannot be killed. One that is dying has lost its environment
+        before it gives back its files and its GPU memory."""
         deadline = time.monotonic() + KILL_SECONDS
-        while (members := self.members()) and time.monotonic() < deadline:
+        dying: set[int] = set()
+        while time.monotonic() < deadline:
+            members = self.members().keys()
+            dying = members | {pid for pid in dying if _runs(pid)}
+            if not dying:
+                return
             end(members)
             time.sleep(KILL_POLL_SECONDS)
 
@@ -114,12 +120,24 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _parent(pid: int) -> int | None:
-    """None when the process is gone, or somebody else's whom we may not look at. In /proc/<pid>/stat the name in parentheses may hold any bytes,
-    also half a letter, so read from its end."""
+    """None when the process is gone, or somebody else's whom we may not look at."""
+    status = _status(pid)
+    return int(status[1]) if status else None
+
+
+def _runs(pid: int) -> bool:
+    """Not gone, and not a zombie that waits for its parent."""
+    status = _status(pid)
+    return bool(status) and status[0] not in (b"Z", b"X")
+
+
+def _status(pid: int) -> list[bytes]:
+    """Its state, its parent and more (proc(5), /proc/<pid>/stat); empty when it is gone. The name in parentheses may hold any bytes, also half a
+    letter, so this reads from its end."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return None
+        return []
 
 
 def tied(module: str, *arguments: str) -> tuple[str, ...]:

@@ -116,9 +116,9 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """Also what the function has started, wherever that went: it would keep running. Calls under way raise WorkerLost."""
+        await asyncio.to_thread(self._family.kill)
         kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await asyncio.to_thread(self._family.kill)
         if self._reader:
             await asyncio.wait([self._reader])
 
