@@ -41,7 +41,9 @@ def parser() -> argparse.ArgumentParser:
     pool = _command(commands, "pool", pool_pod, "PID 1 of a pod of spec.pools")
     pool.add_argument("name", metavar="NAME", help="the pool's name")
     pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
-    for pod in (launch, rollout, pool):
+    worker = _command(commands, "worker", worker_pod, "PID 1 of a pod that runs agents")
+    worker.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of its probe (%(default)s)")
+    for pod in (launch, rollout, pool, worker):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
     _add_job(run)
@@ -145,6 +147,15 @@ def rollout_pod(options: argparse.Namespace) -> int:
 
 def pool_pod(options: argparse.Namespace) -> int:
     return _serve(options, options.name)
+
+
+def worker_pod(options: argparse.Namespace) -> int:
+    from rljob_trainer.pod import worker
+
+    async def run() -> int:
+        return await worker.main(_channel(options), os.environ, options.port)
+
+    return asyncio.run(run())
 
 
 def _serve(options: argparse.Namespace, role: str) -> int:

@@ -171,6 +171,10 @@ class Session:
         self._answers: dict[int, Recorded] = {}
         """By turn."""
 
+    def anew(self) -> "Session":
+        """For the same sample, from its beginning: nothing of this one becomes part of it."""
+        return Session(self._spec, self.prompt, self._sampling, self._tokenizer, self._template, self._sample)
+
     def fail(self, error: Exception) -> None:
         """The rollouts raised it: it ends the trajectory and the attempt, and is not the agent's."""
         if self.reply is not None and not self.reply.done():
