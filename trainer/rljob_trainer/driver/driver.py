@@ -22,7 +22,7 @@ from rljob_trainer.driver.critic import Critic
 from rljob_trainer.driver.evaluation import Evaluation
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.publication import Publication
+from rljob_trainer.driver.recipients import Recipients
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.reporting.sinks import Sinks, connect_trackers
@@ -71,7 +71,7 @@ class Driver(DriverCalls):
         self._announced: Batch | None = None
         """The batch that `part` returns rows of."""
         self._evaluation = Evaluation(control.spec, source, reporter, self._changes.tell)
-        self._publication = Publication(rollouts, reporter)
+        self._recipients = Recipients(rollouts, reporter)
         self._buffer_save = BufferSave(control.spec, self._changes.tell)
         self._ending = contextlib.AsyncExitStack()
         self._end: RunStatus = "failed"
@@ -194,15 +194,15 @@ class Driver(DriverCalls):
         await self._rollouts.trained(keeps)
         self._reporter.enter("syncing")
         if self._command == "drain":
-            self._publication.skip()
+            self._recipients.skip()
             return {"replicas": []}
-        return {"replicas": [r.dump() for r in self._publication.begin()]}
+        return {"replicas": [r.dump() for r in self._recipients.begin()]}
 
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
-        if self._publication.is_first:
+        if self._recipients.is_first:
             self._step_began = time.monotonic()  # waiting for servers to start is not part of the first step
-        await self._publication.finish(step, digest, failed, seconds)
+        await self._recipients.finish(step, digest, failed, seconds)
 
     async def saving(self) -> dict[str, Any]:
         self._reporter.enter("saving")
@@ -266,7 +266,7 @@ class Driver(DriverCalls):
             return None
         if self._buffer.is_idle:
             return {"over": "succeeded"}
-        newcomers = self._publication.begin()
+        newcomers = self._recipients.begin()
         return {"newcomers": [r.dump() for r in newcomers]} if newcomers else None
 
     @property

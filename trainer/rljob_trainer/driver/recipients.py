@@ -1,4 +1,4 @@
-"""Which servers get a policy, and what the driver reports of it."""
+"""The servers that get a policy, and what the driver reports of it."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 
 
-class Publication:
+class Recipients:
     """The driver's part of publishing: rank 0 asks for servers, sends them the policy, and says which of them have it."""
 
     def __init__(self, rollouts: RolloutPool, reporter: Reporter):
