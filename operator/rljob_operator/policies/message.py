@@ -162,7 +162,8 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         servers = [text for counted in (status.rollout, *status.pools.values()) for text in counted.unready]
         problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, _of_one_pod(s, status)), *servers])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
-    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+    starting = "; ".join([f"attempt {attempt.number} is starting{_start_point(status)}", *_awaited(progress)])
+    return "; ".join(s.unreadable.values()) or starting
 
 
 def _of_one_pod(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.channel import encode
 from trainer.agents.talker import TWO_TURNS, Talker, first_step, with_agent
 from trainer.driver.bench import Bench, Characters
-from trainer.pod.pods import SECONDS, Channel
+from trainer.pod.pods import SECONDS, Channel, until
 
 TOKEN = "token"
 """Bench's."""
@@ -56,9 +54,7 @@ class Pod:
 
     async def processes(self, count: int) -> list[psutil.Process]:
         """Once there are so many."""
-        async with asyncio.timeout(SECONDS):
-            while len(self.inside._children) != count:
-                await asyncio.sleep(0.02)
+        await until(lambda: len(self.inside._children) == count)
         return [psutil.Process(pid) for pid in self.inside._children]
 
     async def end(self) -> None:
@@ -68,7 +64,6 @@ class Pod:
 
 
 def in_pods(bench: Bench, tmp_path: Path, code: str = TWO_TURNS, processes: int = 1, **agent: object) -> None:
-    os.environ["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     with_agent(bench.spec, tmp_path, code, workers={"replicas": 2, "processes": processes}, **agent)
 
 
@@ -146,8 +141,7 @@ async def test_a_pod_that_is_lost_costs_no_trajectory_and_one_that_comes_late_ta
     lost = Pod(bench)
 
     async def lose() -> Pod:
-        while not (tmp_path / "first").exists():
-            await asyncio.sleep(0.02)
+        await until((tmp_path / "first").exists)
         (process,) = await lost.processes(1)
         await lost.end()
         assert not process.is_running()
@@ -244,9 +238,8 @@ async def test_the_driver_learns_from_a_pod_which_tools_the_chat_template_shows(
     bench.spec["rollout"]["agent"]["tools"] = {"path": str(file), "functions": ["add"]}
     bench.control()
     await bench.connect()
-    async with asyncio.timeout(SECONDS):
-        while not (bench.directory / "progress.json").exists() or "worker" not in bench.progress().awaiting:
-            await asyncio.sleep(0.02)
+    file = bench.directory / "progress.json"
+    await until(lambda: file.exists() and bench.progress().awaiting == main.WORKERS)
     pod = Pod(bench)
     with pytest.raises(
         ConfigurationError, match=r"the policy would not see the functions of spec\.rollout\.agent\.tools"
@@ -300,9 +293,7 @@ async def test_a_pod_serves_one_attempt_after_another_and_nothing_of_the_former_
     pod = Pod(bench)
     first = await pod.processes(2)
     pod.say(attempt=2)
-    async with asyncio.timeout(SECONDS):
-        while welcomed[2] < 2 or any(p.is_running() for p in first):
-            await asyncio.sleep(0.02)
+    await until(lambda: welcomed[2] == 2 and not any(p.is_running() for p in first))
     second = await pod.processes(2)
     pod.say(attempt=2, command="drain")
     pod.say(attempt=2, command="stop")

@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.program import MODULE
 from rljob_trainer.agents.session import Session
 from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerGone, WorkerLost, WorkerProcess
 
@@ -15,7 +16,7 @@ AT_ONCE = 256
 class AgentProcess(WorkerProcess):
     """One life of it, from `start` to `stop`."""
 
-    MODULE = "rljob_trainer.agents.worker"
+    MODULE = MODULE
     START_SECONDS = 300.0
     """Libraries of environments import much."""
 

@@ -7,12 +7,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol
 
 from rljob_trainer.agents.process import AT_ONCE, AgentProcess
+from rljob_trainer.agents.program import MAX_PROCESSES
 from rljob_trainer.agents.remote import Remote
 from rljob_trainer.machine import cpus
 from rljob_trainer.rewards.worker_process import Respawning, WorkerGone, WorkerLost
-
-MAX_WORKERS = 8
-"""At most so many processes, unless the spec has a number; each imports the file."""
 
 
 class NotLoaded(Exception):
@@ -44,7 +42,7 @@ class OwnWorkers:
     ready = True
 
     def __init__(self, start: Callable[[], Awaitable[AgentProcess]]):
-        self._workers = [Respawning(start) for _ in range(min(cpus(), MAX_WORKERS))]
+        self._workers = [Respawning(start) for _ in range(min(cpus(), MAX_PROCESSES))]
         self._free: asyncio.Queue[Respawning[AgentProcess]] = asyncio.Queue()
         """Each process as often as it can take a trajectory."""
 

@@ -22,10 +22,8 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Report
 from rljob_api.spec.agent import AgentSpec
 from rljob_trainer import failure
-from rljob_trainer.agents.process import AgentProcess
-from rljob_trainer.agents.python_file import Program
+from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
 from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, SILENCE_SECONDS, frame, framed
-from rljob_trainer.agents.workers import MAX_WORKERS
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
 from rljob_trainer.processes import adopt_orphans, reap
 from rljob_trainer.rewards.worker_process import LOOK_SECONDS, Child, WorkerLost
@@ -105,7 +103,7 @@ class WorkerPod:
         self._orders = orders
         self._news.set()
         if orders and orders.agent.workers:
-            count = orders.agent.workers.processes or min(cpus(), MAX_WORKERS)
+            count = orders.agent.workers.processes or min(cpus(), MAX_PROCESSES)
             self._lives = [tasks.create_task(self._keep_running(orders)) for _ in range(count)]
 
     async def _end(self) -> None:
@@ -140,7 +138,7 @@ class WorkerPod:
     ) -> Failure | None:
         """Run one process until it ends or the connection does. Why it failed; None: it did not."""
         kills = oom_kills()
-        child = await Child.start(AgentProcess.MODULE, Program.of(orders.agent).command, orders.agent.env)
+        child = await Child.start(MODULE, Program.of(orders.agent).command, orders.agent.env)
         self._children.add(child.pid)
         try:
             said = await Relay(child, reader, writer, lambda: self._failed(None)).run()
