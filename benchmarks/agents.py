@@ -28,8 +28,8 @@ from rljob_trainer.agents.remote import Remote
 from rljob_trainer.agents.workers import PodWorkers
 from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
-from rljob_trainer.driver.door import Door
 from rljob_trainer.driver.main import exempt_from_collection
+from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.processes import tied
@@ -95,9 +95,9 @@ async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, director
     while len(pool.to_publish()) < len(endpoints):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     await pool.published(0, endpoints, {})
-    door, workers, port = Door(1, "token"), PodWorkers(600.0), free_port()
-    door.admit(names.ROLE_WORKER, workers)
-    await door.listen(loopback(), port)
+    listener, workers, port = PodListener(1, "token"), PodWorkers(600.0), free_port()
+    listener.admit(names.ROLE_WORKER, workers)
+    await listener.listen(loopback(), port)
     (directory / names.CONTROL_KEY).write_text(control(spec, port).dump_json())
     assert spec.rollout.agent and spec.workers
     agent = agent_of(spec.rollout.agent, workers, loopback())
@@ -110,7 +110,7 @@ async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, director
     assert not failed, failed[0]
     probing.cancel()
     await agent.stop()
-    await door.close()
+    await listener.close()
     await pool.close()
 
 

@@ -12,7 +12,7 @@ from rljob_trainer.agents.process import AgentProcess
 from rljob_trainer.agents.program import Program
 from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
-from rljob_trainer.agents.workers import NotLoaded, OwnWorkers, PodWorkers, Workers
+from rljob_trainer.agents.workers import AgentProcesses, NotLoaded, OwnWorkers, PodWorkers
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards.worker_process import WorkerGone, WorkerLost
@@ -29,7 +29,7 @@ class WorkerAgent:
         program = self._program = Program.of(spec)
         self.spec = spec
         start = partial(AgentProcess.start, program.command, spec.timeout_seconds, spec.env)
-        self._workers: Workers = pods or OwnWorkers(start)
+        self._workers: AgentProcesses = pods or OwnWorkers(start)
         self._in_pods = pods is not None
         self._endpoint = Endpoint(address)
         self.tools: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 """A worker process in a pod of its own, over a connection that its pod opens to the driver (pod/worker.py): one for each process.
 
-The pod begins with a message that shows the job's token (driver/door.py). From then on it relays: what the driver writes goes to the process as it
-is, and each line of the process comes as its length (8 bytes, big-endian) and its bytes. A length of 0 says that the pod is there.
+The pod begins with a message that shows the job's token (driver/pod_listener.py). From then on it relays: what the driver writes goes to the process
+as it is, and each line of the process comes as its length (8 bytes, big-endian) and its bytes. A length of 0 says that the pod is there.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ class NotLoaded(Exception):
     """No process could load the agent."""
 
 
-class Workers(Protocol):
+class AgentProcesses(Protocol):
     """Call `start` before the first trajectory and `stop` after the last."""
 
     @property

@@ -1,4 +1,4 @@
-"""The driver's end of models on gangs of their own. Rank 0 of each gang connects (door.py), then asks for work.
+"""The driver's end of models on gangs of their own. Rank 0 of each gang connects (pod_listener.py), then asks for work.
 
 A gang gets one request at a time, in order. Its rank 0 sends heartbeats while it works and asks again while it is idle, so a gang that is silent
 for the stall timeout is lost.
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from rljob_api import names
 from rljob_trainer.driver.buffer.measured import Measure
-from rljob_trainer.driver.door import Door
+from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.driver.server import RankLost, answer
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.batch import Array, Batch
@@ -161,13 +161,13 @@ class Gang(RoleCalls):
 class Gangs:
     """All gangs of one attempt but the trainer's. Must be created inside the event loop."""
 
-    def __init__(self, roles: Iterable[str], door: Door, seconds: float) -> None:
-        """`door`: where they connect. `seconds`: how long a role may be silent."""
+    def __init__(self, roles: Iterable[str], listener: PodListener, seconds: float) -> None:
+        """`listener`: to which they connect. `seconds`: how long a role may be silent."""
         connected = asyncio.get_running_loop().create_future
         self._gangs = {role: Gang(role, connected()) for role in roles}
         self._seconds = seconds
         for role, gang in self._gangs.items():
-            door.admit(role, gang)
+            listener.admit(role, gang)
 
     def __bool__(self) -> bool:
         return bool(self._gangs)

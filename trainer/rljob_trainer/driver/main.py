@@ -31,9 +31,9 @@ from rljob_trainer.driver.buffer.examples import Examples
 from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabulary
 from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
-from rljob_trainer.driver.door import Door, opened
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
+from rljob_trainer.driver.pod_listener import PodListener, listening
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import serve
@@ -90,8 +90,8 @@ async def drive(
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with (
-            opened(control, token) as door,
-            work(directory, control, token, progress, tokenizer, door) as (driver, rollouts, gangs),
+            listening(control, token) as pods,
+            work(directory, control, token, progress, tokenizer, pods) as (driver, rollouts, gangs),
         ):
             loaded()
             await _serve(listener, directory, driver, rollouts, progress, gangs)
@@ -101,11 +101,11 @@ async def drive(
 
 @asynccontextmanager
 async def _supervised(
-    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, door: Door
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
     spec, workers = control.spec, Workers(control.spec)
-    gangs = Gangs(spec.gangs, door, spec.lifecycle.stall_timeout_seconds)
+    gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds)
     try:
         made = _row_maker(directory, spec, progress)
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers, made=made)
@@ -124,11 +124,11 @@ async def _supervised(
 
 @asynccontextmanager
 async def _reinforcement(
-    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, door: Door
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
-    gangs, workers = Gangs(spec.gangs, door, spec.lifecycle.stall_timeout_seconds), _pod_workers(spec, door)
+    gangs, workers = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds), _pod_workers(spec, pods)
     rewards = RewardManager(spec.rewards, pools)
     agent = None
     if spec.rollout.agent and not spec.train.batches.replay:
@@ -169,13 +169,13 @@ async def _reinforcement(
         await asyncio.gather(*(part.stop() for part in parts))
 
 
-def _pod_workers(spec: RLJobSpec, door: Door) -> PodWorkers | None:
+def _pod_workers(spec: RLJobSpec, pods: PodListener) -> PodWorkers | None:
     """None: the agent runs next to the driver, or there is none."""
     agent = spec.rollout.agent
     if agent is None or agent.workers is None:
         return None
     workers = PodWorkers(agent.timeout_seconds)
-    door.admit(names.ROLE_WORKER, workers)
+    pods.admit(names.ROLE_WORKER, workers)
     return workers
 
 

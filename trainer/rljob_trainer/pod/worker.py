@@ -53,7 +53,7 @@ async def main(channel: "Channel", environment: Mapping[str, str], port: int) ->
     return 0
 
 
-class Orders(NamedTuple):
+class WorkerOrders(NamedTuple):
     """What this pod has to run."""
 
     attempt: int
@@ -63,7 +63,7 @@ class Orders(NamedTuple):
     agent: AgentSpec
 
     @classmethod
-    def of(cls, control: Control | None) -> "Orders | None":
+    def of(cls, control: Control | None) -> "WorkerOrders | None":
         """None: no attempt runs, or the job has no workers any more."""
         if control is None or control.command == "stop" or control.spec.workers is None or not control.service_port:
             return None
@@ -77,7 +77,7 @@ class WorkerPod:
     def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
         self._channel, self._environment, self._port = channel, environment, port
         self._boot_id = uuid.uuid4().hex
-        self._orders: Orders | None = None
+        self._orders: WorkerOrders | None = None
         self._lives: list[asyncio.Task[None]] = []
         """What keeps each process running."""
         self._children: set[int] = set()
@@ -92,11 +92,11 @@ class WorkerPod:
             tasks.create_task(self._report())
             try:
                 async for control in self._channel.controls():
-                    await self._obey(Orders.of(control), tasks)
+                    await self._obey(WorkerOrders.of(control), tasks)
             finally:
                 await self._end()
 
-    async def _obey(self, orders: Orders | None, tasks: asyncio.TaskGroup) -> None:
+    async def _obey(self, orders: WorkerOrders | None, tasks: asyncio.TaskGroup) -> None:
         if orders == self._orders:
             return
         await self._end()
@@ -113,7 +113,7 @@ class WorkerPod:
             await asyncio.wait(self._lives)
         self._lives = []
 
-    async def _keep_running(self, orders: Orders) -> None:
+    async def _keep_running(self, orders: WorkerOrders) -> None:
         backoff = FIRST_BACKOFF_SECONDS
         while True:
             try:
@@ -134,7 +134,7 @@ class WorkerPod:
             backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
 
     async def _one_life(
-        self, orders: Orders, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, orders: WorkerOrders, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Failure | None:
         """Run one process until it ends or the connection does. Why it failed; None: it did not."""
         kills = oom_kills()
@@ -192,7 +192,7 @@ class WorkerPod:
 
 
 async def _connected(
-    orders: Orders, environment: Mapping[str, str]
+    orders: WorkerOrders, environment: Mapping[str, str]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection that the driver has accepted. Raises OSError, EOFError, ValueError."""
     reader, writer = await asyncio.open_connection(orders.address, orders.port)

@@ -32,7 +32,7 @@ class Host(Protocol):
         ...
 
 
-class Door:
+class PodListener:
     """Of one attempt."""
 
     def __init__(self, attempt: int, token: str) -> None:
@@ -90,12 +90,12 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(control: Control, token: str) -> AsyncIterator[Door]:
-    """The door of an attempt that has other pods than the trainer's and its servers. `token`: of the job."""
-    door = Door(control.attempt, token)
+async def listening(control: Control, token: str) -> AsyncIterator[PodListener]:
+    """For the pods of an attempt that connect to its driver, if there are any. `token`: of the job."""
+    listener = PodListener(control.attempt, token)
     if control.service_port:
-        await door.listen(os.environ[names.ENV_POD_IP], control.service_port)
+        await listener.listen(os.environ[names.ENV_POD_IP], control.service_port)
     try:
-        yield door
+        yield listener
     finally:
-        await door.close()
+        await listener.close()
