@@ -153,9 +153,9 @@ def main() -> None:
         f"{loop.longest:.3f} s at a time, in {time.monotonic() - began:.0f} s; sent "
         + ", ".join(f"{count / 2**20:.1f} MiB {where}" for where, count in SENT.items())
     )
-    for process in (*pods, stubs):
-        process.terminate()
+    stubs.terminate()
     for pod in pods:
+        pod.terminate()
         pod.wait()
 
 

@@ -121,14 +121,15 @@ class Policy:
         if context and isinstance(context[0], Mapping):
             return await self._converse([dict(message) for message in cast(Sequence[Message], context)], limits)
         tokens, last = ids(cast(Sequence[int], context)), self._last
-        asked = {"context": tokens, "after": None}
+        asked: dict[str, Any] = {"context": tokens, "after": None}
         if last.tokens and tokens[: len(last.tokens)] == last.tokens:
             asked = {"context": tokens[len(last.tokens) :], "after": last.number}
         found = await self._ask("generate", asked | limits)
         return None if found is None else self._turn(tokens, found)
 
     async def _converse(self, messages: list[dict[str, Any]], limits: dict[str, Any]) -> Turn | None:
-        last, asked = self._last, {"messages": messages, "after": None}
+        asked: dict[str, Any] = {"messages": messages, "after": None}
+        last = self._last
         if last.messages and messages[: len(last.messages)] == last.messages:
             asked = {"messages": messages[len(last.messages) :], "after": last.number}
         found = await self._ask("converse", asked | limits)
