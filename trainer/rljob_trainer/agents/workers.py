@@ -13,7 +13,6 @@ from rljob_trainer.agents.remote import Remote
 from rljob_trainer.machine import cpus
 from rljob_trainer.rewards.worker_process import Respawning, WorkerGone, WorkerLost
 
-
 log = logging.getLogger(__name__)
 
 
