@@ -216,7 +216,8 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
 
 def misconfiguration(s: Snapshot, attempt: Attempt) -> Cause | None:
     """The failure of a rollout, or of a pool's server, that reports a wrong configuration while no server of its role answers, if there is one."""
-    answering = {p.role for p in s.servers if p.ready}
+    followers = {part.pod_uid for server in s.status.servers for part in server.parts[1:]}
+    answering = {p.role for p in s.servers if p.ready and p.uid not in followers}
     for pod in s.servers if attempt.command != "stop" else ():
         report = s.report(pod)
         if pod.role not in answering and report and report.failure and report.failure.kind == "configuration":

@@ -182,8 +182,15 @@ def unready(s: Snapshot, server: ServerStatus) -> tuple[str, str] | None:
     """Name of the pod that keeps the server from answering, and why, as the end of a sentence; None: it answers."""
     if answering_head(s, server):
         return None
-    rank, problem = awaited(s, server) or (0, "does not answer yet")
+    rank, problem = awaited(s, server) or _loading(s, server)
     return names.pod(s.job.name, server.role, server.ordinals[rank]), problem
+
+
+def _loading(s: Snapshot, server: ServerStatus) -> tuple[int, str]:
+    """Of a server whose pods are all there: rank of one that is not ready. The head answers when the workers of all others are up."""
+    later = enumerate(s.pod(part) for part in server.parts[1:])
+    rank = next((rank for rank, pod in later if pod and not pod.ready), -1) + 1
+    return rank, "has not started its workers yet" if rank else "does not answer yet"
 
 
 def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:

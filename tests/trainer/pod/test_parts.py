@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
@@ -46,6 +47,16 @@ class Replica:
 
     async def all(self, condition: Callable[[Report], bool], seconds: float = 120.0) -> list[Report]:
         return await asyncio.gather(*(pod.channel.wait(condition, seconds) for pod in self.pods))
+
+
+async def readiness(pod: Pod) -> int:
+    """What the kubelet's probe gets; 0: nobody answers."""
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(f"http://127.0.0.1:{pod.port}/health") as response:
+                return response.status
+        except aiohttp.ClientConnectionError:
+            return 0
 
 
 @asynccontextmanager
@@ -94,9 +105,11 @@ async def test_parts_start_when_the_control_lists_them_and_end_when_it_does_not(
         server.say(listed=False)
         await server.all(lambda r: r.attempt == 1)
         assert [processes(pod) for pod in server.pods] == [[], []]
+        assert [await readiness(pod) for pod in server.pods] == [0, 0]
         await server.begin()
         reports = await server.all(is_running)
         assert [r.failure for r in reports] == [None, None]
+        assert await readiness(server.pods[1]) == 200
         head, follower = (words(processes(pod)[0]) for pod in server.pods)
         assert "--headless" in follower and "--headless" not in head
         for rank, command in enumerate((head, follower)):
@@ -107,6 +120,7 @@ async def test_parts_start_when_the_control_lists_them_and_end_when_it_does_not(
         reports = await server.all(lambda r: r.state == "idle")
         assert [r.failure for r in reports] == [None, None], "it was ended on purpose"
         assert [processes(pod) for pod in server.pods] == [[], []]
+        assert await readiness(server.pods[1]) == 0
 
 
 async def test_a_follower_whose_worker_is_killed_says_so_and_stays_down_until_all_parts_start_again() -> None:
@@ -160,6 +174,16 @@ async def test_a_worker_of_a_follower_that_is_stopped_is_named_by_its_own_pod(mo
         assert f"the engine's process {worker.pid} has not run for 2 s (stopped)" in failure.message
 
 
+async def test_a_follower_is_not_ready_before_its_workers_are_up() -> None:
+    async with replica(vllmArgs={"max-num-seqs": 13}) as server:
+        await server.begin()
+        follower = server.pods[1]
+        await until(lambda: bool(processes(follower)))
+        assert await readiness(follower) == 0
+        await server.all(is_running)
+        assert await readiness(follower) == 200
+
+
 async def test_parts_wait_for_those_that_load_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For twice the limit of a whole server, in which they neither log nor read."""
     monkeypatch.setattr(health, "STUCK_SECONDS", 5.0)
@@ -193,10 +217,12 @@ async def test_real_workers_over_two_pods_start_again_together_after_one_was_kil
         await server.all(is_running, READY_SECONDS)
         head, follower = server.pods
         assert (await head.state(1))["policy_step"] is None
+        assert [await readiness(pod) for pod in server.pods] == [200, 200]
         family = [*processes(head), *processes(follower)]
         (worker := await seen(follower)).kill()
         report = await follower.channel.wait(lambda r: r.failure is not None)
         assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
+        assert await readiness(follower) == 0
         await server.begin()
         await server.all(is_running, READY_SECONDS)
         assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
