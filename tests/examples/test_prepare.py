@@ -142,6 +142,7 @@ def test_a_seed_always_gives_the_same_start(prepare: ModuleType, started: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.extra
 def test_the_warm_up_is_a_job_that_ends_between_a_fifth_and_two_fifths(
     prepare: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture
 ) -> None:

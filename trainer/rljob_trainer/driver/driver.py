@@ -4,22 +4,25 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
-from rljob_trainer.checkpoint.manifest import Files
 from rljob_trainer.data.order import Cursor, Dataset
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.driver.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.driver.buffer.measured import Measure, joined
+from rljob_trainer.driver.buffer.saving import BufferSave
 from rljob_trainer.driver.buffer.sources import BatchSource
+from rljob_trainer.driver.changes import ANSWER_SECONDS, Changes
 from rljob_trainer.driver.critic import Critic
+from rljob_trainer.driver.evaluation import Evaluation
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pool import RolloutPool
+from rljob_trainer.driver.recipients import Recipients
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.reporting.sinks import Sinks, connect_trackers
@@ -29,9 +32,6 @@ from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.calls import DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
 from rljob_trainer.wire.channel import announced, part_of
 from rljob_trainer.wire.parity import probe_sequences
-
-ANSWER_SECONDS = 1.0
-"""A call that has to wait is answered after this time at the latest: meanwhile the other ranks wait in a broadcast, which has a time limit."""
 
 
 class Driver(DriverCalls):
@@ -59,27 +59,24 @@ class Driver(DriverCalls):
         self._reporter = reporter
         self._trackers = connect_trackers(control, os.environ)
         self._command = control.command
-        self._changed = asyncio.Event()
+        self._changes = Changes()
         pools.wake = rollouts.changed = self.wake
         gangs.open(control.spec.train.total_steps, self._reporter.show_phase)
         self._uploads = Uploads(control.spec.checkpoint, self._copied)
         self._uploaded = 0
         """Bytes uploaded when rank 0 asked last."""
-        self._critic = Critic(gangs.critic, self._changed.set) if gangs.critic else None
+        self._critic = Critic(gangs.critic, self._changes.tell) if gangs.critic else None
         self._step, self._cursor = 0, Cursor()
         self._handed: Ready | None = None
         self._announced: Batch | None = None
         """The batch that `part` returns rows of."""
-        self._held_out: asyncio.Task[Batch] | None = None
-        self._buffer_writing: asyncio.Task[Files] | None = None
-        """The last save of the rollout buffer."""
+        self._evaluation = Evaluation(control.spec, source, reporter, self._changes.tell)
+        self._recipients = Recipients(rollouts, reporter)
+        self._buffer_save = BufferSave(control.spec, self._changes.tell)
         self._ending = contextlib.AsyncExitStack()
         self._end: RunStatus = "failed"
         """How the attempt ends, for the trackers; failed until rank 0 calls `end`."""
         self._step_began = 0.0
-        self._targets: list[RolloutEndpoint] = []
-        self._published_step: int | None = None
-        """Step of the last policy that was exported."""
         self._listed: list[RolloutEndpoint] = []
         self._colocated: list[RolloutEndpoint] = []
 
@@ -95,7 +92,7 @@ class Driver(DriverCalls):
         """The state of rollouts or pools changed: report it, and let waiting calls answer."""
         self._reporter.update(rollouts=self._rollouts.report(), unauthorized=self._pools.unauthorized)
         self._reporter.show_phase()
-        self._changed.set()
+        self._changes.tell()
 
     def heartbeat(self, count: int) -> None:
         self._reporter.rank_moved(count)
@@ -144,14 +141,11 @@ class Driver(DriverCalls):
         self._buffer.begin(step)
 
     async def held_out(self, step: int) -> HeldOut:
-        assert isinstance(self._source, Examples), "the ranks evaluate what is given"
-        if self._command == "drain" or not self._evaluation_due(step):
+        if self._command == "drain" or not self._evaluation.is_due(step):
             return {"over": "done"}
         self._reporter.enter("evaluating")
-        if self._held_out is None:
-            self._held_out = asyncio.create_task(self._source.held_out_batch())
-            self._held_out.add_done_callback(lambda _: self._changed.set())
-        return await self._once(self._held_out_answer)
+        self._evaluation.begin()
+        return await self._changes.answer(self._held_out)
 
     async def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         self._reporter.record_evaluation(step, metrics)
@@ -159,7 +153,7 @@ class Driver(DriverCalls):
 
     async def next(self) -> Next:
         self._reporter.enter("")
-        return await self._once(self._next)
+        return await self._changes.answer(self._next)
 
     async def part(self, rows: Sequence[int]) -> dict[str, int]:
         assert self._announced is not None, "a batch comes before its parts"
@@ -182,36 +176,33 @@ class Driver(DriverCalls):
         self._own_critic.learn(joined(Batch(step, self._handed.batch.columns, {}, {}), arrays))
 
     async def learnt(self) -> dict[str, float]:
-        return await self._once(self._own_critic.learnt)
+        return await self._changes.answer(self._own_critic.learnt)
 
     async def save_gangs(self, step: int, directory: Path, alongside: bool) -> None:
         self._own_critic.save(step, directory, alongside)
 
     async def gangs_saved(self, step: int, wait: bool) -> dict[str, Any]:
         saved = partial(self._own_critic.saved, step)
-        return await self._once(saved) if wait else saved()
+        return await self._changes.answer(saved) if wait else saved()
 
     async def replicas(self) -> PublishTargets:
-        if not await self._once(self._is_quiescent):
+        if not await self._changes.answer(self._is_quiescent):
             return {}
         keeps = self._spec.keeps_requests and self._command != "drain"
         assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         await (self._buffer.leave() if keeps else self._buffer.stop())
         await self._rollouts.trained(keeps)
         self._reporter.enter("syncing")
-        self._targets = self._rollouts.to_publish() if self._command != "drain" else []
-        return {"replicas": [r.dump() for r in self._targets]}
+        if self._command == "drain":
+            self._recipients.skip()
+            return {"replicas": []}
+        return {"replicas": [r.dump() for r in self._recipients.begin()]}
 
     async def published(self, step: int, digest: str, failed: dict[str, str], seconds: float) -> None:
         assert step == self._step, f"published step {step} at step {self._step}"
-        targets, self._targets = self._targets, []
-        if targets and self._published_step is None:
+        if self._recipients.is_first:
             self._step_began = time.monotonic()  # waiting for servers to start is not part of the first step
-        self._reporter.published(step, digest)
-        await self._rollouts.published(step, targets, failed)
-        sync = {"time/sync": seconds} if digest and self._published_step != step else {}  # not a newcomer's
-        self._published_step = step if digest else self._published_step
-        self._reporter.record(step, sync | {"rollout/replicas": float(self._rollouts.count)})
+        await self._recipients.finish(step, digest, failed, seconds)
 
     async def saving(self) -> dict[str, Any]:
         self._reporter.enter("saving")
@@ -222,12 +213,10 @@ class Driver(DriverCalls):
         if isinstance(self._buffer, RolloutBuffer):
             if self._command == "drain":
                 await self._buffer.stop()  # with the tokens that are on the servers
-            writing = asyncio.to_thread(saved.write_hashed, directory, self._buffer.contents, self._spec)
-            self._buffer_writing = asyncio.create_task(writing)
-            self._buffer_writing.add_done_callback(lambda _: self._changed.set())
+            self._buffer_save.begin(directory, self._buffer.contents)
 
     async def buffer_saved(self, wait: bool) -> dict[str, Any]:
-        return await self._once(self._written_buffer) if wait else self._written_buffer()
+        return await self._changes.answer(self._buffer_save.files) if wait else self._buffer_save.files()
 
     async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
@@ -266,16 +255,6 @@ class Driver(DriverCalls):
         await self._ending.aclose()
         self._reporter.flush()
 
-    async def _once(self, answer: Callable[[], Any]) -> Any:
-        """Call `answer` whenever something changed, until its result is not empty; {} after ANSWER_SECONDS. Raises what `answer` raises."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while not (found := answer()):
-                    self._changed.clear()
-                    await self._changed.wait()
-                return found
-        return {}
-
     def _next(self) -> Any:
         if self._command == "drain":
             return {"over": "drained"}
@@ -287,15 +266,8 @@ class Driver(DriverCalls):
             return None
         if self._buffer.is_idle:
             return {"over": "succeeded"}
-        self._targets = self._rollouts.to_publish()
-        return {"newcomers": [r.dump() for r in self._targets]} if self._targets else None
-
-    def _written_buffer(self) -> dict[str, Any]:
-        """Raises OSError when it could not be written."""
-        writing = self._buffer_writing
-        if writing is None:
-            return {"files": {}}
-        return {"files": writing.result()} if writing.done() else {}
+        newcomers = self._recipients.begin()
+        return {"newcomers": [r.dump() for r in newcomers]} if newcomers else None
 
     @property
     def _own_critic(self) -> Critic:
@@ -311,35 +283,23 @@ class Driver(DriverCalls):
         self._announced = batch
         return cast(Next, announced(batch, probe=probe_sequences(batch, self._spec.keeps_requests)))
 
-    def _held_out_answer(self) -> Any:
-        assert self._held_out is not None
-        return self._announce(self._held_out.result()) if self._held_out.done() else None
+    def _held_out(self) -> Next | None:
+        batch = self._evaluation.held_out()
+        return self._announce(batch) if batch is not None else None
 
     def _new_buffer(self, step: int) -> RolloutBuffer | ExampleBuffer:
         """The buffer of the batches after `step`."""
-        spec, changed = self._spec, self._changed.set
+        spec, changed = self._spec, self._changes.tell
         if isinstance(self._source, Examples):
             return ExampleBuffer(spec, self._source, changed, step, self._cursor)
-        return RolloutBuffer(spec, self._source, self._evaluate, changed, step, self._cursor, self._measuring)
+        return RolloutBuffer(
+            spec, self._source, self._evaluation.by_rollouts, changed, step, self._cursor, self._measuring
+        )
 
     def _is_quiescent(self) -> bool:
         """Nothing is generated under the previous policy any more, or it need not be waited for; see driver/__init__.py."""
         assert isinstance(self._buffer, RolloutBuffer), "somebody generates"
         return self._command == "drain" or not self._rollouts.is_enough or self._buffer.may_stop
-
-    async def _evaluate(self, step: int) -> None:
-        """Evaluate the policy of `step` with the rollouts, if that is due."""
-        assert not isinstance(self._source, Examples), "rollouts answer held-out prompts"
-        if self._evaluation_due(step) and (metrics := await self._source.evaluate()):
-            self._reporter.record_evaluation(step, metrics)
-
-    def _evaluation_due(self, step: int) -> bool:
-        """Whether the policy of `step` is to be evaluated. A resumed attempt does not repeat an evaluation, except with evaluation.only."""
-        if self._spec.evaluation.only:
-            return True
-        every = self._spec.evaluation.every_steps
-        due = every > 0 and (step % every == 0 or step >= self._spec.train.total_steps)
-        return due and not self._reporter.was_evaluated(step)
 
     def _copied(self, step: int, seconds: float) -> None:
         self._reporter.record_quietly(step, {"time/upload": seconds})
