@@ -6,7 +6,6 @@ import socketserver
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
-from typing import ClassVar
 
 READY = "/health"
 """vLLM's own, which the readiness probe of every server's pod asks for."""
@@ -38,8 +37,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address: ClassVar[bool] = True
-    daemon_threads: ClassVar[bool] = True
+    allow_reuse_address = True
+    daemon_threads = True
 
     def __init__(self, host: str, port: int, head: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
