@@ -1,21 +1,31 @@
 """A server of several pods: two supervisors, with stand-ins for vLLM's processes; the last tests have the real ones. The test is the operator."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import aiohttp
 import psutil
 import pytest
+import torch
 
-from rljob_api.protocol import Report, ServerGroup, ServerPart
+from rljob_api.protocol import Report, RolloutEndpoint, ServerGroup, ServerPart
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health, server_process, supervisor
+from rljob_trainer.rank.weights.attendance import losses
+from rljob_trainer.rank.weights.publisher import Published, Publisher
+from rljob_trainer.wire.weights import protocol
+from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.protocol import PolicyVersion
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.pod.pods import Pod, control, is_running, until, words
+from trainer.rank.standing import Standing
 from trainer.server import models
-from trainer.server.servers import READY_SECONDS, spec
+from trainer.server.servers import READY_SECONDS, TOKEN, spec
 
 GENERATES = {"max-num-seqs": 5}
 """What has the stand-in serve."""
@@ -211,21 +221,62 @@ async def test_a_follower_that_fails_to_start_is_reported_with_its_workers_error
 
 
 @pytest.mark.slow
-async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed(tmp_path: Path) -> None:
-    async with replica(models.make(tmp_path / "model", seed=1), tensorParallel=2) as server:
-        await server.begin()
-        await server.all(is_running, READY_SECONDS)
+async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed_in_an_update(
+    tmp_path: Path,
+) -> None:
+    """While buckets are received, and between the last one and their application."""
+    model = models.make(tmp_path / "model", seed=1)
+    async with replica(model, tensorParallel=2) as server:
         head, follower = server.pods
-        assert (await head.state(1))["policy_step"] is None
-        assert [await readiness(pod) for pod in server.pods] == [200, 200]
-        family = [*processes(head), *processes(follower)]
-        (worker := await seen(follower)).kill()
-        report = await follower.channel.wait(lambda r: r.failure is not None)
-        assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
-        assert await readiness(follower) == 0
-        await server.begin()
-        await server.all(is_running, READY_SECONDS)
-        assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+        with Standing("other") as other:
+            for step, when in enumerate(("received", "applied")):
+                await server.begin()
+                await server.all(is_running, READY_SECONDS)
+                assert (await head.state(1))["policy_step"] is None
+                assert [await readiness(pod) for pod in server.pods] == [200, 200]
+                family = [*processes(head), *processes(follower)]
+                worker = await seen(follower)
+                published, seconds = await asyncio.to_thread(
+                    update, [head.endpoint, other.endpoint], step, model, worker, when
+                )
+                assert seconds < protocol.SILENT_SECONDS
+                assert (published.ok, list(published.failed)) == (["other"], ["demo-rollout-0"])
+                report = await follower.channel.wait(lambda r: r.failure is not None)
+                assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
+                assert await readiness(follower) == 0
+            await server.begin()
+            await server.all(is_running, READY_SECONDS)
+            assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+            published, _ = await asyncio.to_thread(update, [head.endpoint, other.endpoint], 2, model)
+            assert published.ok == ["demo-rollout-0", "other"]
+            assert (await head.state(1))["digest"] == published.version.digest == other.served[-1]
+
+
+def update(
+    servers: list[RolloutEndpoint], step: int, model: Path, worker: psutil.Process | None = None, when: str = ""
+) -> tuple[Published, float]:
+    """An update of these servers, in the middle of which a worker is killed, and the seconds that it took from then on."""
+    publisher, tensors = Publisher(1, TOKEN, replace(over_tcp("127.0.0.1"), bucket_bytes=2**16)), models.tensors(model)
+    killed = time.monotonic()
+
+    def kill(moment: str) -> None:
+        nonlocal killed
+        if worker and moment == when:
+            worker.kill()
+            killed = time.monotonic()
+
+    def exported() -> Iterator[tuple[str, torch.Tensor]]:
+        for i, named in enumerate(tensors):
+            if i == len(tensors) // 2:
+                kill("received")
+            yield named
+
+    with publisher.update(servers) as opening:
+        opened = opening.open([publisher.sender.offer])
+        sent = publisher.sender.send([Phase(exported(), sends=True)], opened, 0, lambda: None)
+        kill("applied")
+        version = PolicyVersion(1, step, sent.digest)
+        return opening.commit(version, losses([sent.failed]), None), time.monotonic() - killed
 
 
 @pytest.mark.extra
