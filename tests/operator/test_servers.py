@@ -9,7 +9,8 @@ import pytest
 
 from rljob_api import names, reasons
 from rljob_api.placement_status import Preemption
-from rljob_api.protocol import Failure, Report, ServerGroup, ServerPart
+from rljob_api.protocol import Failure, Report
+from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_api.server_status import ServerStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.policies.decide import decide

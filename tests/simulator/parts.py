@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rljob_api import names
-from rljob_api.protocol import Control, Failure, Report, ServerGroup
+from rljob_api.protocol import Control, Failure, Report
+from rljob_api.server_group import ServerGroup
 from rljob_operator.kube.api import Object
 
 PATIENCE = 3

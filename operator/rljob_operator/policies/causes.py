@@ -14,7 +14,8 @@ from statistics import median_high, median_low
 from typing import Literal
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Failure, Member, Report, Result, ServerPart
+from rljob_api.protocol import Failure, Member, Report, Result
+from rljob_api.server_group import ServerPart
 from rljob_api.status import Attempt, JobStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod

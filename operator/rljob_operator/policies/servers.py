@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api import names, reasons
-from rljob_api.protocol import ServerPart
+from rljob_api.server_group import ServerPart
 from rljob_api.server_status import RolloutFailure, ServerStatus
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod

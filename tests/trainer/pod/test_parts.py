@@ -13,7 +13,8 @@ import psutil
 import pytest
 import torch
 
-from rljob_api.protocol import Report, RolloutEndpoint, ServerGroup, ServerPart
+from rljob_api.protocol import Report, RolloutEndpoint
+from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health, server_process, supervisor
 from rljob_trainer.rank.weights.attendance import losses
