@@ -417,6 +417,23 @@ async def test_a_server_that_does_not_become_whole_gives_up_its_nodes_and_is_pla
     assert world.status.attempt and world.status.attempt.number == 1
 
 
+async def test_servers_that_give_up_their_nodes_at_the_same_time_do_so_in_one_event() -> None:
+    world = World(steps=10**6)
+    world.apply(rollout=servers(8, minReplicas=1), scheduling={"backend": "builtin"}, lifecycle={"strandedSeconds": 20})
+    await world.until(state="Running", step=3)
+    await turns(world, 6)
+    world.cluster.full.add("node-1")
+    for ordinal in range(3, 16, 2):
+        world.kill_pod(f"demo-rollout-{ordinal}")
+    await turns(world, 30)
+    events = [o["message"] for (kind, _, _), o in world.cluster.objects.items() if kind == "Event"]
+    (said,) = [text for text in events if "no node" in text]
+    assert said.startswith(
+        "7 servers give up the nodes of 7 pods, and are placed again: rollout server 1: demo-rollout-3 has no node; "
+    )
+    assert said.endswith("rollout server 5: demo-rollout-11 has no node; and 2 more")
+
+
 def calls(replicas: int) -> int:
     """Function calls of the decision that starts so many servers."""
     job = make_job(rollout=servers(replicas), scheduling={"backend": "none"}).with_attempt().running()
