@@ -222,34 +222,33 @@ async def test_a_follower_that_fails_to_start_is_reported_with_its_workers_error
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("when", [pytest.param("received", marks=pytest.mark.extra), "applied"])
 async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed_in_an_update(
-    tmp_path: Path,
+    tmp_path: Path, when: str
 ) -> None:
-    """While buckets are received, and between the last one and their application."""
+    """While buckets are received, or between the last one and their application."""
     model = models.make(tmp_path / "model", seed=1)
     async with replica(model, tensorParallel=2) as server:
+        await server.begin()
+        await server.all(is_running, READY_SECONDS)
         head, follower = server.pods
+        assert (await head.state(1))["policy_step"] is None
+        assert [await readiness(pod) for pod in server.pods] == [200, 200]
+        family = [*processes(head), *processes(follower)]
+        worker = await seen(follower)
         with Standing("other") as other:
-            for step, when in enumerate(("received", "applied")):
-                await server.begin()
-                await server.all(is_running, READY_SECONDS)
-                assert (await head.state(1))["policy_step"] is None
-                assert [await readiness(pod) for pod in server.pods] == [200, 200]
-                family = [*processes(head), *processes(follower)]
-                worker = await seen(follower)
-                published, seconds = await asyncio.to_thread(
-                    update, [head.endpoint, other.endpoint], step, model, worker, when
-                )
-                assert seconds < protocol.SILENT_SECONDS
-                assert (published.ok, list(published.failed)) == (["other"], ["demo-rollout-0"])
-                report = await follower.channel.wait(lambda r: r.failure is not None)
-                assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
-                assert await readiness(follower) == 0
+            servers = [head.endpoint, other.endpoint]
+            published, seconds = await asyncio.to_thread(update, servers, 0, model, worker, when)
+            assert (published.ok, list(published.failed)) == (["other"], ["demo-rollout-0"])
+            assert seconds < protocol.SILENT_SECONDS
+            report = await follower.channel.wait(lambda r: r.failure is not None)
+            assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
+            assert await readiness(follower) == 0
             await server.begin()
             await server.all(is_running, READY_SECONDS)
             assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
-            published, _ = await asyncio.to_thread(update, [head.endpoint, other.endpoint], 2, model)
-            assert published.ok == ["demo-rollout-0", "other"]
+            published, _ = await asyncio.to_thread(update, servers, 1, model)
+            assert (published.ok, published.failed) == (["demo-rollout-0", "other"], {})
             assert (await head.state(1))["digest"] == published.version.digest == other.served[-1]
 
 

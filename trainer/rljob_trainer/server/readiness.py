@@ -22,7 +22,7 @@ def answer(host: str, port: int, head: tuple[str, int]) -> None:
     threading.Thread(target=server.serve_forever, name="readiness", daemon=True).start()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Probe(BaseHTTPRequestHandler):
     server: "_Server"
     timeout = 5.0
     """Seconds for a request."""
@@ -43,7 +43,7 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, host: str, port: int, head: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._head = head
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _Probe)
 
     def server_bind(self) -> None:
         """Also to IPv4, as vLLM does: `::` stands for every address."""
