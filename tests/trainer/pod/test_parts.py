@@ -245,6 +245,7 @@ async def test_real_workers_over_two_pods_start_again_together_after_one_was_kil
             assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
             assert await readiness(follower) == 0
             await server.begin()
+            await head.channel.wait(lambda r: r.state == "idle")
             await server.all(is_running, READY_SECONDS)
             assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
             published, _ = await asyncio.to_thread(update, servers, 1, model)
