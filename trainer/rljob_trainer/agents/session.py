@@ -14,7 +14,7 @@ import numpy as np
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import Message, PolicyError, Turn
+from rljob_trainer.agents.api import Message, PolicyError
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
@@ -170,6 +170,12 @@ class Session:
         self._begun, self._ended_early = 0, False
         self._answers: dict[int, Recorded] = {}
         """By turn."""
+        self._conversations: dict[int, list[dict[str, Any]]] = {}
+        """Messages that end with a turn, by its number."""
+
+    def anew(self) -> "Session":
+        """For the same sample, from its beginning: nothing of this one becomes part of it."""
+        return Session(self._spec, self.prompt, self._sampling, self._tokenizer, self._template, self._sample)
 
     def fail(self, error: Exception) -> None:
         """The rollouts raised it: it ends the trajectory and the attempt, and is not the agent's."""
@@ -205,10 +211,16 @@ class Session:
         return rollout_of([np.array(tokens, np.int32) for tokens in sequences], rewarded, self._ended_early)
 
     async def _generate(
-        self, context: list[int], max_tokens: int | None, stop: list[str] | None
+        self, context: list[int], max_tokens: int | None, stop: list[str] | None, after: int | None = None
     ) -> dict[str, Any] | None:
-        """As Policy.generate, a Turn without its context."""
-        if not context:
+        """As Policy.generate, a Turn without its context, with its number. `after`: of the turn that `context` continues."""
+        tokens = np.array(context, np.int32)
+        return await self._continued(
+            tokens if after is None else np.concatenate((self._whole(after), tokens)), max_tokens, stop
+        )
+
+    async def _continued(self, context: Ints, max_tokens: int | None, stop: list[str] | None) -> dict[str, Any] | None:
+        if not len(context):
             raise PolicyError("nothing to continue: the context has no token")
         room = self._spec.max_tokens - (len(context) - len(self.prompt.tokens))
         longest = min(room, self._sampling.max_tokens, room if max_tokens is None else max_tokens)
@@ -217,27 +229,42 @@ class Session:
             return None
         turn, self._begun = self._begun, self._begun + 1
         changes = {"max_tokens": longest} | ({} if stop is None else {"stop": stop})
-        sampling, tokens = self._sampling.model_copy(update=changes), np.array(context, np.int32)
+        sampling = self._sampling.model_copy(update=changes)
         try:
             with self.own_time.stopped():
-                segments, truncated = await self._sample(tokens, sampling, turn)
+                segments, truncated = await self._sample(context, sampling, turn)
         except RequestRefusedError as error:
             raise PolicyError(str(error), error.code) from error
-        self._answers[turn] = Recorded(tokens, segments, truncated)
-        return self._turn(self._answers[turn])
+        self._answers[turn] = Recorded(context, segments, truncated)
+        return self._turn(self._answers[turn]) | {"number": turn}
+
+    def _whole(self, turn: int) -> Ints:
+        """The tokens of a turn, with its context."""
+        if turn not in self._answers:
+            raise PolicyError(f"there is no turn {turn}")
+        return self._answers[turn].whole
 
     async def _converse(
-        self, messages: list[dict[str, Any]], max_tokens: int | None, stop: list[str] | None
+        self, messages: list[dict[str, Any]], max_tokens: int | None, stop: list[str] | None, after: int | None
     ) -> dict[str, Any] | None:
-        """As Policy.generate with messages, a Turn."""
+        """As Policy.generate with messages, a Turn with its number; its context without the turn that it continues, if it does. `after`: of the turn
+        behind whose conversation `messages` follow."""
+        if after is not None:
+            before = self._whole(after).tolist()
+            messages = [*self._conversations.get(after, ()), *messages]
         context = self.conversations.context(messages, ())
-        found = await self._generate(context, max_tokens, stop)
+        found = await self._continued(np.array(context, np.int32), max_tokens, stop)
         if found is None:
             return None
-        answer = {"context": context, **found}
-        turn = Turn(**answer)
-        self.conversations.add(messages, turn.message, turn.whole)
-        return answer
+        turn = {"role": "assistant", "content": found["text"]}
+        self._conversations[found["number"]] = [*messages, turn]
+        self.conversations.add(messages, turn, context + found["tokens"])
+        continues = after is not None and context[: len(before)] == before
+        return {
+            "context": context[len(before) :] if continues else context,
+            "after": after if continues else None,
+            **found,
+        }
 
     def _turn(self, answer: Recorded) -> dict[str, Any]:
         tokens = answer.tokens.tolist()
