@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Control, ServerGroup
+from rljob_api.protocol import Control
+from rljob_api.server_group import ServerGroup
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
 from rljob_operator.policies.restarts import LONGEST_BACKOFF
