@@ -12,15 +12,19 @@ import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
 
+from rljob_api.families import ParserNames
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Policy
-from rljob_trainer.agents.endpoint import Endpoint, _message
+from rljob_trainer.agents.endpoint import Endpoint
+from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
 from rljob_trainer.wire.generate import CONTEXT_TOO_LONG
+from rljob_trainer.server.parsing import parsed
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
 from rljob_trainer.wire.trajectory import Ints, Segment
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
@@ -57,7 +61,7 @@ CALLED = 'hm <tool_call>\n{"name": "add",   "arguments": {"a": 1, "b": 2}}\n</to
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(main, "load_tokenizer", lambda spec: words())
     found = Bench(tmp_path)
-    with_agent(found.spec, tmp_path, CODE, maxTokens=400)
+    with_agent(found.spec, tmp_path, CODE, maxTokens=400, toolParser="hermes")
     found.spec["rollout"]["sampling"] = {"maxTokens": 200}
     found.spec["rewards"] = []
     return found
@@ -74,9 +78,16 @@ async def test_turns_over_http_are_recorded_as_they_were_generated(bench: Bench)
     assert (found.metrics["agent/turns"], found.metrics["agent/tokens_left_out"]) == (2.0, 0.0)
 
 
+async def parse(request: ParseRequest) -> Parsed:
+    """As a rollout server, with vLLM's parsers."""
+    return await asyncio.to_thread(parsed, words(), request)
+
+
 @asynccontextmanager
 async def served(
-    answers: Sequence[str], meanwhile: Callable[[], None] = lambda: None
+    answers: Sequence[str],
+    meanwhile: Callable[[], None] = lambda: None,
+    parsers: ParserNames = ParserNames("hermes", ""),
 ) -> AsyncIterator[tuple[Session, Policy]]:
     """A trajectory of this process, and its policy, which gives these answers. `meanwhile` is called while it generates."""
     said = iter(answers)
@@ -89,7 +100,9 @@ async def served(
 
     spec = AgentSpec.model_validate({"python": {"path": str(CLIENT)}, "maxTurns": 4, "maxTokens": 400})
     prompt = Prompt(0, (1,), "1+2=", "3", "sum")
-    session = Session(spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample)
+    session = Session(
+        spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample, ResponseParser(parsers, {}, parse)
+    )
     endpoint = Endpoint()
     await endpoint.start()
     try:
@@ -117,18 +130,19 @@ async def client_of(policy: Policy) -> AsyncIterator[AsyncOpenAI]:
 
 
 ASKED = [{"role": "user", "content": "1+2="}]
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 
 
 async def test_a_stream_of_the_stock_client_adds_up_to_the_answer() -> None:
     async with served((CALLED, "3")) as (session, policy), client_of(policy) as client:
         how = {"model": "any", "stream": True, "stream_options": {"include_usage": True}}
-        chunks = [c async for c in await client.chat.completions.create(messages=ASKED, **how)]
+        chunks = [c async for c in await client.chat.completions.create(messages=ASKED, tools=[ADD], **how)]
         *said, usage = chunks
         (call,) = said[0].choices[0].delta.tool_calls
-        assert (said[0].choices[0].delta.content, call.function.name) == ("hm", "add")
+        assert (said[0].choices[0].delta.content, call.function.name) == ("hm ", "add")
         assert said[-1].choices[0].finish_reason == "tool_calls" and usage.choices == []
         assert usage.usage.completion_tokens == len(words().encode(CALLED + END, add_special_tokens=False))
-        asked = {"role": "assistant", "content": "hm", "tool_calls": [call.model_dump(exclude={"index"})]}
+        asked = {"role": "assistant", "content": "hm ", "tool_calls": [call.model_dump(exclude={"index"})]}
         result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
         async with client.chat.completions.stream(model="any", messages=[*ASKED, asked, result]) as stream:
             assert (await stream.get_final_completion()).choices[0].message.content == "3"
@@ -313,8 +327,3 @@ async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(
     async with served(("3",), lambda: skipped.append(10_000.0)) as (session, policy), session.own_time.limited():
         await agent(session.prompt, policy, {})
     assert len(skipped) == 2 and not session.own_time.is_over
-
-
-def test_brackets_without_end_are_no_call() -> None:
-    text = f"<tool_call>{'[' * 100_000}</tool_call>"
-    assert _message(text) == {"role": "assistant", "content": text}

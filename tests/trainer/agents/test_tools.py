@@ -9,9 +9,10 @@ from aiohttp import web
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.session import MARK, reply
+from rljob_trainer.agents.conversations import MARK, reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.server.parsing import answer
 from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
@@ -52,6 +53,10 @@ class Caller(Server):
         drawn = [Completion(tokens, [-1.0] * len(tokens), "stop")] * body["n"]
         return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
 
+    async def _parse(self, request: web.Request) -> web.Response:
+        """As the server's own route, with vLLM's parsers."""
+        return web.json_response(await asyncio.to_thread(answer, words(), await request.json()))
+
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -61,7 +66,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     file.write_text(FUNCTIONS)
     tools = {"path": str(file), "functions": ["add", "column", "broken"]}
     found.spec["rollout"] |= {
-        "agent": {"tools": tools, "maxTurns": 4, "maxTokens": 1000},
+        "agent": {"tools": tools, "toolParser": "hermes", "maxTurns": 4, "maxTokens": 1000},
         "sampling": {"maxTokens": 200},
     }
     found.spec["data"] |= {"chatTemplate": {"texts": True}}
@@ -99,12 +104,12 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(bench: Bench)
 @pytest.mark.parametrize(
     ("called", "answer"),
     [
-        ("<tool_call>add(1, 2)</tool_call>", "error: a call is a JSON object of name and arguments"),
-        (call(name="multiply"), "error: there is no function 'multiply', only add, column, broken"),
+        (call(name="add", arguments=[1, 2]), "error: the arguments of a call are a JSON object"),
+        (call(name="multiply", arguments={}), "error: there is no function 'multiply', only add, column, broken"),
         (call(name="add", arguments={"a": 1}), "error: TypeError: add() missing 1 required positional argument: 'b'"),
         (call(name="add", arguments={"a": 1, "b": 2, "c": 3}), "error: add has no parameter 'c'"),
         (call(name="column", arguments={"row": {}}), "error: column has no parameter 'row'"),
-        (call(name="broken"), "error: ValueError: out of order"),
+        (call(name="broken", arguments={}), "error: ValueError: out of order"),
     ],
 )
 async def test_a_wrong_call_is_answered_to_the_policy_and_fails_no_sample(
@@ -114,6 +119,19 @@ async def test_a_wrong_call_is_answered_to_the_policy_and_fails_no_sample(
     (said,) = written(found, "environment")
     assert answer in said
     assert found.metrics["reward_metrics/tool_errors"] == 1.0 and found.metrics["agent/failed"] == 0.0
+
+
+@pytest.mark.parametrize("called", ["<tool_call>add(1, 2)</tool_call>", call(name="broken")])
+async def test_what_the_parser_reads_no_call_in_ends_the_trajectory(bench: Bench, called: str) -> None:
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(called, "never asked"))
+    assert written(found, "policy") == [called + END]
+    assert found.metrics["reward_metrics/tool_calls"] == 0.0 and found.metrics["agent/failed"] == 0.0
+
+
+async def test_functions_of_a_model_whose_calls_nobody_can_read_end_the_job(bench: Bench) -> None:
+    bench.spec["rollout"]["agent"]["toolParser"] = "llama3_json"
+    with pytest.raises(ConfigurationError, match=r"spec.rollout.agent.toolParser = llama3_json: .*python_tag"):
+        await first_step(bench, Caller("demo-rollout-0"), script=("3",))
 
 
 async def test_texts_that_go_through_no_template_are_refused(bench: Bench) -> None:

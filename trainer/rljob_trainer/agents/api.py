@@ -50,6 +50,12 @@ class Turn:
     """Of `tokens`, without special tokens."""
     finish_reason: Literal["stop", "length"]
     """`stop`: with the end-of-sequence token or a text of `stop`; `length`: cut off."""
+    content: str
+    """The text, without what was read as reasoning or as a call."""
+    reasoning: str
+    """Empty without spec.rollout.agent.reasoningParser."""
+    tool_calls: list[dict[str, Any]]
+    """In OpenAI's form, of the `tools` that the policy was asked with."""
 
     @property
     def whole(self) -> list[int]:
@@ -57,9 +63,10 @@ class Turn:
         return self.context + self.tokens
 
     @property
-    def message(self) -> dict[str, str]:
-        """The text as the assistant's message in a conversation."""
-        return {"role": "assistant", "content": self.text}
+    def message(self) -> dict[str, Any]:
+        """As the assistant's message in a conversation."""
+        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.content, **calls}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class Policy:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Turn | None:
         """What the policy writes behind the context; None when maxTurns or maxTokens of spec.rollout.agent leave no room for another turn.
 
@@ -104,8 +112,10 @@ class Policy:
                 turns (Turn.message) and add to it, the ids stay and only what was added is rendered
             max_tokens: at most so many, in place of spec.rollout.sampling.maxTokens, if these are fewer
             stop: text or texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
+            tools: JSON schemas of functions, in OpenAI's form, whose calls are read (Turn.tool_calls). Where messages are rendered from their
+                beginning, the template shows them
         """
-        limits = _limits(max_tokens, stop)
+        limits = _limits(max_tokens, stop) | {"tools": [dict(tool) for tool in tools]}
         if context and isinstance(context[0], Mapping):
             messages = [dict(message) for message in cast(Sequence[Message], context)]
             found = await self._ask("converse", {"messages": messages, **limits})
