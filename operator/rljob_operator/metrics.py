@@ -1,4 +1,5 @@
-"""Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice."""
+"""Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice.
+Of several operators only the one that holds the lease reports jobs: the caches of the others are incomplete, and sums would count jobs twice."""
 
 import time
 from collections import Counter
@@ -65,7 +66,7 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
 
 class Metrics:
     """`calls`: counts of requests, by verb and kind; `events`: counts of watch events, by kind; `lag`: see WorkQueue.lag; `clock`: seconds since the
-    epoch."""
+    epoch; `leads`: see LeaderElector.is_leader."""
 
     def __init__(
         self,
@@ -74,9 +75,10 @@ class Metrics:
         lag: Callable[[], float],
         events: Mapping[str, int],
         clock: Callable[[], float] = time.time,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Observed(cache, calls, lag, events, clock))
+        self._registry.register(_Observed(cache, calls, lag, events, clock, leads))
         self.reconcile = Histogram(
             "rljob_reconcile_seconds", "Duration of one reconcile of a job", buckets=BUCKETS, registry=self._registry
         )
@@ -102,10 +104,17 @@ class _Observed(Collector):
         lag: Callable[[], float],
         events: Mapping[str, int],
         clock: Callable[[], float],
+        leads: Callable[[], bool],
     ) -> None:
         self._cache, self._calls, self._lag, self._events, self._clock = cache, calls, lag, events, clock
+        self._leads = leads
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._of_the_operator()
+        if self._leads():
+            yield from self._of_jobs()
+
+    def _of_the_operator(self) -> Iterator[Metric]:
         calls = CounterMetricFamily("rljob_api_requests", "Requests to the API server", labels=["verb", "kind"])
         for (verb, kind), count in self._calls.items():
             calls.add_metric([verb, kind], count)
@@ -117,6 +126,13 @@ class _Observed(Collector):
         yield GaugeMetricFamily(
             "rljob_queue_lag_seconds", "How long the most overdue job waits for a worker", self._lag()
         )
+        yield GaugeMetricFamily(
+            "rljob_operator_leader",
+            "1: this operator holds the lease and acts; 0: it waits for it",
+            float(self._leads()),
+        )
+
+    def _of_jobs(self) -> Iterator[Metric]:
         jobs = [(job, status) for job in self._cache.jobs.values() if (status := job.readable_status)]
         yield _by_state(status for _, status in jobs)
         for name, (sentence, value) in PER_JOB.items():

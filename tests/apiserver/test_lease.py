@@ -1,11 +1,13 @@
 """Two operators of one cluster: one waits for the other."""
 
+import asyncio
 import time
 from pathlib import Path
 
 import pytest
 
-from apiserver.lab import Operator
+from apiserver.lab import TURNS, Operator, lab, until
+from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
 
 pytestmark = pytest.mark.slow
@@ -28,6 +30,32 @@ def test_an_operator_ends_when_it_is_told_to_while_it_waits_for_the_lease_and_wh
     finally:
         first.kill()
         second.kill()
+
+
+async def test_a_second_operator_completes_what_one_that_ends_or_is_killed_has_begun(plane: ControlPlane) -> None:
+    async with lab(plane, "pair", Faults(watch_seconds=2.0)) as world:
+        first = world.process
+        second = Operator(first.kubeconfig, "pair", plane.directory / "operator-second.log", identity="two")
+        try:
+            await world.submit()
+            await world.until(state="Starting", turns=TURNS)
+            second.keep_alive()
+            await until(lambda: second.tells("is held by one"))
+            assert await asyncio.to_thread(first.end) == 0
+            world.operator_process = second
+            await world.until(state="Running", attempt=1, turns=TURNS)
+            first.keep_alive()
+            await until(lambda: first.tells("is held by two"))
+            await world.remove_child("Pod", "demo-trainer-1")
+            await world.until(state="Restarting", turns=TURNS)
+            second.kill()
+            world.operator_process = first
+            await world.until(state="Running", attempt=2, turns=TURNS)
+            assert (world.status.restarts.total, first.deaths, second.deaths) == (1, 0, 0)
+            world.finish = True
+            await world.until(state="Succeeded", turns=TURNS)
+        finally:
+            second.kill()
 
 
 def told(operator: Operator, words: str) -> None:

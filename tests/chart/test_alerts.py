@@ -72,7 +72,7 @@ def test_thresholds_come_from_the_values() -> None:
 def test_the_alert_about_the_operator_looks_for_the_one_of_its_release() -> None:
     rule = render(ENABLED, "fullnameOverride=research")[("PrometheusRule", "research")]
     (expression,) = [a["expr"] for a in rule["spec"]["groups"][0]["rules"] if a["alert"] == "RLJobOperatorDown"]
-    assert expression == 'absent(rljob_queue_lag_seconds{namespace="rljob-system", job="research"})'
+    assert expression == 'absent(rljob_operator_leader{namespace="rljob-system", job="research"} == 1)'
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool, which comes with Prometheus, is not on PATH")

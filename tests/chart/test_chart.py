@@ -98,7 +98,8 @@ def test_the_crd_is_the_generated_one_and_is_kept() -> None:
 
 def test_the_operator_is_one_restricted_pod_that_takes_a_lease() -> None:
     spec = render("image.repository=example/operator", "image.tag=1.2")[("Deployment", "rljob")]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert (spec["replicas"], spec["strategy"]) == (1, rolling)
     pod = spec["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

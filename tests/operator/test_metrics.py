@@ -35,6 +35,20 @@ async def test_the_metrics_of_a_job_come_from_its_status() -> None:
     assert found["rljob_api_requests_total", "GET"] == 3
     assert found["rljob_watch_events_total", "Pod"] == 7
     assert found["rljob_queue_lag_seconds", ""] == 0.5
+    assert found["rljob_operator_leader", ""] == 1
+
+
+async def test_an_operator_that_waits_for_the_lease_reports_itself_and_no_job() -> None:
+    world = World(steps=12, save_every=6)
+    world.apply()
+    await world.until(state="Running", step=1)
+    world.feed.deliver()
+    calls, events = {("GET", "Pod"): 3}, {"Pod": 7}
+    acts = read(Metrics(world.feed.cache, calls, lambda: 0.5, events, leads=lambda: True))
+    waits = read(Metrics(world.feed.cache, calls, lambda: 0.5, events, leads=lambda: False))
+    assert any(name.startswith("rljob_job") for name, _ in acts)
+    assert waits.keys() == {key for key in acts if not key[0].startswith("rljob_job")}
+    assert waits["rljob_operator_leader", ""] == 0
 
 
 async def test_gpu_seconds_go_on_between_two_writes_of_the_status_and_name_the_queue() -> None:
