@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 
 from rljob_api.families import FAMILIES, ParserNames
 from rljob_trainer.server.parsing import answer, parsed
-from rljob_trainer.wire.parsing import Parsed, ParserUnusableError, ParseRequest
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
 from trainer.data import templates
 
 ADD = {
@@ -55,8 +55,11 @@ class Transcript:
 
 
 ARGUMENTS = '{"a": 1, "b": 2.5, "unit": "1"}'
-XML = "<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2.5\n</parameter>\n<parameter=unit>\n1\n</parameter>\n</function>"
-GLM = "add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n<arg_value>2.5</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>1</arg_value>\n"
+VALUES = {"a": "1", "b": "2.5", "unit": "1"}
+PARAMETERS = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in VALUES.items())
+XML = f"<function=add>\n{PARAMETERS}</function>"
+PAIRS = "".join(f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n" for name, value in VALUES.items())
+GLM = f"add\n{PAIRS}"
 TWICE = (("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
 HERMES = f'<tool_call>\n{{"name": "add", "arguments": {ARGUMENTS}}}\n</tool_call>'
 
@@ -65,15 +68,18 @@ TRANSCRIPTS = {
     "hermes, tokens of its own": Transcript("hermes", HERMES, special=TOOL_CALL),
     "hermes, several": Transcript(
         "hermes",
-        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>\n<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>',
+        "\n".join(f'<tool_call>\n{json.dumps({"name": name, "arguments": given})}\n</tool_call>' for name, given in TWICE),
         calls=TWICE,
     ),
     "hermes, none": Transcript("hermes", "It is 3.", "It is 3.", ()),
     "hermes, reasoning as content": Transcript("hermes", f"<think>\nhm\n</think>\n\n{HERMES}", "<think>\nhm\n</think>\n\n"),
-    "qwen3, reasoning": Transcript("hermes", f"<think>\nhm\n</think>\n\n{HERMES}", "", reasoning_parser="qwen3", reasoning="hm", special=THINK + TOOL_CALL),
+    "qwen3, reasoning": Transcript(
+        "hermes", f"<think>\nhm\n</think>\n\n{HERMES}", "", reasoning_parser="qwen3", reasoning="hm", special=THINK + TOOL_CALL
+    ),
     "qwen3_coder": Transcript("qwen3_coder", f"Let me see.\n\n<tool_call>\n{XML}\n</tool_call>", "Let me see.", special=TOOL_CALL),
     "qwen3.5, reasoning": Transcript(
-        "qwen3_coder", f"hm\n</think>\n\nSo:\n<tool_call>\n{XML}\n</tool_call>", "So:", reasoning_parser="qwen3", reasoning="hm", special=THINK + TOOL_CALL
+        "qwen3_coder", f"hm\n</think>\n\nSo:\n<tool_call>\n{XML}\n</tool_call>", "So:",
+        reasoning_parser="qwen3", reasoning="hm", special=THINK + TOOL_CALL,
     ),
     "glm45": Transcript("glm45", f"Let me see.<tool_call>{GLM}</tool_call>", "Let me see.", special=TOOL_CALL),
     "glm45, reasoning": Transcript(
@@ -103,7 +109,9 @@ MALFORMED = {
     "hermes, no arguments": Transcript("hermes", '<tool_call>{"name": "add"}</tool_call>', '<tool_call>{"name": "add"}</tool_call>', ()),
     "hermes, brackets without end": Transcript("hermes", f"<tool_call>{'[' * 9999}</tool_call>", f"<tool_call>{'[' * 9999}</tool_call>", ()),
     "qwen3_coder, cut off": Transcript("qwen3_coder", "So:\n<tool_call>\n<function=add", "So:", (("add", {}),), special=TOOL_CALL),
-    "llama3_json, cut off": Transcript("llama3_json", '{"name": "add", "parameters": ', '{"name": "add", "parameters": ', (), special=("<|python_tag|>",)),
+    "llama3_json, cut off": Transcript(
+        "llama3_json", '{"name": "add", "parameters": ', '{"name": "add", "parameters": ', (), special=("<|python_tag|>",)
+    ),
     "mistral, cut off": Transcript("mistral", '[TOOL_CALLS] [{"name": "add", "argum', '[{"name": "add", "argum', (), special=("[TOOL_CALLS]",)),
     "deepseek_v3, cut off": Transcript("deepseek_v3", f"So:{CALLS}{CALL}function{SEP}add\n```json\n{{", "So:", (), special=DEEPSEEK_TOKENS),
     "kimi_k2, arguments that are no JSON": Transcript(
