@@ -1,4 +1,4 @@
-"""The calculator's agent on the cluster: it learns to call its tool, and the trajectories of an agent's process that is killed are counted."""
+"""The calculator's agent on the cluster, in pods of its own: it learns to call its tool while a process and a pod of it are killed."""
 
 import pytest
 
@@ -11,6 +11,7 @@ from rljob_api import names
 pytestmark = pytest.mark.extra
 
 STEPS = 20
+WORKERS = {"replicas": 2, "processes": 1, "template": {"resources": {"requests": {"cpu": "100m", "memory": "512Mi"}}}}
 KILL_ONE_AT_WORK = """
 import psutil
 agents = [p for p in psutil.process_iter() if "rljob_trainer.agents.worker" in p.cmdline()]
@@ -22,29 +23,34 @@ busy[0].kill()
 
 @pytest.fixture(scope="module")
 def job(empty_lab: Lab) -> Job:
-    """As its README says."""
+    """As its README says, with the agent in pods."""
     empty_lab.kube.kubectl("create", "configmap", "calculator", f"--from-file={EXAMPLES / 'calculator'}")
     run_preparation(empty_lab.kube, empty_lab.provider, "calculator")
-    return empty_lab.start("calculator", of="calculator", train={"steps": STEPS}, evaluation={"everySteps": STEPS})
+    changes = {"train": {"steps": STEPS}, "evaluation": {"everySteps": STEPS}}
+    return empty_lab.start("calculator", of="calculator", rollout={"agent": {"workers": WORKERS}}, **changes)
 
 
-def kill_until_counted(empty_lab: Lab, job: Job) -> bool:
-    """Kill one of the agent's processes. One whose last trajectories had just ended costs nothing, and then another is killed."""
-    empty_lab.kube.execute(names.pod(job.name, names.ROLE_TRAINER, 0), "python", "-c", KILL_ONE_AT_WORK)
-    step = job.status().progress.step
-    job.wait("two more steps", lambda s: s.progress.step >= min(step + 2, STEPS), 600)
-    return any(empty_lab.series(job.name, "agent/failed_raised").values())
-
-
-def test_trajectories_of_a_killed_process_are_counted_and_the_job_learns_on(empty_lab: Lab, job: Job) -> None:
+def test_neither_a_killed_process_nor_a_lost_pod_costs_a_trajectory_and_the_job_learns_on(
+    empty_lab: Lab, job: Job
+) -> None:
     job.wait_for_step(2, timeout=900)
-    wait_for("trajectories that failed", lambda: kill_until_counted(empty_lab, job), 1200)
+    worker, lost = names.pod(job.name, names.ROLE_WORKER, 0), job.uid(names.ROLE_WORKER, 1)
+    empty_lab.kube.execute(worker, "python", "-c", KILL_ONE_AT_WORK)
+    wait_for("the failure in the status", lambda: _is_named(job, worker), 300)
+    empty_lab.kube.kubectl("delete", "pod", names.pod(job.name, names.ROLE_WORKER, 1), "--grace-period=0", "--force")
+    wait_for("another pod", lambda: job.uid(names.ROLE_WORKER, 1) not in ("", lost), 300)
+    step = job.status().progress.step
+    job.wait("both pods", lambda s: s.workers.text == "2/2" and s.progress.step > step, 600)
     status = job.wait_for_state("Succeeded", timeout=1800)
     assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
-    failed, raised = (empty_lab.series(job.name, f"agent/{name}") for name in ("failed", "failed_raised"))
-    assert failed == raised, "for no other reason"
+    assert not any(empty_lab.series(job.name, "agent/failed").values()), "all of them began anew"
     assert status.progress.evaluation["last"] > status.progress.evaluation["first"] + 0.3
     assert empty_lab.series(job.name, "agent/turns")[STEPS] > 2
+
+
+def _is_named(job: Job, pod: str) -> bool:
+    found = job.status().last_rollout_failure
+    return found is not None and found.pod == pod and "SIGKILL" in found.failure.exception
 
 
 def test_samples_say_what_the_agent_wrote(empty_lab: Lab, job: Job) -> None:

@@ -53,14 +53,16 @@ OPERATOR_NAMESPACE = "rljob-system"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Roles of every job's pods. Others are the gangs of other models, and pools, by their names."""
+"""Roles of every job's pods. Others are the gangs of other models, workers of agents, and pools, by their names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
+ROLE_WORKER = "worker"
+"""Role of pods that run agents."""
 ROLE_REWARD = "reward"
 """Prefix of a reward model's role: its index in spec.rewards follows, see `reward_role`."""
 MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE)
 """Roles of models that Megatron computes, besides those of `reward_role`; `trainer` is the policy."""
-RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT)
+RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT, ROLE_WORKER)
 """Names that no pool may have: its name is the role of its pods."""
 
 # Keys inside child objects
@@ -102,6 +104,7 @@ VIEW_PORT = 6007
 TRAINER_CONTAINER = "trainer"
 ROLLOUT_CONTAINER = "rollout"
 POOL_CONTAINER = "server"
+WORKER_CONTAINER = "worker"
 WORK_DIR = "/run/rljob"
 USER_ID = 65532
 
@@ -139,7 +142,7 @@ def container(role: str) -> str:
     """Our container in the pods of a role."""
     if is_model_role(role):
         return TRAINER_CONTAINER
-    return ROLLOUT_CONTAINER if role == ROLE_ROLLOUT else POOL_CONTAINER
+    return {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER}.get(role, POOL_CONTAINER)
 
 
 def pods(job: str) -> str:
@@ -184,7 +187,7 @@ def master_port(attempt: int) -> int:
 
 
 def service_port(attempt: int) -> int:
-    """Where the trainer answers the gangs of other models; of an attempt's own for the same reason."""
+    """Where the trainer answers the gangs of other models, and workers of agents; of an attempt's own for the same reason."""
     return SERVICE_PORT_FIRST + attempt % MASTER_PORT_COUNT
 
 

@@ -60,7 +60,12 @@ RESERVED = POD_KEYS | {names.LABEL_MANAGED_BY}
 """Labels and annotations that no patch sets, besides those of our group."""
 CONTAINER = ("name", "env", "envFrom", "resources", "securityContext", "volumeDevices", "volumeMounts")
 """Fields of our container that a patch may set; of its resources, only the claims: placement reads the rest from the spec."""
-CONTAINERS = {"models": names.TRAINER_CONTAINER, "rollout": names.ROLLOUT_CONTAINER, "pools": names.POOL_CONTAINER}
+CONTAINERS = {
+    "models": names.TRAINER_CONTAINER,
+    "rollout": names.ROLLOUT_CONTAINER,
+    "pools": names.POOL_CONTAINER,
+    "workers": names.WORKER_CONTAINER,
+}
 """Name of the container in pods that each patch is for. That of all pods has no name."""
 MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm")
 
@@ -149,7 +154,7 @@ def _is_ours(at: str, key: str, name: str) -> bool:
 
 def _of_container(entry: Mapping[str, Any], ours: str, at: str) -> Iterator[tuple[str, str]]:
     if not ours:
-        yield at, "has another name in each kind of pods: write it into models, rollout or pools"
+        yield at, "has another name in each kind of pods: write it into models, rollout, pools or workers"
     elif entry.get("name") != ours:
         yield at, f"is not {ours}: add others as initContainers, with restartPolicy Always if they run on"
     for key in entry:
@@ -171,8 +176,10 @@ class PodPatch(Model):
     """For rollout pods."""
     pools: Verbatim = {}
     """For pods of pools."""
+    workers: Verbatim = {}
+    """For pods that run agents."""
 
-    @field_validator("all", "models", "rollout", "pools")
+    @field_validator("all", "models", "rollout", "pools", "workers")
     @classmethod
     def _checked(cls, patch: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for path, why in _problems(patch, CONTAINERS.get(str(info.field_name), "")):
@@ -181,7 +188,8 @@ class PodPatch(Model):
 
     def applied(self, template: Mapping[str, Any], role: str) -> dict[str, Any]:
         """The template of a role's pods with the patches."""
-        kind = self.models if names.is_model_role(role) else self.rollout if role == names.ROLE_ROLLOUT else self.pools
+        own = {names.ROLE_ROLLOUT: self.rollout, names.ROLE_WORKER: self.workers}
+        kind = self.models if names.is_model_role(role) else own.get(role, self.pools)
         return reduce(merged, (self.all, kind), dict(template))
 
 

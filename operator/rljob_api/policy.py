@@ -159,7 +159,10 @@ def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, A
     """A partial spec with `template` in every section that describes pods."""
     rewards = [{"model": template} if _is_gang(reward, "model") else {} for reward in _list(spec, "rewards")]
     lists = {"pools": [template for _ in _list(spec, "pools")], "rewards": rewards}
-    return dict.fromkeys(("trainer", *_roles(spec)), template) | {name: found for name, found in lists.items() if found}
+    roles = {role: dict(template) for role in ("trainer", *_roles(spec))}
+    if isinstance(_section(_section(spec, "rollout"), "agent").get("workers"), dict):
+        roles["rollout"] = roles.get("rollout", {}) | {"agent": {"workers": template}}
+    return roles | {name: found for name, found in lists.items() if found}
 
 
 def _section(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:

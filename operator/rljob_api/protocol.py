@@ -120,7 +120,7 @@ class Control(Wire):
     gangs: dict[str, GangAddress] = {}
     """Addresses of the members' gangs, by role."""
     service_port: int = 0
-    """Port at which the trainer's rank 0 answers the gangs of other models; 0: there are none."""
+    """Port at which the trainer's rank 0 answers the gangs of other models, and workers of agents; 0: there are neither."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
     """Rollout servers that are ready. They, `pools` and `servers` change while an attempt runs; everything else but `command` is fixed per

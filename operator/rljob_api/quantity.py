@@ -3,6 +3,7 @@
 import math
 import re
 from decimal import Decimal
+from functools import lru_cache
 
 SUFFIXES = {
     "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
@@ -32,7 +33,12 @@ def same(one: object, other: object) -> bool:
 
 
 def _value(text: object) -> Decimal:
-    written = str(text).strip()
+    return _read(str(text).strip())
+
+
+@lru_cache(maxsize=4096)
+def _read(written: str) -> Decimal:
+    """Remembered, since the events of nodes and pods repeat the same few quantities."""
     found = NUMBER.fullmatch(written) if len(written) <= LONGEST else None
     if not found or found[2] not in SUFFIXES:
         raise ValueError(f"{written[:LONGEST]!r} is no Kubernetes quantity")

@@ -270,6 +270,8 @@ class JobStatus(Wire):
     """Counts of the pods of gangs of other models, by role: `critic`, `reference`, or `reward` with the place in spec.rewards."""
     rollout: RoleStatus = RoleStatus()
     """Counts of the rollout pods; empty for tasks without rollouts."""
+    workers: RoleStatus = RoleStatus()
+    """Counts of the pods that run agents (`rollout.agent.workers`); empty without them."""
     pools: dict[str, RoleStatus] = {}
     """Counts of the pods of each pool, by the pool's name."""
     servers: list[ServerStatus] = []

@@ -48,6 +48,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         "Rollout servers that are ready",
         lambda job, s: s.rollout.ready if s.rollout.text else None,
     ),
+    "rljob_job_ready_workers": (
+        "Pods that run agents and are ready",
+        lambda job, s: s.workers.ready if s.workers.desired else None,
+    ),
 }
 """By metric name: its help text, and its value for a job; None: not known yet, or the task has none."""
 PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {

@@ -2,6 +2,7 @@
 
 import math
 from datetime import UTC, datetime
+from functools import lru_cache
 
 
 def stamp(seconds: float) -> str:
@@ -9,8 +10,9 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+@lru_cache(maxsize=16_384)
 def seconds(text: str) -> float:
-    """Seconds since the epoch; 0 for an empty text."""
+    """Seconds since the epoch; 0 for an empty text. Remembered, since the same times are read in every event of a node and every reconcile."""
     return datetime.fromisoformat(text).timestamp() if text else 0.0
 
 

@@ -104,6 +104,22 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rollout": {"agent": {"maxTurns": 2, "maxTokens": 16}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent"),
     ({"rollout": {"agent": AGENT}, "data": {"imageKey": "images"}}, "spec.data.imageKey"),
     ({"rollout": {"agent": AGENT | {"maxTokens": 4}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent.maxTokens"),
+    (
+        {
+            "rollout": {
+                "agent": {"environment": {"url": "http://e"}, "maxTurns": 2, "maxTokens": 16, "workers": {}},
+                "sampling": {"maxTokens": 8},
+            }
+        },
+        "spec.rollout.agent.workers",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT | {"workers": {}}, "sampling": {"maxTokens": 8}},
+            "train": {"batches": {"replay": "/data/other/batches"}},
+        },
+        "spec.rollout.agent.workers",
+    ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),

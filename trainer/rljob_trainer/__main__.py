@@ -33,16 +33,7 @@ def _leave(*_: object) -> None:
 def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser("python -m rljob_trainer", description="Trainer and rollout processes of an RLJob.")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
-    launch = _command(commands, "launch", launch_pod, "PID 1 of a trainer pod")
-    launch.add_argument("--rank", metavar="MODULE", default=RANK, help=argparse.SUPPRESS)
-    launch.add_argument("--driver", metavar="MODULE", default=DRIVER, help=argparse.SUPPRESS)
-    rollout = _command(commands, "rollout", rollout_pod, "PID 1 of a rollout pod")
-    rollout.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
-    pool = _command(commands, "pool", pool_pod, "PID 1 of a pod of spec.pools")
-    pool.add_argument("name", metavar="NAME", help="the pool's name")
-    pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
-    for pod in (launch, rollout, pool):
-        pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
+    _add_pods(commands)
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
     _add_job(run)
     run.add_argument(
@@ -90,6 +81,22 @@ def parser() -> argparse.ArgumentParser:
         "say which versions and kernels this environment has, and whether its limits suffice for NCCL",
     )
     return root
+
+
+def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """What containers start."""
+    launch = _command(commands, "launch", launch_pod, "PID 1 of a trainer pod")
+    launch.add_argument("--rank", metavar="MODULE", default=RANK, help=argparse.SUPPRESS)
+    launch.add_argument("--driver", metavar="MODULE", default=DRIVER, help=argparse.SUPPRESS)
+    rollout = _command(commands, "rollout", rollout_pod, "PID 1 of a rollout pod")
+    rollout.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
+    pool = _command(commands, "pool", pool_pod, "PID 1 of a pod of spec.pools")
+    pool.add_argument("name", metavar="NAME", help="the pool's name")
+    pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
+    worker = _command(commands, "worker", worker_pod, "PID 1 of a pod that runs agents")
+    worker.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of its probe (%(default)s)")
+    for pod in (launch, rollout, pool, worker):
+        pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
 
 
 def _add_job(command: argparse.ArgumentParser) -> None:
@@ -145,6 +152,15 @@ def rollout_pod(options: argparse.Namespace) -> int:
 
 def pool_pod(options: argparse.Namespace) -> int:
     return _serve(options, options.name)
+
+
+def worker_pod(options: argparse.Namespace) -> int:
+    from rljob_trainer.pod import worker
+
+    async def run() -> int:
+        return await worker.main(_channel(options), os.environ, options.port)
+
+    return asyncio.run(run())
 
 
 def _serve(options: argparse.Namespace, role: str) -> int:

@@ -146,6 +146,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         (names.ROLE_TRAINER, s.trainer, (p.phase or "-") if running else "-", about or "-"),
         *((role, counted, serving(counted), layouts.get(role, "-")) for role, counted in gangs.items()),
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
+        (names.ROLE_WORKER, s.workers, serving(s.workers), "agents"),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),
     ]
     cells = [

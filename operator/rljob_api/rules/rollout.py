@@ -20,9 +20,12 @@ from rljob_api.rules.engine import (
 from rljob_api.rules.key_tables import REASONING_PARSERS, TOOL_PARSERS
 from rljob_api.spec import RLJobSpec
 
+ASKED_BY_THE_DRIVER = ("environment", "openEnv")
+"""Kinds of agents that run in no process of ours."""
 AGENT_KINDS = ("python", "tools", "environment", "verifiers", "skyrlGym", "reasoningGym", "openEnv")
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 REPLAYED = present("train.batches.replay")
+WORKERS = present("rollout.agent.workers")
 INTERRUPT = field("rollout.interrupt")
 CONTINUES = INTERRUPT.equals("continue") | INTERRUPT.equals("keep")
 
@@ -101,6 +104,22 @@ OBJECT_RULES = (
         f"needs exactly one of {', '.join(AGENT_KINDS)}",
         "keep one of them",
         value=lambda spec: " and ".join(k for k in AGENT_KINDS if present(f"rollout.agent.{k}").of(spec)) or "none",
+    ),
+    Rule(
+        "rollout.agent.workers",
+        AGENT.implies(
+            WORKERS.implies(count(tuple(present(f"rollout.agent.{kind}") for kind in ASKED_BY_THE_DRIVER)).equals(0))
+        ),
+        f"the trainer itself asks the service of {' or '.join(ASKED_BY_THE_DRIVER)}, so that workers would have nothing to do",
+        "remove it",
+        value=lambda _: "set",
+    ),
+    Rule(
+        "rollout.agent.workers",
+        AGENT.implies(~(WORKERS & REPLAYED)),
+        "recorded batches are replayed as they are, so that workers would have nothing to do",
+        "remove it, or spec.train.batches.replay",
+        value=lambda _: "set",
     ),
     Rule(
         "rollout.agent.maxTokens",

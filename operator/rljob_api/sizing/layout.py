@@ -122,7 +122,13 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     """Pods that the job wants, by role, the trainer's with its spares: roles that its task does not have are left out."""
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
-    return gang_sizes(spec) | trainers | rollouts | {pool.name: pool.pods for pool in spec.pools}
+    workers = {names.ROLE_WORKER: spec.workers.replicas} if spec.workers else {}
+    return gang_sizes(spec) | trainers | rollouts | workers | {pool.name: pool.pods for pool in spec.pools}
+
+
+def placed_pods(spec: RLJobSpec) -> dict[str, int]:
+    """Those whose nodes the `builtin` backend chooses: all but workers of agents, which take no GPUs and may be anywhere."""
+    return {role: count for role, count in pods_of(spec).items() if role != names.ROLE_WORKER}
 
 
 def server_nodes(spec: RLJobSpec, role: str) -> int:
@@ -132,8 +138,9 @@ def server_nodes(spec: RLJobSpec, role: str) -> int:
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that are placed together or not at all, by role: all but spares and the rollouts beyond `minReplicas`."""
+    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, and workers of agents."""
     required = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: required_rollout_pods(spec)}
+    required[names.ROLE_WORKER] = 0
     return {role: required.get(role, count) for role, count in pods_of(spec).items()}
 
 

@@ -6,12 +6,16 @@ from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
 from rljob_api.spec.common import (
+    MOST_PODS,
     AbsolutePath,
     FunctionName,
     LibraryName,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Processes,
+    Quantity,
+    Template,
     Texts,
     Verbatim,
 )
@@ -26,7 +30,7 @@ class PythonAgent(Model):
     """A Python function that makes one trajectory: `async def rollout(prompt, policy, row)`, run in a process of its own."""
 
     path: AbsolutePath
-    """A Python file that the trainer pods can read, for example from a ConfigMap volume."""
+    """A Python file that the trainer pods can read, or those of `workers`, for example from a ConfigMap volume."""
     function: FunctionName = "rollout"
     """Name of the async function. It returns a Trajectory, or None for a sample that is left out."""
 
@@ -35,7 +39,8 @@ class Tools(Model):
     """Functions that the policy may call. The chat template shows them and says what they return; `toolParser` reads the calls."""
 
     path: AbsolutePath
-    """A Python file that the trainer pods can read. Types of parameters and docstrings become the JSON schemas that the template shows."""
+    """A Python file that the trainer pods can read, or those of `workers`. Types of parameters and docstrings become the JSON schemas that the
+    template shows."""
     functions: Annotated[list[FunctionName], Field(min_length=1, max_length=64)]
     """Names of the functions, async or not."""
 
@@ -53,7 +58,7 @@ class Environment(Model):
 
 class EnvironmentLibrary(Model):
     """An environment of a Python library, run in the agent's processes. The trainer image does not hold the library: install it in an image of yours,
-    or in a directory of a volume that `agent.env` names in PYTHONPATH."""
+    for all pods or for those of `workers`, or in a directory of a volume that `agent.env` names in PYTHONPATH."""
 
     environment: LibraryName
     """Its name in the library: a task set of verifiers, an environment that skyrl-gym has registered, or a data set of reasoning-gym. An environment
@@ -77,6 +82,21 @@ class OpenEnv(Model):
     """Arguments of the environment's `reset`, in addition to the columns of the row, of which the server takes those that it knows."""
     sessions: PositiveInt = 1
     """Trajectories at a time: at most the server's `max_concurrent_envs`, which is 1 unless its author says otherwise."""
+
+
+class AgentWorkers(Model):
+    """Pods of their own, without GPUs, in which the agent runs. They are no part of the gang: one that is lost is replaced alone, and its
+    trajectories begin anew in others."""
+
+    replicas: Annotated[int, Field(ge=1, le=MOST_PODS)] = 1
+    """Number of pods. A change takes effect at once, as that of `rollout.replicas`."""
+    processes: Processes | None = None
+    """Processes of each pod, of which each imports the agent and runs up to 256 trajectories at a time; unset: one for each CPU that the pod may use,
+    at most 8."""
+    shm_size: Quantity = "1Gi"
+    """Size of /dev/shm in worker pods, in memory."""
+    template: Template = Template()
+    """Pod settings of the workers, with an image that has what the agent needs: Python, and the package rljob_trainer."""
 
 
 class AgentSpec(Model):
@@ -113,4 +133,8 @@ class AgentSpec(Model):
     """Longest time that the agent takes for one trajectory; its waiting for the policy does not count. A trajectory that takes longer has failed: it
     is counted and reported, and leaves the batch; it is never a silent 0."""
     env: Annotated[dict[VariableName, str], Field(max_length=512)] = {}
-    """Environment variables of the agent's processes, in addition to the trainer's. Secrets belong into `trainer.template.env`."""
+    """Environment variables of the agent's processes, in addition to those of the pod. Secrets belong into `trainer.template.env`, or into
+    `workers.template.env`."""
+    workers: AgentWorkers | None = None
+    """Run the agent in pods of its own. Unset: in processes next to the trainer's rank 0, at most 8. For `python`, `tools`, `verifiers`, `skyrlGym`
+    and `reasoningGym`."""

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from rljob_api import names
 from rljob_api.base import Model
+from rljob_api.spec.agent import AgentWorkers
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
     DnsName,
@@ -26,7 +27,7 @@ from rljob_api.spec.servers import Servers
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | Gang
+Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -229,37 +230,52 @@ class RLJobSpec(Model):
         return self.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
 
     @property
+    def workers(self) -> AgentWorkers | None:
+        """Pods in which the agent runs; None: it runs next to the trainer's rank 0, or there is none."""
+        return self.rollout.agent.workers if self.rollout.agent else None
+
+    @property
+    def has_service(self) -> bool:
+        """Whether further pods connect to the trainer's rank 0: gangs of other models, and workers."""
+        return bool(self.gangs) or self.workers is not None
+
+    @property
     def has_token(self) -> bool:
         """Whether the job has a token, with which its pods authenticate to each other over HTTP."""
         return not self.supervised or bool(self.gangs)
 
     @property
     def pods(self) -> dict[str, Pods]:
-        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, and of each pool by its name."""
+        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, and of each pool by its name."""
         gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
         pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
-        return gangs | {names.ROLE_ROLLOUT: self.rollout} | pools
+        workers: dict[str, Pods] = {names.ROLE_WORKER: self.workers} if self.workers else {}
+        return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | pools
 
     def field_of(self, role: str) -> str:
         """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
         pools = {pool.name: f"spec.pools[{i}]" for i, pool in enumerate(self.pools)}
         rewards = {names.reward_role(i): f"spec.rewards[{i}].model" for i in range(len(self.rewards))}
-        return (pools | rewards).get(role, f"spec.{role}")
+        workers = {names.ROLE_WORKER: "spec.rollout.agent.workers"}
+        return (pools | rewards | workers).get(role, f"spec.{role}")
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
         return self.pods[role].template
 
     def processes_of(self, role: str) -> int:
-        """Processes in each pod of the role. With `trainer.device: gpu`, each has a GPU of its own."""
+        """Processes in each pod of the role that have GPUs of their own with `trainer.device: gpu`."""
         settings = self.pods[role]
+        if isinstance(settings, AgentWorkers):
+            return 0
         if isinstance(settings, Servers):
             return settings.processes_per_pod
         return settings.processes_per_node or 0
 
     def container_resources(self, role: str) -> dict[str, dict[str, str]]:
         """Requests and limits of the role's container: the template's, and one device per process."""
-        devices = {self.trainer.resource_name: str(self.processes_of(role))} if self.trainer.device == "gpu" else {}
+        count = self.processes_of(role) if self.trainer.device == "gpu" else 0
+        devices = {self.trainer.resource_name: str(count)} if count else {}
         given = self.template(role).resources
         found = {"requests": dict(given.requests), "limits": given.limits | devices}
         return {k: v for k, v in found.items() if v}

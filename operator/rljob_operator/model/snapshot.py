@@ -16,6 +16,7 @@ from rljob_api.rules import Violation
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import RolloutSpec
 from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import FailedPod, Pod
@@ -29,13 +30,23 @@ def is_open(attempt: Attempt | None) -> bool:
     return attempt is not None and not attempt.ended_at
 
 
-def scaled(spec: RLJobSpec, replicas: int) -> RLJobSpec:
-    """The spec with this number of rollouts, but no fewer than its trainers wait for."""
-    r = spec.rollout
-    replicas = max(replicas, r.required)
-    if replicas == r.replicas:  # a copy takes far longer
+def scaled(spec: RLJobSpec, wanted: RLJobSpec) -> RLJobSpec:
+    """The spec with as many rollouts and workers as another one wants, but no fewer rollouts than its trainers wait for. It neither gets nor loses
+    its workers: its agent runs where its attempt began."""
+    r, workers = spec.rollout, spec.workers
+    replicas = max(wanted.rollout.replicas, r.required)
+    pods = wanted.workers.replicas if workers and wanted.workers else None
+    if replicas == r.replicas and (workers is None or pods in (None, workers.replicas)):  # a copy takes far longer
         return spec
-    return spec.model_copy(update={"rollout": r.model_copy(update={"replicas": replicas})})
+    return spec.model_copy(update={"rollout": sized(r, replicas, pods)})
+
+
+def sized(rollout: RolloutSpec, replicas: int, pods: int | None) -> RolloutSpec:
+    """With this number of servers, and of workers; None: with the workers that it has."""
+    agent = rollout.agent
+    if agent and agent.workers and pods is not None:
+        agent = agent.model_copy(update={"workers": agent.workers.model_copy(update={"replicas": pods})})
+    return rollout.model_copy(update={"replicas": replicas, "agent": agent})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,7 @@ class Snapshot:
 
     @cached_property
     def servers(self) -> tuple[Pod, ...]:
-        """Rollouts and pods of pools."""
+        """Rollouts, pods of pools, and workers of agents: what is no member of an attempt."""
         return tuple(pod for pod in self.pods if not names.is_model_role(pod.role))
 
     def of(self, role: str) -> tuple[Pod, ...]:
@@ -195,16 +206,17 @@ class Snapshot:
 
     @cached_property
     def published(self) -> RLJobSpec | None:
-        """The spec of the control message. If its scheduler lets rollouts come and go, with the number of rollouts that the job wants now."""
+        """The spec of the control message. If its scheduler lets rollouts come and go, with the numbers of rollouts and workers that the job wants
+        now."""
         if self.control is None:
             return None
         given = self.control.spec
         scalable = given.scheduling.facts.scalable
-        return scaled(given, self.spec.rollout.replicas) if self.spec and scalable else given
+        return scaled(given, self.spec) if self.spec and scalable else given
 
     def spec_of(self, attempt: Attempt | None) -> RLJobSpec | None:
-        """The spec in force for this attempt. An open attempt keeps the one that it was published with, except for the number of rollouts;
-        otherwise the job's own applies.
+        """The spec in force for this attempt. An open attempt keeps the one that it was published with, except for the numbers of rollouts and
+        workers; otherwise the job's own applies.
 
         An attempt that had not been published when the job's spec became invalid is stopped, for which the former spec will do.
         """

@@ -209,7 +209,11 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     message = f"no progress for {limit} s while {doing} at step {progress.step if progress else status.progress.step}"
     if role == "rollouts":
         message += f"; the trainer is waiting for its rollouts, of which {status.rollout.ready} answer"
-        message += "".join(f", and pool {name}, of which {counted.text} do" for name, counted in status.pools.items())
+        further = {"workers": status.workers} if status.workers.desired else {}
+        further |= {f"pool {name}": counted for name, counted in status.pools.items()}
+        message += "".join(f", and {name}, of which {counted.text} do" for name, counted in further.items())
+    elif progress and progress.awaiting:
+        message += f": {progress.awaiting}"
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)
     return Cause(reasons.NO_PROGRESS, attempt.first.pod if attempt.first and role == "trainer" else "", failure)
 

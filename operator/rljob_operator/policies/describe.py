@@ -208,8 +208,9 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     }
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
+    workers = counted.pop(names.ROLE_WORKER, RoleStatus())
     pools = {role: found for role, found in counted.items() if role not in gangs}
-    found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "pools": pools}
+    found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
     return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
 
 
@@ -261,7 +262,7 @@ def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
     return RoleStatus(ready=ready, desired=desired, text=text, selector=selector)
 
 
-DISPLAY = ("trainer", "spares", "gangs", "rollout", "pools", "message", "conditions", "accounting")
+DISPLAY = ("trainer", "spares", "gangs", "rollout", "workers", "pools", "message", "conditions", "accounting")
 OBSERVATIONAL = (
     *DISPLAY,
     "state",

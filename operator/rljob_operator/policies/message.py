@@ -11,7 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, LastFailure, State
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.model.snapshot import Snapshot, is_open, sized
 from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
 from rljob_operator.policies.change import Change, Event
 from rljob_operator.policies.lifecycle import is_suspension_wanted
@@ -90,7 +90,7 @@ def postponement(s: Snapshot, status: JobStatus) -> str:
 
 def _next_attempt_part(spec: RLJobSpec, scalable: bool) -> RLJobSpec:
     """The spec without the fields that apply at once."""
-    rollout = spec.rollout.model_copy(update={"replicas": 0}) if scalable else spec.rollout
+    rollout = sized(spec.rollout, 0, 1) if scalable else spec.rollout
     return spec.model_copy(update={"suspend": False, "lifecycle": None, "rollout": rollout})
 
 
@@ -162,7 +162,8 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         servers = [text for counted in (status.rollout, *status.pools.values()) for text in counted.unready]
         problems = "; ".join([*unplaced, *absent, *_pod_problems(s, status, _of_one_pod(s, status)), *servers])
         return f"waiting for {_servers(status)}" + (f": {problems}" if problems else "")
-    return "; ".join(s.unreadable.values()) or f"attempt {attempt.number} is starting{_start_point(status)}"
+    starting = "; ".join([f"attempt {attempt.number} is starting{_start_point(status)}", *_awaited(progress)])
+    return "; ".join(s.unreadable.values()) or starting
 
 
 def _of_one_pod(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
@@ -199,8 +200,9 @@ def _start_point(status: JobStatus) -> str:
 
 
 def _servers(status: JobStatus) -> str:
-    """Counts of the rollouts and pools that generation waits for."""
-    counts = {"rollouts": status.rollout} | {f"pool {name}": counted for name, counted in status.pools.items()}
+    """Counts of the rollouts, workers and pools that generation waits for."""
+    counts = {"rollouts": status.rollout} | ({"workers": status.workers} if status.workers.desired else {})
+    counts |= {f"pool {name}": counted for name, counted in status.pools.items()}
     return ", ".join(f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items())
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rljob_api import names, reasons
 from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
-from rljob_api.sizing.layout import pods_of, required_pods
+from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingResult
@@ -216,7 +216,7 @@ def assign_ranks(
 
 def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
     spec = s.spec_of(s.status.attempt)
-    return spec is not None and len(placement.assignments) < sum(pods_of(spec).values())
+    return spec is not None and len(placement.assignments) < sum(placed_pods(spec).values())
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:

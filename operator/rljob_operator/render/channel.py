@@ -46,7 +46,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
             for m in attempt.members
             if m.node_rank == 0
         },
-        service_port=names.service_port(attempt.number) if spec.gangs else 0,
+        service_port=names.service_port(attempt.number) if spec.has_service else 0,
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},

@@ -119,11 +119,12 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
 def _command(role: str) -> list[str]:
     if names.is_model_role(role):
         return ["launch"]
-    return ["rollout"] if role == names.ROLE_ROLLOUT else ["pool", role]
+    return [role] if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ["pool", role]
 
 
 def _serving() -> dict[str, Any]:
-    """The server's port and readiness probe. No liveness probe: loading may take long, and a failed probe only keeps traffic away."""
+    """The port and the readiness probe of a server, or of workers. No liveness probe: loading may take long, and a failed probe only keeps traffic
+    away."""
     probe = {
         "httpGet": {"path": "/health", "port": names.ROLLOUT_PORT},
         "periodSeconds": 2,

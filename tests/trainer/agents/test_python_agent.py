@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer.agents import python_file
+from rljob_trainer.agents import workers
 from rljob_trainer.agents.api import Policy
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -184,17 +184,28 @@ async def rollout(prompt, policy, row):
 """The first trajectory ends its process, or holds it."""
 
 
-@pytest.mark.parametrize("how", ["os._exit(3)", "time.sleep(60)"])
-async def test_an_agent_that_ends_or_blocks_its_process_costs_no_more_than_what_ran_in_it(
-    bench, tmp_path, monkeypatch, how
+@pytest.mark.parametrize(("how", "least", "most"), [("os._exit(3)", 0, 0), ("time.sleep(60)", 1, 3)])
+async def test_trajectories_of_a_process_that_ended_begin_anew_in_another(
+    bench, tmp_path, monkeypatch, how, least, most
 ):
-    """The processes of the others, and those that come after, work on."""
-    monkeypatch.setattr(python_file, "AT_ONCE", 3)
+    """In one that is held, nobody knows by whom: the time of all of them is over. The others work on."""
+    monkeypatch.setattr(workers, "AT_ONCE", 3)
     bench.spec["train"]["promptsPerStep"] = 12
     with_agent(bench.spec, tmp_path, BREAKS.replace("FIRST", str(tmp_path / "first")).replace("HOW", how))
     found, _ = await step(bench)
-    assert 1 <= found.metrics["agent/failed"] <= 3
-    assert len(found.samples) + found.metrics["agent/failed"] == 36
+    failed = found.metrics["agent/failed"]
+    assert least <= failed == found.metrics["agent/failed_timeout"] <= most
+    assert len(found.samples) == 36 - failed
+
+
+async def test_a_trajectory_that_ends_every_process_in_which_it_runs_fails(bench, tmp_path, caplog):
+    monkey = FAILS.replace("HOW", "os._exit(3)")
+    bench.spec["train"] |= {"promptsPerStep": 12, "samplesPerPrompt": 1}
+    with_agent(bench.spec, tmp_path, monkey)
+    found, _ = await step(bench)
+    assert 2 <= found.metrics["agent/failed"] == found.metrics["agent/failed_raised"]
+    assert len(found.samples) + found.metrics["agent/failed"] == 12
+    assert "its process ended during the call" in caplog.text
 
 
 async def test_a_step_in_which_every_agent_fails_ends_the_job_with_what_the_first_said(bench, tmp_path):

@@ -156,6 +156,45 @@ def test_a_reply_behind_a_turn_that_a_text_ended_closes_the_turn() -> None:
     assert found == "<|im_end|>\n<|im_start|>user\nwell?<|im_end|>\n<|im_start|>assistant\n"
 
 
+CALLS = [
+    {"id": f"call0000{i}", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    for i in (0, 1)
+]
+STRICT = """
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '[INST] ' + m.content + '[/INST]' }}
+{%- elif m.role == 'assistant' and m.tool_calls %}
+{%- for c in m.tool_calls %}{{- '[CALL] ' + c.function.name + ' ' + c.id + c.function.arguments | tojson }}{%- endfor %}{{- '</s>' }}
+{%- elif m.role == 'assistant' %}{{- ' ' + m.content + '</s>' }}
+{%- elif not messages[loop.index0 - 1].tool_calls %}{{- raise_exception('a result of nothing') }}
+{%- else %}{{- '[RESULT] ' + m.tool_call_id + ' ' + m.content }}{%- endif %}{%- endfor %}"""
+"""In the style of Mistral's and of gpt-oss: a result has to follow the call that it is of."""
+
+
+def replied(context: str, template: str, end: str, calls: list) -> str:
+    known = tokenizer(template, end)
+    said = [{"role": "tool", "tool_call_id": call["id"], "name": "add", "content": "3"} for call in CALLS[:1]]
+    return known.decode(reply(known.encode(context, add_special_tokens=False), said, known, ChatTemplate(), calls))
+
+
+def test_a_template_that_wants_to_see_the_call_before_its_result_is_shown_it() -> None:
+    with pytest.raises(PolicyError, match="a result of nothing"):
+        replied("[CALL] add</s>", STRICT, "</s>", [])
+    assert replied("[CALL] add</s>", STRICT, "</s>", CALLS[:1]) == "[RESULT] call00000 3"
+    assert replied("[CALL] add", STRICT, "</s>", CALLS[:1]) == "</s>[RESULT] call00000 3", "no token has ended the turn"
+
+
+@pytest.mark.parametrize("context", [END, "</tool_call>", "1"])
+def test_a_template_that_needs_no_call_writes_the_same_with_it(context: str) -> None:
+    assert replied(context, QWEN, END, CALLS) == replied(context, QWEN, END, [])
+
+
+def test_a_template_that_refuses_what_the_policy_called_is_shown_the_result_alone() -> None:
+    refusal = "{%- if messages[1].tool_calls | length > 1 %}{{- raise_exception('one at a time') }}{%- endif %}"
+    one = QWEN.replace("{%- elif m.role == 'tool' %}", "{%- elif m.role == 'tool' %}" + refusal)
+    assert replied(END, one, END, CALLS) == replied(END, one, END, [])
+
+
 def test_a_template_that_knows_no_such_message_is_an_error_of_the_call() -> None:
     mistral = tokenizer(MISTRAL)
     with pytest.raises(PolicyError, match="roles must alternate"):

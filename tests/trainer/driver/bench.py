@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_api import names
-from rljob_api.protocol import Checkpoint, Control, Progress, Resume, RolloutEndpoint
+from rljob_api.protocol import Checkpoint, Control, GangAddress, Progress, Resume, RolloutEndpoint
 from rljob_trainer.driver import main
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.wire import arrays
@@ -64,6 +64,7 @@ class Bench:
 
     def __init__(self, tmp_path: Path):
         self.root = tmp_path / "run"
+        self.service_port = 0
         self._tmp_path = tmp_path
         self.directory = tmp_path / "attempt-1"
         self.directory.mkdir()
@@ -87,17 +88,22 @@ class Bench:
             "image": "i",
         }
 
-    def control(self, command: str = "run", rollouts: tuple[RolloutEndpoint, ...] = ()) -> None:
-        control = Control(
+    def message(self, command: str = "run", rollouts: tuple[RolloutEndpoint, ...] = (), attempt: int = 1) -> Control:
+        return Control(
             name="demo",
             namespace="n",
             job_uid="u",
-            attempt=1,
+            attempt=attempt,
             command=command,
+            gangs={names.ROLE_TRAINER: GangAddress(address="127.0.0.1", master_port=1)},
+            service_port=self.service_port,
             resume=Resume(policy="auto"),
             rollouts=list(rollouts),
             spec=self.spec,
         )
+
+    def control(self, command: str = "run", rollouts: tuple[RolloutEndpoint, ...] = ()) -> None:
+        control = self.message(command, rollouts)
         scratch = self.directory / "control.tmp"
         scratch.write_text(control.dump_json())
         scratch.replace(self.directory / "control.json")

@@ -16,7 +16,8 @@ from rljob_trainer.driver import server
 from rljob_trainer.driver.buffer.measured import measured
 from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.driver.critic import Critic
-from rljob_trainer.driver.gangs import HELLO_SECONDS, Gangs, RoleLost
+from rljob_trainer.driver.gangs import Gangs, RoleLost
+from rljob_trainer.driver.pod_listener import HELLO_SECONDS, PodListener
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
@@ -43,14 +44,15 @@ def batch() -> Batch:
 
 @asynccontextmanager
 async def listening(*roles: str, seconds: float = SECONDS) -> AsyncIterator[tuple[Gangs, asyncio.Task[None], int]]:
-    gangs, port = Gangs(roles, attempt=2, token="secret", seconds=seconds), free_port()
-    await gangs.listen("127.0.0.1", port)
+    listener, port = PodListener(attempt=2, token="secret"), free_port()
+    gangs = Gangs(roles, listener, seconds)
+    await listener.listen("127.0.0.1", port)
     running = asyncio.create_task(gangs.run(lambda count: None))
     try:
         yield gangs, running, port
     finally:
         running.cancel()
-        gangs.close()
+        await listener.close()
 
 
 async def ask(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:

@@ -10,6 +10,7 @@ from rljob_trainer.agents.python_file import WorkerAgent
 from rljob_trainer.agents.recording import Rollout
 from rljob_trainer.agents.service import ServiceAgent
 from rljob_trainer.agents.session import Session
+from rljob_trainer.agents.workers import PodWorkers
 
 
 class Agent(Protocol):
@@ -20,6 +21,11 @@ class Agent(Protocol):
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """JSON schemas of what the policy may call, once it has started."""
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether a trajectory would begin at once."""
         ...
 
     async def start(self) -> None:
@@ -33,8 +39,8 @@ class Agent(Protocol):
     async def stop(self) -> None: ...
 
 
-def agent_of(spec: AgentSpec) -> Agent:
-    """As the spec says."""
+def agent_of(spec: AgentSpec, pods: PodWorkers | None = None, address: str = "") -> Agent:
+    """As the spec says. `pods`: where it runs, and `address`: at which these reach the driver."""
     if spec.environment:
         return ServiceAgent(spec, HttpEnvironment(spec.environment, spec.timeout_seconds))
-    return ServiceAgent(spec, OpenEnvServer(spec.open_env)) if spec.open_env else WorkerAgent(spec)
+    return ServiceAgent(spec, OpenEnvServer(spec.open_env)) if spec.open_env else WorkerAgent(spec, pods, address)

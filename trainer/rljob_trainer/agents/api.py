@@ -4,7 +4,7 @@ Imported by the function's process, so nothing large: tokens are lists of ids he
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Literal, SupportsIndex, cast
 
@@ -87,6 +87,17 @@ class Trajectory:
     the first."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last turn, which the driver has, too: of a context that continues it, only what is new is sent."""
+
+    number: int = -1
+    tokens: list[int] = field(default_factory=list)
+    """With its context."""
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    """The conversation that it ends; empty: it continues token ids."""
+
+
 class Policy:
     """The policy that is trained, for one trajectory."""
 
@@ -94,6 +105,7 @@ class Policy:
         self._ask = ask
         self.base_url = base_url
         """Of an OpenAI-compatible endpoint that is the policy in this trajectory, for client libraries. Any model name and key will do."""
+        self._last = _Last()
 
     async def generate(
         self,
@@ -117,12 +129,32 @@ class Policy:
         """
         limits = _limits(max_tokens, stop) | {"tools": [dict(tool) for tool in tools]}
         if context and isinstance(context[0], Mapping):
-            messages = [dict(message) for message in cast(Sequence[Message], context)]
-            found = await self._ask("converse", {"messages": messages, **limits})
-            return None if found is None else Turn(**found)
-        tokens = ids(cast(Sequence[int], context))
-        found = await self._ask("generate", {"context": tokens, **limits})
-        return None if found is None else Turn(tokens, **found)
+            return await self._converse([dict(message) for message in cast(Sequence[Message], context)], limits)
+        tokens, last = ids(cast(Sequence[int], context)), self._last
+        asked: dict[str, Any] = {"context": tokens, "after": None}
+        if last.tokens and tokens[: len(last.tokens)] == last.tokens:
+            asked = {"context": tokens[len(last.tokens) :], "after": last.number}
+        found = await self._ask("generate", asked | limits)
+        return None if found is None else self._turn(tokens, found)
+
+    async def _converse(self, messages: list[dict[str, Any]], limits: dict[str, Any]) -> Turn | None:
+        asked: dict[str, Any] = {"messages": messages, "after": None}
+        last = self._last
+        if last.messages and messages[: len(last.messages)] == last.messages:
+            asked = {"messages": messages[len(last.messages) :], "after": last.number}
+        found = await self._ask("converse", asked | limits)
+        if found is None:
+            return None
+        before = [] if found.pop("after") is None else last.tokens
+        turn = self._turn(before + found.pop("context"), found)
+        self._last = replace(self._last, messages=[*messages, turn.message])
+        return turn
+
+    def _turn(self, context: list[int], found: dict[str, Any]) -> Turn:
+        number = found.pop("number")
+        turn = Turn(context, **found)
+        self._last = _Last(number, turn.whole)
+        return turn
 
     async def encode(self, text: str) -> list[int]:
         """The tokens of a text, for what somebody else says: no special tokens are added in front or behind. Raises PolicyError."""
@@ -132,7 +164,11 @@ class Policy:
     async def reply(self, context: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """What the chat template writes of `messages` (`{"role": "tool", "content": ...}`, or a user's) behind `context`, which ends with a turn of
         the policy's, up to where the next one begins. The policy's own end-of-turn token is not written twice. Raises PolicyError."""
-        found: list[int] = await self._ask("reply", {"context": ids(context), "messages": [dict(m) for m in messages]})
+        tokens = ids(context)
+        after = self._last.number if tokens == self._last.tokens else None
+        said = [dict(message) for message in messages]
+        # the template's text begins behind the last token
+        found: list[int] = await self._ask("reply", {"context": tokens[-1:], "messages": said, "after": after})
         return found
 
     async def trajectory(

@@ -1,11 +1,11 @@
 """The policy as an OpenAI-compatible endpoint, for agents that talk through a client library: one base URL for each trajectory.
 
-POST /SESSION/v1/chat/completions and /SESSION/v1/responses, on loopback. Of a request, chat_completions.py and responses.py say what is read.
-Temperature, seed and the like are the job's, whatever is asked for. What would change what the policy may write, such as a call or a form that is
-enforced, is refused, and so are images. A stream begins when the whole answer is there: it is for clients that know no other way. Errors have
-OpenAI's statuses and bodies: 400 for what cannot be answered, with the code context_length_exceeded where the model's context is too short for it,
-and 503 where the rollouts failed, which ends the attempt. What a client no longer waits for is not generated to its end, and is no answer of the
-trajectory, though it counts for maxTurns.
+POST /SESSION/v1/chat/completions and /SESSION/v1/responses, on loopback, or on the pod's address for agents in pods of their own. Of a request,
+chat_completions.py and responses.py say what is read. Temperature, seed and the like are the job's, whatever is asked for. What would change what the
+policy may write, such as a call or a form that is enforced, is refused, and so are images. A stream begins when the whole answer is there: it is for
+clients that know no other way. Errors have OpenAI's statuses and bodies: 400 for what cannot be answered, with the code context_length_exceeded where
+the model's context is too short for it, and 503 where the rollouts failed, which ends the attempt. What a client no longer waits for is not generated
+to its end, and is no answer of the trajectory, though it counts for maxTurns.
 """
 
 import json
@@ -30,7 +30,9 @@ Answer = Callable[[Session, Any], Awaitable[dict[str, Any]]]
 class Endpoint:
     """Of one driver. Call `start` before the first trajectory and `stop` after the last."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        """`address`: at which it listens; empty: on loopback."""
+        self._host = address or loopback()
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
         self._address = ""
@@ -42,7 +44,7 @@ class Endpoint:
         app.add_routes([web.post(f"/{{session}}/v1/{path}", handler) for path, handler in routes.items()])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, loopback(), 0)
+        site = web.TCPSite(self._runner, self._host, 0)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self._address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

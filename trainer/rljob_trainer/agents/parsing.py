@@ -29,7 +29,7 @@ class ResponseParser:
         return ResponseParser(names, spec.data.chat_template.arguments, ask)
 
     async def parsed(
-        self, prompt: Sequence[int], tokens: Sequence[int], ended: bool, tools: Sequence[Mapping[str, Any]]
+        self, prompt: Ints, tokens: Sequence[int], ended: bool, tools: Sequence[Mapping[str, Any]]
     ) -> Parsed | None:
         """What a response says; None where there is nothing but its text: no functions to call, and no parser of reasoning.
 

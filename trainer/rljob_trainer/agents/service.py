@@ -44,6 +44,8 @@ class EnvironmentService(Protocol):
 class ServiceAgent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
+    ready = True
+
     def __init__(self, spec: AgentSpec, service: EnvironmentService):
         self.spec, self._service, self.tools = spec, service, list[dict[str, Any]]()
         self._slots = asyncio.Semaphore(service.at_once)

@@ -11,7 +11,7 @@ import numpy as np
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import PolicyError, Turn
+from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.conversations import Conversations, encoded, reply, special
 from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
@@ -61,6 +61,8 @@ class OwnTime:
 
 Response = tuple[tuple[Segment, ...], bool]
 """What the policy wrote, and whether it was cut off."""
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas in OpenAI's form."""
 Sample = Callable[[Ints, Sampling, int], Awaitable[Response]]
 """One response to a context, in the turn of this number."""
 
@@ -88,8 +90,16 @@ class Session:
         self._begun, self._ended_early = 0, False
         self._answers: dict[int, Recorded] = {}
         """By turn."""
-        self._called: dict[bytes, list[ToolCall]] = {}
-        """What a turn calls, by the tokens of its whole conversation: a reply to it is written by the template that sees the calls."""
+        self._called: dict[int, list[ToolCall]] = {}
+        """What a turn calls, by its number: a reply to it is written by the template that sees the calls."""
+        self._conversations: dict[int, list[dict[str, Any]]] = {}
+        """Messages that end with a turn, by its number."""
+
+    def anew(self) -> "Session":
+        """For the same sample, from its beginning: nothing of this one becomes part of it."""
+        return Session(
+            self._spec, self.prompt, self._sampling, self._tokenizer, self._template, self._sample, self._parser
+        )
 
     def fail(self, error: Exception) -> None:
         """The rollouts raised it: it ends the trajectory and the attempt, and is not the agent's."""
@@ -107,11 +117,15 @@ class Session:
         if method == "converse":
             return await self._converse(**arguments)
         if method == "reply":
-            calls = self._called.get(np.array(arguments["context"], np.int32).tobytes(), ())
-            return reply(**arguments, tokenizer=self._tokenizer, template=self._template, calls=calls)
+            return self._reply(**arguments)
         if method == "sequences":
             return self._sequences(**arguments)
         return encoded(**arguments, tokenizer=self._tokenizer)
+
+    def _reply(self, context: list[int], messages: list[dict[str, Any]], after: int | None) -> list[int]:
+        """`after`: of the turn that is replied to."""
+        calls = self._called.get(after, ()) if after is not None else ()
+        return reply(context, messages, self._tokenizer, self._template, calls)
 
     def rollout(self, sequences: Sequence[Sequence[int]], rewards: Sequence[float] = ()) -> Rollout | None:
         """The trajectory of these tokens and branches; None when the policy wrote none of the first sequence. Raises PolicyError.
@@ -130,10 +144,19 @@ class Session:
         context: list[int],
         max_tokens: int | None,
         stop: list[str] | None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools = (),
+        after: int | None = None,
     ) -> dict[str, Any] | None:
-        """As Policy.generate, a Turn without its context."""
-        if not context:
+        """As Policy.generate, a Turn without its context, with its number. `after`: of the turn that `context` continues."""
+        tokens = np.array(context, np.int32)
+        return await self._continued(
+            tokens if after is None else np.concatenate((self._whole(after), tokens)), max_tokens, stop, tools
+        )
+
+    async def _continued(
+        self, context: Ints, max_tokens: int | None, stop: list[str] | None, tools: Tools
+    ) -> dict[str, Any] | None:
+        if not len(context):
             raise PolicyError("nothing to continue: the context has no token")
         room = self._spec.max_tokens - (len(context) - len(self.prompt.tokens))
         longest = min(room, self._sampling.max_tokens, room if max_tokens is None else max_tokens)
@@ -142,40 +165,56 @@ class Session:
             return None
         turn, self._begun = self._begun, self._begun + 1
         changes = {"max_tokens": longest} | ({} if stop is None else {"stop": stop})
-        sampling, tokens = self._sampling.model_copy(update=changes), np.array(context, np.int32)
+        sampling = self._sampling.model_copy(update=changes)
         try:
             with self.own_time.stopped():
-                answer = Recorded(tokens, *await self._sample(tokens, sampling, turn))
+                answer = Recorded(context, *await self._sample(context, sampling, turn))
                 said = await self._said(answer, sampling.stop, tools)
         except RequestRefusedError as error:
             raise PolicyError(str(error), error.code) from error
-        self._answers[turn] = answer
-        self._called[answer.whole.tobytes()] = said["tool_calls"]
-        return said
+        self._answers[turn], self._called[turn] = answer, said["tool_calls"]
+        return said | {"number": turn}
+
+    def _whole(self, turn: int) -> Ints:
+        """The tokens of a turn, with its context."""
+        if turn not in self._answers:
+            raise PolicyError(f"there is no turn {turn}")
+        return self._answers[turn].whole
 
     async def _converse(
         self,
         messages: list[dict[str, Any]],
         max_tokens: int | None,
         stop: list[str] | None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Tools,
+        after: int | None,
     ) -> dict[str, Any] | None:
-        """As Policy.generate with messages, a Turn."""
+        """As Policy.generate with messages, a Turn with its number; its context without the turn that it continues, if it does. `after`: of the turn
+        behind whose conversation `messages` follow."""
+        if after is not None:
+            before = self._whole(after).tolist()
+            messages = [*self._conversations.get(after, ()), *messages]
         context = self.conversations.context(messages, tools)
-        found = await self._generate(context, max_tokens, stop, tools)
+        found = await self._continued(np.array(context, np.int32), max_tokens, stop, tools)
         if found is None:
             return None
-        answer = {"context": context, **found}
-        turn = Turn(**answer)
-        self.conversations.add(messages, turn.message, turn.whole)
-        return answer
+        calls = {"tool_calls": found["tool_calls"]} if found["tool_calls"] else {}
+        turn = {"role": "assistant", "content": found["content"], **calls}
+        self._conversations[found["number"]] = [*messages, turn]
+        self.conversations.add(messages, turn, context + found["tokens"])
+        continues = after is not None and context[: len(before)] == before
+        return {
+            "context": context[len(before) :] if continues else context,
+            "after": after if continues else None,
+            **found,
+        }
 
-    async def _said(self, answer: Recorded, stop: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    async def _said(self, answer: Recorded, stop: Sequence[str], tools: Tools) -> dict[str, Any]:
         """A Turn without its context."""
         tokens = answer.tokens.tolist()
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
         ended = self._is_ended(tokens, stop) and not answer.truncated
-        read = await self._parser.parsed(answer.context.tolist(), tokens, ended, tools) or Parsed(text)
+        read = await self._parser.parsed(answer.context, tokens, ended, tools) or Parsed(text)
         return {
             "tokens": tokens,
             "log_probs": [float(p) for s in answer.segments if s.log_probs is not None for p in s.log_probs],

@@ -1,12 +1,10 @@
-"""The driver's end of models on gangs of their own. Rank 0 of each gang connects, authenticates with the job's token and the attempt's number,
-then asks for work.
+"""The driver's end of models on gangs of their own. Rank 0 of each gang connects (pod_listener.py), then asks for work.
 
 A gang gets one request at a time, in order. Its rank 0 sends heartbeats while it works and asks again while it is idle, so a gang that is silent
 for the stall timeout is lost.
 """
 
 import asyncio
-import hmac
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,16 +13,15 @@ from typing import Any, cast
 
 from rljob_api import names
 from rljob_trainer.driver.buffer.measured import Measure
-from rljob_trainer.driver.server import RankLost, answer, read
+from rljob_trainer.driver.pod_listener import PodListener
+from rljob_trainer.driver.server import RankLost, answer
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.calls import Request, RoleCalls, TaskOutcome, handlers
-from rljob_trainer.wire.channel import Arrays, announced, part_of, write
+from rljob_trainer.wire.channel import Arrays, announced, part_of
 
 ANSWER_SECONDS = 1.0
 """A role without work is answered after this time at the latest."""
-HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
-"""Limits of the first message of a connection, whose sender is not authenticated yet."""
 GOODBYE_SECONDS = 60.0
 """Longest wait for a role to end. It may still load its model when a job that only evaluates is over."""
 
@@ -85,6 +82,17 @@ class Gang(RoleCalls):
     async def measure(self, batch: Batch) -> Mapping[str, Array]:
         """What the role measures of a whole batch; see buffer.measured.Measure."""
         return (await self.ask("measure", batch))["arrays"]
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its rank 0 has not connected yet: a role has one."""
+        return not self.connected.done()
+
+    async def welcome(self, pod: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Rank 0 has connected. Returns when `serve` has closed the connection."""
+        if self.is_awaited:  # else another one was faster
+            self.connected.set_result((reader, writer))
+            await writer.wait_closed()
 
     async def serve(self, heartbeat: Callable[[int], None], seconds: float) -> None:
         """Answer the role until it ends. Raises RoleLost when it does not connect or is silent for `seconds`, or ends without calling `end`."""
@@ -153,12 +161,13 @@ class Gang(RoleCalls):
 class Gangs:
     """All gangs of one attempt but the trainer's. Must be created inside the event loop."""
 
-    def __init__(self, roles: Iterable[str], attempt: int, token: str, seconds: float) -> None:
-        """`token`: of the job. `seconds`: how long a role may be silent."""
+    def __init__(self, roles: Iterable[str], listener: PodListener, seconds: float) -> None:
+        """`listener`: to which they connect. `seconds`: how long a role may be silent."""
         connected = asyncio.get_running_loop().create_future
         self._gangs = {role: Gang(role, connected()) for role in roles}
-        self._attempt, self._token, self._seconds = attempt, token, seconds
-        self._server: asyncio.Server | None = None
+        self._seconds = seconds
+        for role, gang in self._gangs.items():
+            listener.admit(role, gang)
 
     def __bool__(self) -> bool:
         return bool(self._gangs)
@@ -183,10 +192,6 @@ class Gangs:
         """Of the roles that measure a batch as soon as it is generated: all but the critic."""
         return [gang.measure for role, gang in self._gangs.items() if role != names.ROLE_CRITIC]
 
-    async def listen(self, address: str, port: int) -> None:
-        """Listen for the gangs. Called early, so that they can connect and send heartbeats while the driver still reads its data."""
-        self._server = await asyncio.start_server(self._accept, address, port)
-
     async def run(self, heartbeat: Callable[[int], None]) -> None:
         """Serve all roles until cancelled. Raises RoleLost when one is lost."""
         async with asyncio.TaskGroup() as tasks:
@@ -197,26 +202,3 @@ class Gangs:
     async def finish(self, outcome: TaskOutcome) -> None:
         """Tell all roles that the job is over, and wait for their end."""
         await asyncio.gather(*(gang.finish(outcome) for gang in self._gangs.values()))
-
-    def close(self) -> None:
-        if self._server:
-            self._server.close()
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Assign a connection to the role that it names, if it has the token and is of this attempt; else close it."""
-        gang = await self._greeted(reader)
-        if gang is None or gang.connected.done():
-            log.warning("refused a connection from %s", writer.get_extra_info("peername"))
-            writer.close()
-            return
-        await write(writer, {})
-        gang.connected.set_result((reader, writer))
-
-    async def _greeted(self, reader: asyncio.StreamReader) -> Gang | None:
-        try:
-            async with asyncio.timeout(HELLO_SECONDS):
-                hello = await read(reader, HELLO_BYTES)
-            known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
-            return self._gangs.get(hello["role"]) if known and hello["attempt"] == self._attempt else None
-        except (OSError, EOFError, ValueError, LookupError, TypeError):  # not one of our ranks
-            return None

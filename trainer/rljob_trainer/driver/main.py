@@ -18,6 +18,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.generated_data import generate
+from rljob_trainer.agents.workers import PodWorkers
 from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.files import places
@@ -32,6 +33,7 @@ from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabular
 from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
+from rljob_trainer.driver.pod_listener import PodListener, listening
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import serve
@@ -43,6 +45,8 @@ from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
 from rljob_trainer.wire.parity import PROBE_SEQUENCES
+
+WORKERS = "waiting for a worker of spec.rollout.agent.workers"
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +90,8 @@ async def drive(
     work = _supervised if control.spec.supervised else _reinforcement
     try:
         async with (
-            _gangs(control, token) as gangs,
-            work(directory, control, token, progress, tokenizer, gangs) as (driver, rollouts),
+            listening(control, token) as pods,
+            work(directory, control, token, progress, tokenizer, pods) as (driver, rollouts, gangs),
         ):
             loaded()
             await _serve(listener, directory, driver, rollouts, progress, gangs)
@@ -96,24 +100,12 @@ async def drive(
 
 
 @asynccontextmanager
-async def _gangs(control: Control, token: str) -> AsyncIterator[Gangs]:
-    """The models on gangs of their own, which may connect from here on."""
-    spec = control.spec
-    gangs = Gangs(spec.gangs, control.attempt, token, spec.lifecycle.stall_timeout_seconds)
-    if gangs:
-        await gangs.listen(os.environ[names.ENV_POD_IP], control.service_port)
-    try:
-        yield gangs
-    finally:
-        gangs.close()
-
-
-@asynccontextmanager
 async def _supervised(
-    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
-) -> AsyncIterator[tuple[Driver, RolloutPool]]:
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
+) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
     spec, workers = control.spec, Workers(control.spec)
+    gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds)
     try:
         made = _row_maker(directory, spec, progress)
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers, made=made)
@@ -125,19 +117,22 @@ async def _supervised(
         rollouts, pools = RolloutPool(token, control.attempt, 0, 1), Pools((), token)
         reporter = _reporter(control.spec, progress, rollouts, pools, gangs)
         source = Examples(train, held_out, gangs.measuring)
-        yield Driver(control, source, train, (), rollouts, pools, reporter, gangs), rollouts
+        yield Driver(control, source, train, (), rollouts, pools, reporter, gangs), rollouts, gangs
     finally:
         workers.close()
 
 
 @asynccontextmanager
 async def _reinforcement(
-    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, gangs: Gangs
-) -> AsyncIterator[tuple[Driver, RolloutPool]]:
+    directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
+) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
+    gangs, workers = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds), _pod_workers(spec, pods)
     rewards = RewardManager(spec.rewards, pools)
-    agent = agent_of(spec.rollout.agent) if spec.rollout.agent and not spec.train.batches.replay else None
+    agent = None
+    if spec.rollout.agent and not spec.train.batches.replay:
+        agent = agent_of(spec.rollout.agent, workers, os.environ[names.ENV_POD_IP] if workers else "")
     distillation = spec.algorithm.distillation
     teacher = Teacher(distillation, pools) if distillation and distillation.pool else None
     parts: list[RewardManager | Agent | Teacher] = [rewards, *(part for part in (agent, teacher) if part)]
@@ -147,6 +142,8 @@ async def _reinforcement(
         if teacher:
             await teacher.start()
         if agent:
+            if workers:
+                _moved(progress, WORKERS)
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
         await asyncio.to_thread(generate, spec.data, partial(_moved, progress))
@@ -156,7 +153,7 @@ async def _reinforcement(
         control = _counted(control, train)
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
         rollouts = RolloutPool(token, control.attempt, required_servers(spec), max(1, sequences(spec) - room))
-        reporter = _reporter(control.spec, progress, rollouts, pools, gangs)
+        reporter = _reporter(control.spec, progress, rollouts, pools, gangs, agent)
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, rollouts, progress.heartbeat, agent)
         source: BatchSource = (
             RecordedBatches(control.spec)
@@ -164,9 +161,22 @@ async def _reinforcement(
             else GeneratedBatches(control.spec, train, held_out, tokenizer, generator, rollouts, reporter.work)
         )
         measuring = [*gangs.measuring, *([teacher.measure] if teacher else [])]
-        yield Driver(control, source, train, measuring, rollouts, pools, reporter, gangs), rollouts
+        driver = Driver(control, source, train, measuring, rollouts, pools, reporter, gangs)
+        if workers:
+            workers.changed = reporter.show_phase
+        yield driver, rollouts, gangs
     finally:
         await asyncio.gather(*(part.stop() for part in parts))
+
+
+def _pod_workers(spec: RLJobSpec, pods: PodListener) -> PodWorkers | None:
+    """None: the agent runs next to the driver, or there is none."""
+    agent = spec.rollout.agent
+    if agent is None or agent.workers is None:
+        return None
+    workers = PodWorkers(agent.timeout_seconds)
+    pods.admit(names.ROLE_WORKER, workers)
+    return workers
 
 
 def _counted(control: Control, data: Dataset) -> Control:
@@ -175,11 +185,18 @@ def _counted(control: Control, data: Dataset) -> Control:
     return control.model_copy(update={"spec": spec})
 
 
-def _reporter(spec: RLJobSpec, progress: ProgressFile, rollouts: RolloutPool, pools: Pools, gangs: Gangs) -> Reporter:
+def _reporter(
+    spec: RLJobSpec,
+    progress: ProgressFile,
+    rollouts: RolloutPool,
+    pools: Pools,
+    gangs: Gangs,
+    agent: Agent | None = None,
+) -> Reporter:
     """What the attempt reports of its parts. An evaluation waits for no other gang's model."""
     return Reporter(
         progress,
-        is_served=lambda: rollouts.is_enough and pools.ready,
+        is_served=lambda: rollouts.is_enough and pools.ready and (agent is None or agent.ready),
         loading=list if spec.evaluation.only else gangs.loading,
         answers=lambda: rollouts.awaited,
         alarms=Alarms(spec),

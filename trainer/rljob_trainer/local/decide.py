@@ -43,7 +43,7 @@ class Seen:
     address: str
     """Of this machine, on which all of them are."""
     pools: Mapping[str, Mapping[str, Report | None]] = field(default_factory=dict)
-    """Reports of each pool's servers."""
+    """Reports of each pool's servers, and of workers."""
     gangs: Mapping[str, Mapping[str, Report | None]] = field(default_factory=dict)
     """Of further models on gangs of their own, by role, as `trainers`."""
 

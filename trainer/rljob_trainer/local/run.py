@@ -88,7 +88,7 @@ class Here:
             for pod in (pod for role, pods in self._launchers() for pod in pods):
                 processes.add(pod, self._gpus[pod], "launch", "--rank", rank, "--driver", driver)
             for role, pods in self._servers():
-                command = ("rollout",) if role == names.ROLE_ROLLOUT else ("pool", role)
+                command = (role,) if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ("pool", role)
                 for pod in pods:
                     processes.add(pod, self._gpus[pod], *command, "--port", str(self._ports[pod]))
             while True:
@@ -119,7 +119,7 @@ class Here:
         return Seen(trainers, rollouts, self._address, reports, gangs)
 
     def _servers(self) -> Iterator[tuple[str, list[str]]]:
-        """Pods of rollouts and pools."""
+        """Pods of rollouts, pools and workers."""
         return ((role, pods) for role, pods in self._pods.items() if not names.is_model_role(role))
 
     def _replicas_of(self, role: str, pods: Sequence[str]) -> list[LocalServer]:
@@ -157,10 +157,10 @@ class Here:
                 role: GangAddress(address=self._address, master_port=self._port(state.attempt, role))
                 for role, _ in self._launchers()
             },
-            service_port=self._port(state.attempt, "service") if spec.gangs else 0,
+            service_port=self._port(state.attempt, "service") if spec.has_service else 0,
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
-            pools={name: self._answering(servers) for name, servers in seen.pools.items()},
+            pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.pools},
             servers=[one.group for one in self._replicas if one.group],
             spec=spec,
         )

@@ -1,6 +1,7 @@
 """The driver's end of a process that runs a user's function (rewards/worker.py)."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from rljob_api import names
 from rljob_trainer.processes import Family, end, kill_group
@@ -39,16 +40,99 @@ class WorkerLost(Exception):
         self.kind: RewardFailureKind = kind
 
 
+class WorkerGone(WorkerLost):
+    """The process, or the way to it, ended during the call, and nobody knows by whose fault."""
+
+
+class Peer(Protocol):
+    """A process that answers with lines, wherever it runs."""
+
+    def write(self, data: bytes) -> None:
+        """Without waiting, and for nobody when it is gone: `line` says so."""
+        ...
+
+    async def line(self) -> bytes:
+        """Its next line; empty: none will come any more."""
+        ...
+
+    async def bound(self) -> None:
+        """End what calls have left behind, when it becomes too much. Raises WorkerLost when the function itself keeps too many processes."""
+        ...
+
+    async def stop(self) -> None:
+        """Also what the function has started, wherever that went: it would keep running."""
+        ...
+
+
+class Child:
+    """A process of ours that runs a user's function, over pipes, and all that it starts."""
+
+    def __init__(self, process: Process, family: Family):
+        self._process, self._family = process, family
+        self._looked = time.monotonic()
+        """When its processes were counted last."""
+
+    @classmethod
+    async def start(cls, module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Self:
+        command = (sys.executable, "-u", "-m", module, *arguments)  # a killed process would lose buffered prints
+        family = Family()
+        environment = _environment() | dict(variables or {}) | family.environment
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True
+        )
+        return cls(process, family)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(data)
+
+    async def drain(self) -> None:
+        """Returns once it has read most of what was written, or will not read it: `line` says so."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(ConnectionError):
+            await self._process.stdin.drain()
+
+    async def line(self) -> bytes:
+        assert self._process.stdout is not None
+        return await self._process.stdout.readline()
+
+    async def bound(self) -> None:
+        """A few daemons may serve many calls."""
+        if time.monotonic() < self._looked + LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        orphans = await asyncio.to_thread(self._family.orphans, self._process.pid)
+        if len(orphans) > MOST_ORPHANS:
+            log.warning(
+                "%d processes that calls have left behind are ended: at most %d may stay", len(orphans), MOST_ORPHANS
+            )
+            end(orphans)
+        if (count := len(await asyncio.to_thread(self._family.members)) - len(orphans) - 1) > MOST_PROCESSES:
+            raise WorkerLost(f"its process has started {count} others that still run; at most {MOST_PROCESSES} may")
+
+    async def wait(self) -> int:
+        """Its exit code, once it has ended; negative: a signal."""
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._family.kill)
+        kill_group(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+
+
 class WorkerProcess:
     """One life of it, from `start` to `stop`."""
 
     MODULE = "rljob_trainer.rewards.worker"
     START_SECONDS = 60.0
 
-    def __init__(self, process: Process, seconds: float, family: Family):
-        self._process, self._seconds, self._family = process, seconds, family
-        self._looked = time.monotonic()
-        """When its processes were counted last."""
+    def __init__(self, peer: Peer, seconds: float):
+        self._peer, self._seconds = peer, seconds
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = count()
         self._reader: asyncio.Task[None] | None = None
@@ -62,13 +146,12 @@ class WorkerProcess:
     @classmethod
     async def start(cls, arguments: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None) -> Self:
         """`arguments`: of the process. `seconds` limits one call. Raises WorkerLost with what the file's import said."""
-        command = (sys.executable, "-u", "-m", cls.MODULE, *arguments)  # a killed process would lose buffered prints
-        family = Family()
-        environment = _environment() | dict(variables or {}) | family.environment
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True
-        )
-        worker = cls(process, seconds, family)
+        return await cls.greeted(await Child.start(cls.MODULE, arguments, variables), seconds)
+
+    @classmethod
+    async def greeted(cls, peer: Peer, seconds: float) -> Self:
+        """The process that has just been started. Raises WorkerLost, after which it is stopped."""
+        worker = cls(peer, seconds)
         try:
             await worker._greet()
         except BaseException:
@@ -81,68 +164,60 @@ class WorkerProcess:
         """No call will be answered any more."""
         return self._reader is None or self._reader.done()
 
+    async def end(self) -> None:
+        """Returns once no call will be answered any more."""
+        if self._reader:
+            await asyncio.wait([self._reader])
+
     async def call(self, values: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The function's answer. `seconds`: a limit of this call's own. Raises WorkerLost, after which it has to be stopped."""
         limit = seconds or self._seconds + (GRACE_SECONDS if self.concurrent else 0.0)
-        assert self._process.stdin is not None
         number = next(self._numbers)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            self._process.stdin.write(pickle.dumps((number, values)))
+            self._peer.write(pickle.dumps((number, values)))
+            if self.ended:
+                raise WorkerGone("its process is gone")
             returned = await asyncio.wait_for(answer, limit)
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise WorkerLost("its process is gone") from error
         finally:
             self._calls.pop(number, None)
         await self._bound_processes()
         return returned
 
     async def _bound_processes(self) -> None:
-        """End what calls have left behind, when it becomes too much: a few daemons may serve many calls. Raises WorkerLost when the function itself
-        keeps too many."""
-        if self.ended or time.monotonic() < self._looked + LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
-        orphans = await asyncio.to_thread(self._family.orphans, self._process.pid)
-        if len(orphans) > MOST_ORPHANS:
-            log.warning(
-                "%d processes that calls have left behind are ended: at most %d may stay", len(orphans), MOST_ORPHANS
-            )
-            end(orphans)
-        if (count := len(await asyncio.to_thread(self._family.members)) - len(orphans) - 1) > MOST_PROCESSES:
-            raise WorkerLost(f"its process has started {count} others that still run; at most {MOST_PROCESSES} may")
+        """Raises WorkerLost."""
+        if not self.ended:
+            await self._peer.bound()
 
     async def stop(self) -> None:
         """Also what the function has started, wherever that went: it would keep running. Calls under way raise WorkerLost."""
-        await asyncio.to_thread(self._family.kill)
-        kill_group(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        if self._reader:
-            await asyncio.wait([self._reader])
+        await self._peer.stop()
+        await self.end()
 
     async def _greet(self) -> None:
-        assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), self.START_SECONDS)
+            line = await asyncio.wait_for(self._peer.line(), self.START_SECONDS)
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self.START_SECONDS:g} s to be imported", "timeout") from error
-        hello: dict[str, Any] = json.loads(line) if line else {"error": "its process ended while it was imported"}
+        if not line:
+            raise WorkerGone("its process ended while it was imported")
+        hello: dict[str, Any] = json.loads(line)
         if "error" in hello:
             raise WorkerLost(hello["error"])
         self.takes, self.concurrent, self.hello = hello["takes"], hello["concurrent"], hello
-        self._reader = asyncio.create_task(self._read(self._process.stdout))
+        self._reader = asyncio.create_task(self._read())
 
-    async def _read(self, answers: asyncio.StreamReader) -> None:
+    async def _read(self) -> None:
         """Hand out answers until the process ends. Nobody waits any more for one that comes late."""
         try:
-            while line := await answers.readline():
+            while line := await self._peer.line():
                 self._received(json.loads(line))
         finally:
             for call in self._calls.values():
                 if not call.done():
-                    call.set_exception(WorkerLost("its process ended during the call"))
+                    call.set_exception(WorkerGone("its process ended during the call"))
 
     def _received(self, reply: dict[str, Any]) -> None:
         call = self._calls.get(reply.pop("number"))

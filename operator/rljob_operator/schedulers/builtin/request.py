@@ -7,7 +7,7 @@ from functools import cache
 from rljob_api import names
 from rljob_api.placement_status import PodAssignment
 from rljob_api.policy import DEFAULT_POLICY
-from rljob_api.sizing.layout import gang_sizes, required_pods
+from rljob_api.sizing.layout import gang_sizes, placed_pods, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
@@ -133,12 +133,12 @@ def pod_names(
 ) -> dict[str, list[str]]:
     """Names of the pods that need nodes, by role, in the order of `wanted_ordinals`: none for a lost member in whose place a spare will be."""
     found = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving, ahead=True)
-    return {role: [names.pod(job, role, i) for i in ordinals] for role, ordinals in found.items()}
+    return {role: [names.pod(job, role, i) for i in found[role]] for role in placed_pods(spec)}
 
 
 def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list[str]:
     """Names, among the wanted ones, of the pods that are placed together or not at all."""
-    return [name for role, count in required_pods(spec).items() for name in wanted[role][:count]]
+    return [name for role, count in required_pods(spec).items() if count for name in wanted[role][:count]]
 
 
 def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:

@@ -1,0 +1,101 @@
+"""Where the job's other pods connect to the driver: each shows the job's token and the attempt's number, and says whose pod it is."""
+
+import asyncio
+import hmac
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_trainer.driver.server import read
+from rljob_trainer.wire.channel import write
+
+HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
+"""Limits of the first message of a connection, whose sender is not authenticated yet."""
+
+log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """Who talks with the pods of a role."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another pod may connect."""
+        ...
+
+    async def welcome(self, pod: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A pod has connected. The connection is closed when this returns."""
+        ...
+
+
+class PodListener:
+    """Of one attempt."""
+
+    def __init__(self, attempt: int, token: str) -> None:
+        """`token`: of the job."""
+        self._attempt, self._token = attempt, token
+        self._hosts: dict[str, Host] = {}
+        self._server: asyncio.Server | None = None
+        self._connected: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def admit(self, role: str, host: Host) -> None:
+        """Let pods of this role in from now on."""
+        self._hosts[role] = host
+
+    async def listen(self, address: str, port: int) -> None:
+        """Called early, so that pods can connect and say that they are there while the driver still reads its data."""
+        self._server = await asyncio.start_server(self._accept, address, port)
+
+    async def close(self) -> None:
+        """Returns once nobody is connected."""
+        if self._server:
+            self._server.close()
+        for writer in self._connected.values():
+            writer.transport.abort()
+        if self._connected:
+            await asyncio.wait(self._connected)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Let in who has the token and is of this attempt; close the connection of everybody else."""
+        task = asyncio.current_task()
+        assert task
+        self._connected[task] = writer
+        try:
+            hello = await self._greeted(reader)
+            host = self._hosts.get(str(hello.get("role")))
+            if host is None or not host.is_awaited:
+                log.warning("refused a connection from %s", writer.get_extra_info("peername"))
+                return
+            await write(writer, {})
+            await host.welcome(str(hello.get("pod", "")), reader, writer)
+        except ConnectionError as error:
+            log.info("a connection from %s ended: %s", writer.get_extra_info("peername"), error)
+        finally:
+            writer.close()
+            del self._connected[task]
+
+    async def _greeted(self, reader: asyncio.StreamReader) -> dict[str, Any]:
+        """The first message; empty: it is none of our pods'."""
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                hello = await read(reader, HELLO_BYTES)
+            known = hmac.compare_digest(str(hello["token"]).encode(), self._token.encode())
+            return hello if known and hello["attempt"] == self._attempt else {}
+        except (OSError, EOFError, ValueError, LookupError, TypeError):
+            return {}
+
+
+@asynccontextmanager
+async def listening(control: Control, token: str) -> AsyncIterator[PodListener]:
+    """For the pods of an attempt that connect to its driver, if there are any. `token`: of the job."""
+    listener = PodListener(control.attempt, token)
+    if control.service_port:
+        await listener.listen(os.environ[names.ENV_POD_IP], control.service_port)
+    try:
+        yield listener
+    finally:
+        await listener.close()

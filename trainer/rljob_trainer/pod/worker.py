@@ -1,0 +1,278 @@
+"""PID 1 of a worker pod: runs the processes of the job's agent for the attempt that is under way, and reports.
+
+Each process has a connection of its own to the driver, which runs next to the trainer's rank 0 (agents/remote.py). Both begin and end together: a
+process that ends, or a connection that does, has a successor, as long as the attempt runs. So a pod that comes back joins again, and whatever the
+driver has given up ends here.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiohttp import web
+
+from rljob_api import names
+from rljob_api.protocol import Control, Failure, Report
+from rljob_api.spec.agent import AgentSpec
+from rljob_trainer import failure
+from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
+from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, SILENCE_SECONDS, frame, framed
+from rljob_trainer.machine import cpus, memory_limit, oom_kills
+from rljob_trainer.processes import adopt_orphans, reap
+from rljob_trainer.rewards.worker_process import LOOK_SECONDS, Child, WorkerLost
+from rljob_trainer.wire.channel import encode
+
+if TYPE_CHECKING:
+    from rljob_trainer.pod.channel import Channel
+
+REPORT_SECONDS = 15.0
+RETRY_SECONDS = 0.5
+"""Between two tries to connect: a driver that starts does not listen yet."""
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
+"""Between two lives of a process that fails; doubled each time, until one has answered."""
+END_SECONDS = 5.0
+"""Between the last word of a process and its end."""
+PIECE = 2**16
+
+log = logging.getLogger(__name__)
+
+
+async def main(channel: "Channel", environment: Mapping[str, str], port: int) -> int:
+    """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*). `port`: where it says whether it is ready."""
+    running = asyncio.create_task(WorkerPod(channel, environment, port).run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    return 0
+
+
+class WorkerOrders(NamedTuple):
+    """What this pod has to run."""
+
+    attempt: int
+    address: str
+    """Of the driver."""
+    port: int
+    agent: AgentSpec
+
+    @classmethod
+    def of(cls, control: Control | None) -> "WorkerOrders | None":
+        """None: no attempt runs, or the job has no workers any more."""
+        if control is None or control.command == "stop" or control.spec.workers is None or not control.service_port:
+            return None
+        agent, trainer = control.spec.rollout.agent, control.gangs.get(names.ROLE_TRAINER)
+        return cls(control.attempt, trainer.address, control.service_port, agent) if agent and trainer else None
+
+
+class WorkerPod:
+    """`run` runs until cancelled."""
+
+    def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
+        self._channel, self._environment, self._port = channel, environment, port
+        self._boot_id = uuid.uuid4().hex
+        self._orders: WorkerOrders | None = None
+        self._lives: list[asyncio.Task[None]] = []
+        """What keeps each process running."""
+        self._children: set[int] = set()
+        self._failure: Failure | None = None
+        """Of the last process, unless one has answered since."""
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        adopt_orphans()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._answer_probes())
+            tasks.create_task(self._report())
+            try:
+                async for control in self._channel.controls():
+                    await self._obey(WorkerOrders.of(control), tasks)
+            finally:
+                await self._end()
+
+    async def _obey(self, orders: WorkerOrders | None, tasks: asyncio.TaskGroup) -> None:
+        if orders == self._orders:
+            return
+        await self._end()
+        self._orders = orders
+        self._news.set()
+        if orders and orders.agent.workers:
+            count = orders.agent.workers.processes or min(cpus(), MAX_PROCESSES)
+            self._lives = [tasks.create_task(self._keep_running(orders)) for _ in range(count)]
+
+    async def _end(self) -> None:
+        for life in self._lives:
+            life.cancel()
+        if self._lives:
+            await asyncio.wait(self._lives)
+        self._lives = []
+
+    async def _keep_running(self, orders: WorkerOrders) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            try:
+                reader, writer = await _connected(orders, self._environment)
+            except (OSError, EOFError, ValueError):
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            try:
+                found = await self._one_life(orders, reader, writer)
+            finally:
+                writer.close()
+            if found is None:
+                backoff = FIRST_BACKOFF_SECONDS
+                continue
+            log.warning("%s: %s", found.exception, found.message)
+            self._failed(found)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
+
+    async def _one_life(
+        self, orders: WorkerOrders, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Failure | None:
+        """Run one process until it ends or the connection does. Why it failed; None: it did not."""
+        kills = oom_kills()
+        child = await Child.start(MODULE, Program.of(orders.agent).command, orders.agent.env)
+        self._children.add(child.pid)
+        try:
+            said = await Relay(child, reader, writer, lambda: self._failed(None)).run()
+            if said is None:
+                return None
+            found = _why(said) if said else await _how_it_ended(child)
+            return failure.with_memory(found, oom_kills() - kills, memory_limit())
+        finally:
+            await child.stop()
+            self._children.discard(child.pid)
+
+    def _failed(self, why: Failure | None) -> None:
+        """None: a process has loaded the agent."""
+        self._failure = why
+        self._news.set()
+
+    async def _answer_probes(self) -> None:
+        """GET /health: 503 while the last process has failed."""
+
+        async def health(_: web.Request) -> web.Response:
+            return web.Response(status=503 if self._failure else 200)
+
+        application = web.Application()
+        application.add_routes([web.get("/health", health)])
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, None, self._port).start()  # on all addresses, IPv4 and IPv6
+            await asyncio.Event().wait()
+        finally:
+            await runner.cleanup()
+
+    async def _report(self) -> None:
+        """Report on every change, and at least every REPORT_SECONDS; meanwhile collect orphans that ended."""
+        while True:
+            self._news.clear()
+            await self._channel.report(self._state())
+            reap(self._children)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
+
+    def _state(self) -> Report:
+        return Report(
+            pod=self._environment[names.ENV_POD_NAME],
+            pod_uid=self._environment[names.ENV_POD_UID],
+            boot_id=self._boot_id,
+            attempt=self._orders.attempt if self._orders else 0,
+            state="idle" if self._failure else "running",
+            failure=self._failure,
+        )
+
+
+async def _connected(
+    orders: WorkerOrders, environment: Mapping[str, str]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that the driver has accepted. Raises OSError, EOFError, ValueError."""
+    reader, writer = await asyncio.open_connection(orders.address, orders.port)
+    try:
+        connection: socket.socket = writer.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_SECONDS))
+        token, pod = environment[names.ENV_ROLLOUT_TOKEN], environment[names.ENV_POD_NAME]
+        writer.write(encode({"role": names.ROLE_WORKER, "attempt": orders.attempt, "token": token, "pod": pod}))
+        async with asyncio.timeout(SILENCE_SECONDS):
+            await frame(reader)
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
+
+
+class Relay:
+    """Between one process and the driver."""
+
+    def __init__(
+        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loaded: Callable[[], None]
+    ) -> None:
+        """`loaded` is called once the process has loaded the agent."""
+        self._child, self._reader, self._writer, self._loaded = child, reader, writer, loaded
+        self._said = ""
+
+    async def run(self) -> str | None:
+        """Returns when one of them ends: None, the connection; empty, the process, without a word; else what is wrong with the process."""
+        process = [asyncio.create_task(part) for part in (self._up(), self._bound())]
+        connection = [asyncio.create_task(part) for part in (self._down(), self._beat())]
+        try:
+            done, _ = await asyncio.wait([*process, *connection], return_when=asyncio.FIRST_COMPLETED)
+            ended = any(part in done and not part.exception() for part in process)
+            return self._said if ended or self._said else None
+        finally:
+            for part in (*process, *connection):
+                part.cancel()
+            await asyncio.gather(*process, *connection, return_exceptions=True)
+
+    async def _up(self) -> None:
+        """Returns when the process says nothing more. Raises ConnectionError."""
+        hello = await self._child.line()
+        if hello:
+            self._said = json.loads(hello).get("error", "")
+        if hello and not self._said:
+            self._loaded()
+        line = hello
+        while line:
+            self._writer.write(framed(line))
+            await self._writer.drain()
+            line = await self._child.line()
+
+    async def _bound(self) -> None:
+        """Returns when the process has too many others."""
+        while not self._said:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self._child.bound()
+            except WorkerLost as error:
+                self._said = str(error)
+
+    async def _down(self) -> None:
+        while data := await self._reader.read(PIECE):
+            self._child.write(data)
+            await self._child.drain()
+
+    async def _beat(self) -> None:
+        while True:
+            self._writer.write(BEAT)
+            await self._writer.drain()
+            await asyncio.sleep(BEAT_SECONDS)
+
+
+def _why(said: str) -> Failure:
+    return Failure(kind="application", exception="AgentFailed", message=said[: failure.LONGEST_TEXT], time=time.time())
+
+
+async def _how_it_ended(child: Child) -> Failure:
+    """Of a process that says nothing more."""
+    try:
+        return failure.ended(await asyncio.wait_for(child.wait(), END_SECONDS), None, "")
+    except TimeoutError:
+        return _why("the process has closed its end of the pipe")
