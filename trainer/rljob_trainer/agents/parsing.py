@@ -8,6 +8,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.model_files import model_config
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
+from rljob_trainer.wire.trajectory import Ints
 
 FIELD = "spec.rollout.agent.toolParser"
 FIX = "name the parser of vLLM that reads what this model writes"
