@@ -23,7 +23,7 @@ from rljob_api.spec.common import (
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
 
-ParserName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
+ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
 class PythonAgent(Model):
