@@ -24,9 +24,10 @@ def job(lab: Lab) -> Job:
 
 
 def rollout_steps(lab: Lab, job: Job) -> dict[str, int | None]:
-    """Step of the policy that each rollout serves, as rank 0 knows it."""
-    report = Report.model_validate_json(lab.report(names.pod(job.name, names.ROLE_TRAINER, 0))[names.REPORT_KEY])
-    return {r.pod: r.policy_step for r in report.progress.rollouts} if report.progress else {}
+    """Step of the policy that each rollout serves, as rank 0 knows it, once it has said so."""
+    said = lab.report(names.pod(job.name, names.ROLE_TRAINER, 0)).get(names.REPORT_KEY)
+    progress = Report.model_validate_json(said).progress if said else None
+    return {r.pod: r.policy_step for r in progress.rollouts} if progress else {}
 
 
 def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before_traffic(lab: Lab, job: Job) -> None:

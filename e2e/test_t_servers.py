@@ -1,12 +1,14 @@
 """A rollout server of two pods: a job learns with it, and each kind of loss takes this server down and up as a whole, and nothing else."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from e2e.conftest import Lab
 from e2e.job import Job
-from e2e.kube import wait_for
+from e2e.kube import Object, wait_for
+from e2e.nodes import drain
 from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE, rollout_steps
 from rljob_api import names
 from rljob_api.protocol import Control
@@ -25,6 +27,7 @@ def job(lab: Lab) -> Iterator[Job]:
         rollout={"replicas": 1, "nodes": 2, "tensorParallel": 2},
         evaluation={"everySteps": 0},
     )
+    job.wait_for_step(1, timeout=SECONDS)
     yield job
     job.delete()
 
@@ -55,14 +58,20 @@ def trains_on(job: Job, steps: int = 3) -> JobStatus:
     return status
 
 
-def test_the_head_alone_is_asked_and_its_follower_has_no_address(lab: Lab, job: Job) -> None:
-    job.wait_for_step(1, timeout=SECONDS)
+def is_ready(pod: Object) -> bool:
+    """For the kubelet."""
+    return any((c["type"], c["status"]) == ("Ready", "True") for c in pod["status"].get("conditions", []))
+
+
+def test_the_head_alone_is_asked_and_its_follower_is_ready_without_an_address(lab: Lab, job: Job) -> None:
+    serving(lab, job, 1)
     published = control(job)
     assert [endpoint.pod for endpoint in published.rollouts] == [names.pod(NAME, names.ROLE_ROLLOUT, 0)]
     (group,) = published.servers
     assert [part.pod for part in group.parts] == [names.pod(NAME, names.ROLE_ROLLOUT, i) for i in range(2)]
     heads = job.kube.list("pod", names.heads(NAME, names.ROLE_ROLLOUT))
     assert [pod["metadata"]["name"] for pod in heads] == [names.pod(NAME, names.ROLE_ROLLOUT, 0)]
+    wait_for("both pods ready", lambda: [is_ready(pod) for pod in job.pods(names.ROLE_ROLLOUT)] == [True, True], 60)
 
 
 @pytest.mark.parametrize("lost", [1, 0], ids=["follower", "head"])
@@ -86,11 +95,15 @@ def test_a_killed_engine_ends_the_generation_and_no_pod(lab: Lab, job: Job) -> N
     trains_on(job)
 
 
+def has_pods(job: Job, count: int, _: JobStatus) -> bool:
+    return len(job.pods(names.ROLE_ROLLOUT)) == count
+
+
 def test_kubectl_scale_adds_and_removes_whole_servers(lab: Lab, job: Job) -> None:
     for servers in (2, 1):
         lab.kube.kubectl("scale", f"rljob/{NAME}", f"--replicas={servers}")
         serving(lab, job, servers)
-        wait_for("the pods of whole servers", lambda n=servers: len(job.pods(names.ROLE_ROLLOUT)) == 2 * n, SECONDS)
+        job.wait("the pods of whole servers", partial(has_pods, job, 2 * servers), SECONDS)
         trains_on(job)
 
 
@@ -101,12 +114,38 @@ def test_it_learns_as_with_servers_of_one_pod(lab: Lab, job: Job) -> None:
     assert max(lab.series(NAME, "train_rollout/log_prob_diff_max").values()) < 1e-3
 
 
+def test_a_drained_node_takes_the_server_elsewhere_as_a_whole_and_costs_no_step(lab: Lab, job: Job) -> None:
+    """Trainers on this node leave it at the end of a step, in another attempt."""
+    if lab.provider.name == "existing":
+        pytest.skip("its nodes are left alone")
+    before = serving(lab, job, 1)
+    node = job.pod(names.ROLE_ROLLOUT, 1)["spec"]["nodeName"]
+    drain(lab, node, names.selector(NAME, names.ROLE_ROLLOUT))
+    try:
+        job.wait("the next generation", lambda s: generations(s) > generations(before), SECONDS)
+        status = serving(lab, job, 1)
+        assert node not in {pod["spec"]["nodeName"] for pod in job.pods(names.ROLE_ROLLOUT)}
+        assert (status.lost_steps, status.restarts.counted) == (before.lost_steps, 0)
+    finally:
+        lab.kube.kubectl("uncordon", node)
+
+
 def test_suspend_frees_all_pods_and_resume_starts_the_server_again(lab: Lab, job: Job) -> None:
+    before = job.status().attempt
     lab.kube.plugin("suspend", NAME)
     step = job.wait_for_state("Suspended", timeout=SECONDS).progress.step
     job.wait("no pods", lambda _: job.pods() == [], 180)
     assert job.status().servers == []
     lab.kube.plugin("resume", NAME)
     status = job.wait_for_step(step + 2, timeout=SECONDS)
-    assert status.attempt is not None and (status.attempt.number, status.restarts.counted) == (2, 0)
+    assert before and status.attempt
+    assert (status.attempt.number, status.restarts.counted) == (before.number + 1, 0)
     assert generations(status) == [1]
+
+
+def test_a_server_of_two_stages_in_two_pods_serves_each_policy(lab: Lab) -> None:
+    rollout = {"replicas": 1, "nodes": 2, "pipelineParallel": 2}
+    job = lab.start_untrained("stages", train={"steps": 3}, rollout=rollout)
+    job.wait_for_state("Succeeded", timeout=SECONDS)
+    assert max(lab.series(job.name, "train_rollout/log_prob_diff_max").values()) < 1e-3
+    job.delete()

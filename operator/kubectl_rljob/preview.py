@@ -1,16 +1,19 @@
 """Where the pods of a job would be placed on the live cluster now."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import batched
 from typing import Any
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
+from rljob_api import names
 from rljob_api.placement_status import PlacementReport
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_placement.cluster import Cluster
-from rljob_placement.explain import report
+from rljob_placement.explain import lacking_further, report
 from rljob_placement.gang import Gang
+from rljob_placement.gang import Plan as Placed
 from rljob_placement.plan import plan
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
@@ -27,6 +30,10 @@ class Preview:
     """Why there is no capacity."""
     nodes: int = 0
     report: PlacementReport = field(default_factory=PlacementReport)
+    servers: Mapping[str, list[tuple[str, ...]]] = field(default_factory=dict)
+    """Nodes of the pods of each server, where servers have several, by role."""
+    lacking: str = ""
+    """Why further rollouts have no place; empty: all have one."""
     nominal: bool = False
     """Bytes are of a model of 8 billion parameters, for want of the job's config.json."""
 
@@ -35,7 +42,8 @@ class Preview:
             return {"skipped": self.skipped}
         if self.problem:
             return {"problem": self.problem}
-        return {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
+        found = {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
+        return found | {"servers": dict(self.servers), "lacking": self.lacking}
 
 
 def preview(job: Plan, read: Read, offline: bool) -> Preview:
@@ -55,4 +63,15 @@ def preview(job: Plan, read: Read, offline: bool) -> Preview:
     found = plan(cluster, gang)
     if found.problem:
         return Preview(problem=found.problem)
-    return Preview(nodes=len(found.nodes()), report=report(cluster, gang, found), nominal=shape is None)
+    return Preview(
+        nodes=len(found.nodes()),
+        report=report(cluster, gang, found),
+        servers=_servers(gang, found),
+        lacking=lacking_further(cluster, gang, found),
+        nominal=shape is None,
+    )
+
+
+def _servers(gang: Gang, found: Placed) -> dict[str, list[tuple[str, ...]]]:
+    pods = {names.ROLE_ROLLOUT: gang.nodes} | {pool.name: pool.nodes for pool in gang.pools}
+    return {role: list(batched(found.servers(role), each)) for role, each in pods.items() if each > 1}

@@ -65,9 +65,9 @@ class PlacementReport(Wire):
     stages: list[str] = []
     """The narrowest domain that holds each pipeline stage; empty: only the whole cluster does."""
     rollouts: list[str] = []
-    """Domain of each rollout pod; empty: not placed."""
+    """Domain of each rollout; `the whole cluster`: its pods share no narrower one; empty: not placed."""
     pools: dict[str, list[str]] = {}
-    """Domain of each server of a pool, by the pool's name."""
+    """Domain of each server of a pool, by the pool's name; as of `rollouts`."""
     spares: list[str] = []
     """Domain of each spare pod of the trainer; empty: not placed."""
     gangs: dict[str, list[str]] = {}

@@ -7,14 +7,14 @@ An *attempt* is one life of the whole gang: one rendezvous, one torchrun per mem
 that the control lists runs the attempt.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Wire
-from rljob_api.metrics import METRICS, MOST_OWN, is_own_metric
+from rljob_api.reported_numbers import duration, durations, kept_metrics, kept_points, known
+from rljob_api.server_group import ServerGroup
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_api.text import one_line, plain
@@ -65,34 +65,6 @@ class RolloutEndpoint(Wire):
     pod: str
     pod_uid: str
     url: str
-
-
-class ServerPart(Wire):
-    """One pod of a server that consists of several."""
-
-    pod: str
-    """Name of the pod."""
-    pod_uid: str
-    """UID of the pod."""
-    boot_id: str
-    """Identifier of this life of the pod's launcher process."""
-    address: str
-    """Pod IP."""
-    node_rank: int
-    """Rank of the pod in its server. The head has 0: it alone answers requests."""
-
-
-class ServerGroup(Wire):
-    """The pods of one server that consists of several. A pod runs its part only while its own boot is listed."""
-
-    name: str
-    """Name of the server, such as `demo-rollout-2`, for the third one."""
-    generation: Count
-    """Grows whenever the server has to start again as a whole: all parts then end, and start in the new one."""
-    parts: list[ServerPart]
-    """In the order of their ranks."""
-    master_port: int
-    """Port at which the head's workers meet those of the other pods; of a generation's own, so that a stale part cannot join its successor."""
 
 
 class Resume(Wire):
@@ -208,48 +180,6 @@ class Point(Wire):
     """Duration of the step, in seconds."""
 
 
-def _is_number(value: object) -> bool:
-    """Finite, and far from the ends of what a float holds."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
-
-
-def _duration(value: object) -> object:
-    """None for what is none of a step."""
-    return value if _is_number(value) and 0 <= cast(float, value) < 1e9 else None
-
-
-def _known(names_: Collection[str]) -> Callable[[Any], Any]:
-    """A validator that keeps the entries of these names whose values are numbers."""
-
-    def kept(given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {name: given[name] for name in names_ if _is_number(given.get(name))}
-
-    return kept
-
-
-def _metrics(given: Any) -> Any:
-    """Keeps the metrics of the table, and a bounded number of those that the job names itself."""
-    if not isinstance(given, Mapping):
-        return given
-    own = sorted(name for name in given if isinstance(name, str) and is_own_metric(name) and _is_number(given[name]))
-    kept = [name for prefix, most in MOST_OWN.items() for name in [n for n in own if n.startswith(prefix)][:most]]
-    return _known((*METRICS, *kept))(given)
-
-
-def _complete(given: Any) -> Any:
-    """Keeps the points that hold numbers: a loss may be NaN, which JSON does not have."""
-    if not isinstance(given, list):
-        return given
-    return [p for p in given if not isinstance(p, Mapping) or _is_point(p)]
-
-
-def _is_point(given: Mapping[str, Any]) -> bool:
-    unrewarded = given.get("reward") is None
-    return all(_is_number(given.get(name)) for name in ("loss", "seconds", *(() if unrewarded else ("reward",))))
-
-
 PhaseOfRun = Literal[
     "fetching",
     "loading",
@@ -266,19 +196,12 @@ PhaseOfRun = Literal[
 current policy; scoring: it measures a batch, with old and reference log-probabilities and values, before the update."""
 
 
-def _spent(given: Any) -> Any:
-    """Keeps durations of phases."""
-    if not isinstance(given, Mapping):
-        return given
-    return {phase: given[phase] for phase in get_args(PhaseOfRun) if _duration(given.get(phase)) is not None}
-
-
 class Progress(Wire):
     """Progress of the run, from rank 0."""
 
     phase: PhaseOfRun = "loading"
     """What the trainer is doing."""
-    spent: Annotated[dict[PhaseOfRun, float], BeforeValidator(_spent)] = {}
+    spent: Annotated[dict[PhaseOfRun, float], BeforeValidator(durations(get_args(PhaseOfRun)))] = {}
     """Seconds of this attempt in each phase, without those since the present one began."""
     fetching: Line = ""
     """What is fetched and how much of it is there: `hf://ORG/MODEL@REVISION, 3.2 of 15.2 GB`."""
@@ -296,11 +219,11 @@ class Progress(Wire):
     """Step of the checkpoint that this attempt started from; 0: from the model; None: not decided yet."""
     policy_step: Count = 0
     digest: Line = ""
-    metrics: Annotated[dict[str, float], BeforeValidator(_metrics)] = {}
+    metrics: Annotated[dict[str, float], BeforeValidator(kept_metrics)] = {}
     """Metrics of the last step, by the names of the metric table and of reward functions. Others, and values that are not finite, are left out."""
-    history: Annotated[list[Point], Field(max_length=64), BeforeValidator(_complete)] = []
+    history: Annotated[list[Point], Field(max_length=64), BeforeValidator(kept_points)] = []
     """Main metrics of steps that are spread over the run, and of the last one. Points whose values are not finite are left out."""
-    pace: Annotated[float | None, BeforeValidator(_duration)] = None
+    pace: Annotated[float | None, BeforeValidator(duration)] = None
     """Median duration of the last ten steps, in seconds; None: no step is done yet."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete checkpoints of the lineage, oldest first."""
@@ -309,7 +232,7 @@ class Progress(Wire):
     """Pods of pools whose servers refuse the job's token (401): they hold another one."""
     export: Line = ""
     """Directory of the Hugging Face export, once written."""
-    evaluation: Annotated[dict[str, float], BeforeValidator(_known(("first", "last")))] = {}
+    evaluation: Annotated[dict[str, float], BeforeValidator(known(("first", "last")))] = {}
     """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     backend: Line = ""
     """Layers and kernels that are in use."""

@@ -1,7 +1,8 @@
 """The part of a job's status about its vLLM servers: the rollouts, and those of pools."""
 
 from rljob_api.base import Wire
-from rljob_api.protocol import Failure, ServerPart
+from rljob_api.protocol import Failure
+from rljob_api.server_group import ServerPart
 
 
 class ServerStatus(Wire):

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from rljob_api.placement_status import Crossing, PlacementReport
 from rljob_api.quantity import rounded
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.gang import Demand, Gang, Plan
+from rljob_placement.gang import Demand, Gang, Plan, Stay
 from rljob_placement.space import capacity, common, refusal
 
+WHOLE = "the whole cluster"
+"""In place of a domain, of pods that share none."""
 DOMAINS = 4
 """Domains of a level that a message names, at most."""
 
@@ -34,6 +36,14 @@ def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str
 def lacking(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int) -> str:
     """A sentence that there is too little capacity for `wanted` pods of one role. `word`: the role's name."""
     return _lack(cluster, gang, word, demand, wanted, _capacities(cluster, gang, demand))
+
+
+def lacking_further(cluster: Cluster, gang: Gang, plan: Plan) -> str:
+    """A sentence why rollouts beyond the minimum have no place in a plan of which no pod was there before; empty: all of them have one."""
+    if all(plan.rollouts):
+        return ""
+    rest = cluster.without(plan.taken(gang, Stay()))
+    return lacking(rest, gang, "rollout", gang.rollout, gang.nodes)
 
 
 def _capacities(cluster: Cluster, gang: Gang, demand: Demand) -> dict[str, int]:
@@ -109,7 +119,7 @@ def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
 def _servers(paths: Mapping[str, Path], nodes: Sequence[str], each: int) -> list[str]:
     """The domain of each server; empty: not placed. `nodes`: by number of the pod, of which each server has so many."""
     servers = (nodes[i : i + each] for i in range(0, len(nodes), each))
-    return [_domain([paths[name] for name in server]) if all(server) else "" for server in servers]
+    return [_domain([paths[name] for name in server]) or WHOLE if all(server) else "" for server in servers]
 
 
 def _stages(gang: Gang, paths: Mapping[str, Path], nodes: Sequence[str]) -> list[str]:

@@ -72,6 +72,13 @@ def test_every_role_with_pods_gets_the_template_and_no_other_section_appears() -
     assert found["critic"] == {"processesPerNode": 2} | template
     assert found["reference"] == {"nodes": 1}
     assert "rollout" not in completed(raw_spec(task="sft"), template={"tolerations": GPU})
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
+    for placement in ("separate", "colocated"):
+        rollout = {"placement": placement, "agent": agent | {"workers": {"replicas": 3}}}
+        found = completed(raw_spec(rollout=rollout), template={"tolerations": GPU})["rollout"]
+        assert found["agent"]["workers"] == {"replicas": 3} | template
+        without = completed(raw_spec(rollout=rollout | {"agent": agent}), template={"tolerations": GPU})["rollout"]
+        assert without["agent"] == agent
     colocated = raw_spec(rollout={"placement": "colocated"})
     assert "template" not in completed(colocated, template={"tolerations": GPU})["rollout"]
 

@@ -1,5 +1,7 @@
 """Servers that consist of several pods: how many there are, and what each has, holds and sends."""
 
+from typing import Any
+
 import pytest
 
 from api.specs import make_spec, raw_spec
@@ -66,6 +68,21 @@ def test_a_server_whose_gpus_its_pods_cannot_share_is_refused_with_its_numbers()
         "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4 and pipelineParallel = 2, "
         "cannot be shared equally by so many pods; choose a divisor of that product"
     )
+
+
+@pytest.mark.parametrize("section", ["rollout", "pools[0]"])
+def test_experts_are_not_spread_over_cpus(section: str) -> None:
+    spread: dict[str, Any] = {"tensorParallel": 2, "expertParallel": True}
+    pool = {"name": "judge", "model": "/judge"} | (spread if section == "pools[0]" else {})
+    more = {
+        "pools": [pool],
+        "rewards": [{"vllm": {"pool": "judge"}}],
+        "rollout": spread if section == "rollout" else {},
+    }
+    (violation,) = validate(raw_spec(**more), "demo").violations
+    assert (violation.field, violation.value) == (f"spec.{section}.expertParallel", "true")
+    assert "of which a worker then holds a part only" in violation.rule
+    assert validate(raw_spec(**more, trainer={"device": "gpu"}), "demo").valid
 
 
 DENSE = Shape(10, 64, 8, 2, 16, 256, 1000)

@@ -57,6 +57,12 @@ def test_spares_count_and_a_message_says_how_many_there_are() -> None:
         JobPolicy.model_validate({"maxPods": 4}).admit(raw_spec(scheduling={"spareNodes": 3}), "demo").result.violations
     )
     assert str(violation).startswith("spec.scheduling.spareNodes = 3: with spec.trainer 1, spec.rollout 1 that makes 5")
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": {"replicas": 3}}
+    rollout = {"agent": agent, "sampling": {"maxTokens": 8}}
+    (violation,) = JobPolicy.model_validate({"maxPods": 4}).admit(raw_spec(rollout=rollout), "demo").result.violations
+    assert str(violation).startswith(
+        "spec.rollout.agent.workers.replicas = 3: with spec.trainer 1, spec.rollout 1 that makes 5 pods"
+    )
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,14 @@ def test_the_example_breaks_no_rule(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith("\nValid.\n")
 
 
+def test_workers_have_a_line_of_their_own_and_no_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": {"replicas": 4}}
+    spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}})
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("worker"))
+    assert line.split() == ["worker", "4", "0", "0"]
+
+
 def test_a_pool_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = {"name": "judge", "model": "/data/judge", "replicas": 2, "tensorParallel": 4}
     spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "judge"}}])

@@ -109,6 +109,55 @@ def test_the_gpu_is_the_smallest_that_the_nodes_labels_name(
     assert "GPU: " not in screen.out, "whoever names it knows"
 
 
+SERVERS = {"replicas": 3, "minReplicas": 1, "nodes": 2, "tensorParallel": 8, "pipelineParallel": 2}
+
+
+def placed(screen: str) -> str:
+    """The lines about pods and domains."""
+    return screen[screen.index("PODS        DOMAIN") : screen.index("\n\nCROSSES")]
+
+
+def test_servers_of_several_pods_are_shown_with_their_nodes_and_why_one_has_none(
+    api: FakeApi, rljob: Rljob, tmp_path: Path
+) -> None:
+    job = write(tmp_path, make_spec(scheduling=SCHEDULING, trainer={"nodes": 1}, rollout=SERVERS))
+    api.nodes = make_racks([1, 3, 2])
+    assert placed(rljob("plan", "-f", job).out) == (
+        "PODS        DOMAIN\n"
+        "stage 0     b0/r0/n0-0\n"
+        "rollout 0   b0/r1: n1-0, n1-1\n"
+        "rollout 1   b1/r2: n2-0, n2-1\n"
+        "rollout 2   no capacity now\n"
+        "rollout 2 needs capacity for 2 rollout pods with 8 nvidia.com/gpu each and the cluster has it for 1; "
+        "block: b0 has capacity for 1, 1 other for none; rack: b0/r1 has capacity for 1, 2 others for none; "
+        "1/6 nodes have capacity for such a pod: 5 insufficient nvidia.com/gpu"
+    )
+    (found,) = json.loads(rljob("plan", "-f", job, "-o", "json").out)
+    assert found["placement"]["servers"] == {"rollout": [["n1-0", "n1-1"], ["n2-0", "n2-1"], ["", ""]]}
+    assert found["placement"]["lacking"].startswith("needs capacity for 2 rollout pods")
+
+
+def test_servers_of_a_pool_are_shown_with_their_nodes_too(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    pool = {"name": "judge", "model": "/data/judge", "nodes": 2, "tensorParallel": 16, "replicas": 2}
+    more: dict[str, Any] = {"pools": [pool], "rewards": [{"vllm": {"pool": "judge"}}]}
+    job = make_spec(scheduling=SCHEDULING, trainer={"nodes": 1}, rollout={"replicas": 1, "tensorParallel": 8}, **more)
+    api.nodes = make_racks([2, 2, 2])
+    out = placed(rljob("plan", "-f", write(tmp_path, job)).out)
+    assert out.endswith("\njudge 0     b0/r1: n1-0, n1-1\njudge 1     b1/r2: n2-0, n2-1")
+    api.nodes = make_racks([2, 2, 1])
+    assert (
+        "Placement: there is no capacity now: alongside the job's other pods needs capacity for 4 judge pods with 8 nvidia.com/gpu each "
+        "and the cluster has it for 3; "
+    ) in rljob("plan", "-f", write(tmp_path, job)).out
+
+
+def test_a_server_that_no_domain_holds_is_in_the_whole_cluster(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    server = SERVERS | {"replicas": 1, "nodes": 4, "pipelineParallel": 4}
+    job = write(tmp_path, make_spec(scheduling=SCHEDULING, trainer={"nodes": 1}, rollout=server))
+    api.nodes = make_racks([1, 1, 1, 1, 1])
+    assert "rollout 0   the whole cluster: n" in rljob("plan", "-f", job).out
+
+
 def test_a_cluster_without_room_says_what_lacks(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
     api.nodes = make_racks([2, 1])
     api.pods = [make_pod("n0-0", 8), make_pod("n1-0", 8)]

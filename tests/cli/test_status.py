@@ -315,6 +315,16 @@ def test_a_pool_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
     assert "judge     <none>   8      -        /data/judge" in rljob("status", "demo").out.split("\n")
 
 
+def test_workers_have_a_line_of_their_own_and_jobs_without_them_have_none(api: FakeApi, rljob: Rljob) -> None:
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": {"replicas": 4}}
+    counted = {"ready": 3, "desired": 4, "text": "3/4"}
+    spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}})
+    api.add(make_job(spec=spec, **running() | {"workers": counted}))
+    assert "worker    3/4     -      serving      agents" in rljob("status", "demo").out.split("\n")
+    api.add(make_job(**running()))
+    assert "worker" not in rljob("status", "demo").out
+
+
 def test_a_gang_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
     gang = {"processesPerNode": 4, "parallelism": {"tensor": 4}}
     spec = make_spec(reference=gang, algorithm={"kl": {"coefficient": 0.01}})

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Control, ServerGroup
+from rljob_api.protocol import Control
+from rljob_api.server_group import ServerGroup
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
 from rljob_operator.policies.restarts import LONGEST_BACKOFF
@@ -34,6 +35,8 @@ OF_FOUR_GANGS = {
 POOL = {"name": "judge", "model": "/data/judge", "replicas": 2}
 WHOLE = {"nodes": 2, "tensorParallel": 2}
 """Servers of two pods."""
+AGENT = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": {"replicas": 2}}
+WORKED = {"sampling": {"maxTokens": 8}, "agent": AGENT}
 ENDS = {reasons.SUCCEEDED, reasons.REACHED_MAX_RESTARTS, reasons.CONFIGURATION_ERROR}
 
 
@@ -50,7 +53,9 @@ class Histories(RuleBasedStateMachine):
         seed=st.integers(0, 10**6),
         hostile=st.booleans(),
         backend=st.sampled_from(["none", "builtin"]),
-        task=st.sampled_from(["rl", "sft", "rl with a pool", "rl with four gangs", "rl with servers of two pods"]),
+        task=st.sampled_from(
+            ["rl", "sft", "rl with a pool", "rl with four gangs", "rl with servers of two pods", "rl with workers"]
+        ),
         spares=st.integers(0, 2),
     )
     def begin(self, seed: int, hostile: bool, backend: str, task: str, spares: int) -> None:
@@ -70,7 +75,8 @@ class Histories(RuleBasedStateMachine):
         self.task = task.split()[0]
         pooled = {"pools": [POOL], "rewards": [{"vllm": {"pool": "judge"}}]}
         whole = {"rollout": {"replicas": 2} | WHOLE} | pooled | {"pools": [POOL | WHOLE]}
-        parts: dict[str, Any] = {"pool": pooled, "gangs": OF_FOUR_GANGS, "pods": whole}.get(task.split()[-1], {})
+        kinds: dict[str, Any] = {"pool": pooled, "gangs": OF_FOUR_GANGS, "pods": whole, "workers": {"rollout": WORKED}}
+        parts: dict[str, Any] = kinds.get(task.split()[-1], {})
         self.world.apply(
             task=self.task,
             **parts,

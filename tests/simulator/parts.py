@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rljob_api import names
-from rljob_api.protocol import Control, Failure, Report, ServerGroup
+from rljob_api.protocol import Control, Failure, Report
+from rljob_api.server_group import ServerGroup
 from rljob_operator.kube.api import Object
 
 PATIENCE = 3
@@ -22,7 +23,7 @@ class Part:
     generation: int = 0
     """The one whose part runs; 0: none."""
     ready: bool = False
-    """Whether it is a head that answers: its kubelet asks for nothing else."""
+    """For its kubelet: a head answers, and a follower has met its head."""
     lonely: int = 0
     failure: Failure | None = None
     failed_generation: int = 0
@@ -79,7 +80,8 @@ def _meet(group: ServerGroup, parts: Mapping[str, Part], now: float) -> None:
     if head is None or head not in there or head.generation != group.generation:
         return
     if len(there) == len(found) and all(p.generation == group.generation for p in there):
-        head.ready, head.lonely, head.failure = True, 0, None
+        for part in there:
+            part.ready, part.lonely, part.failure = True, 0, None
         return
     head.lonely += 1
     if head.lonely > PATIENCE:

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers.text import cut, plural, table
+from rljob_api import names
 from rljob_api.placement_status import Crossing, PlacementReport
+from rljob_placement.explain import WHOLE
 
 STAGES = 6
 """Stages, or domains of rollouts, that are named."""
-WHOLE = "the whole cluster"
 NOMINAL = " of an 8 B model"
 """The operator cannot read the job's own, and takes one of 8 billion parameters."""
 ASSUMED = "Bytes are those of a model of 8 billion parameters; --model counts those of the job's own"
 """`plan` without --model takes the same one."""
+NOWHERE = "no capacity now"
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -43,17 +45,31 @@ def preview(found: Preview) -> str:
         return f"Placement: there is no capacity now: {found.problem}"
     r = found.report
     rows = [(f"stage {i}", domain or WHOLE) for i, domain in enumerate(r.stages)]
-    rows += [(f"rollout {i}", domain or "no capacity now") for i, domain in enumerate(r.rollouts)]
+    rows += _rows(names.ROLE_ROLLOUT, r.rollouts, found)
     if len(rows) > 2 * STAGES:
         rows = [(f"stages 0-{len(r.stages) - 1}", _named(r.stages)), ("rollouts", _counted(r.rollouts))]
-    rows += [("spares", _counted([domain or "no capacity now" for domain in r.spares]))] if r.spares else []
+    rows += [("spares", _counted([domain or NOWHERE for domain in r.spares]))] if r.spares else []
     rows += [(role, _named([domain or WHOLE for domain in domains])) for role, domains in r.gangs.items()]
-    rows += [(pool, _counted(domains)) for pool, domains in r.pools.items()]
+    for pool, domains in r.pools.items():
+        each = pool in found.servers and len(domains) <= STAGES
+        rows += _rows(pool, domains, found) if each else [(pool, _counted(domains))]
     levels = [(c.level, c.pairs, size(c.bytes_per_step)) for c in r.levels]
     head = f"Placement on {plural(found.nodes, 'node')}, as free now:"
     crossings = table(("CROSSES", "PAIRS", "BYTES/STEP"), levels)
     said = f"\n{ASSUMED}" if found.nominal and any(c.pairs for c in r.levels) else ""
-    return f"{head}\n{table(('PODS', 'DOMAIN'), rows)}\n\n{crossings}{said}"
+    lacks = f"\nrollout {r.rollouts.index('')} {found.lacking}" if found.lacking else ""
+    return f"{head}\n{table(('PODS', 'DOMAIN'), rows)}{lacks}\n\n{crossings}{said}"
+
+
+def _rows(role: str, domains: Sequence[str], found: Preview) -> list[tuple[str, str]]:
+    """A row for each server. Of several pods on several nodes, the row names these."""
+    nodes = found.servers.get(role) or [()] * len(domains)
+    named = (
+        f": {_counted(on)}" if domain and len(set(on)) > 1 else "" for domain, on in zip(domains, nodes, strict=True)
+    )
+    return [
+        (f"{role} {i}", (domain or NOWHERE) + on) for i, (domain, on) in enumerate(zip(domains, named, strict=True))
+    ]
 
 
 def size(count: float) -> str:

@@ -22,7 +22,9 @@ from rljob_api import names
     default=names.ROLE_TRAINER,
     metavar="ROLE",
     shell_complete=lambda _ctx, _parameter, begun: [
-        CompletionItem(role) for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES)) if role.startswith(begun)
+        CompletionItem(role)
+        for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES, names.ROLE_WORKER))
+        if role.startswith(begun)
     ],
     help="kind of pod: trainer (the default), rollout, worker, the name of one of spec.pools or, of models with pods of their own, critic, "
     "reference, or reward and the model's place in spec.rewards",

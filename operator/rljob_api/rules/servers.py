@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field, present
+from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, Violation, field, present
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import MOST_PROCESSES
+from rljob_api.spec.servers import Servers
 
 INTERRUPT = field("rollout.interrupt")
 SIZES = ("tensorParallel", "pipelineParallel")
@@ -75,4 +77,14 @@ OBJECT_RULES = (
     ),
 )
 
-RULES: tuple[Check, ...] = OBJECT_RULES
+
+def experts_on_cpus(spec: RLJobSpec) -> Iterator[Violation]:
+    """Experts that are spread over one process are refused above."""
+    for role, settings in spec.pods.items():
+        spreads = isinstance(settings, Servers) and settings.expert_parallel and settings.tensor_parallel > 1
+        if spreads and spec.trainer.device == "cpu":
+            why = "vLLM's kernel for CPUs computes with all experts of the model, of which a worker then holds a part only"
+            yield Violation(f"{spec.field_of(role)}.expertParallel", "true", why, "remove it")
+
+
+RULES: tuple[Check, ...] = (*OBJECT_RULES, experts_on_cpus)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from itertools import count
 
 from rljob_api import names
-from rljob_api.protocol import ServerGroup
+from rljob_api.server_group import ServerGroup
 from rljob_api.server_status import ServerStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Server, Snapshot

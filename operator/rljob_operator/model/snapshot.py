@@ -11,8 +11,9 @@ from typing import Any
 from rljob_api import names, reasons
 from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
-from rljob_api.protocol import Control, Member, Report, ServerPart
+from rljob_api.protocol import Control, Member, Report
 from rljob_api.rules import Violation
+from rljob_api.server_group import ServerPart
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec

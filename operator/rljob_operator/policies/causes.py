@@ -14,7 +14,8 @@ from statistics import median_high, median_low
 from typing import Literal
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Failure, Member, Report, Result, ServerPart
+from rljob_api.protocol import Failure, Member, Report, Result
+from rljob_api.server_group import ServerPart
 from rljob_api.status import Attempt, JobStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
@@ -220,7 +221,8 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
 
 def misconfiguration(s: Snapshot, attempt: Attempt) -> Cause | None:
     """The failure of a rollout, or of a pool's server, that reports a wrong configuration while no server of its role answers, if there is one."""
-    answering = {p.role for p in s.servers if p.ready}
+    followers = {part.pod_uid for server in s.status.servers for part in server.parts[1:]}
+    answering = {p.role for p in s.servers if p.ready and p.uid not in followers}
     for pod in s.servers if attempt.command != "stop" else ():
         report = s.report(pod)
         if pod.role not in answering and report and report.failure and report.failure.kind == "configuration":

@@ -6,10 +6,10 @@ and is placed again.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rljob_api import names, reasons
-from rljob_api.protocol import ServerPart
+from rljob_api.server_group import ServerPart
 from rljob_api.server_status import RolloutFailure, ServerStatus
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
@@ -22,6 +22,8 @@ from rljob_operator.policies.progress import failure_sentence
 from rljob_operator.policies.restarts import backoff, is_backing_off
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
+MOST_NAMED = 5
+"""Servers that one event names."""
 STABLE_SECONDS = 1200.0
 """Seconds after which a generation's failure counts as the first one again."""
 
@@ -34,6 +36,9 @@ class Step:
     events: tuple[Event, ...] = ()
     due: tuple[float, ...] = ()
     delete: tuple[Pod, ...] = ()
+    """Pods that give up their nodes, since the server is not whole."""
+    lacking: str = ""
+    """Name of a pod that has none, with `delete`."""
 
 
 def run_servers(s: Snapshot, status: JobStatus) -> Change:
@@ -42,7 +47,22 @@ def run_servers(s: Snapshot, status: JobStatus) -> Change:
     change = Change(set_(status, servers=servers) if servers != status.servers else status)
     for step in steps:
         change = change.then(Change(_without(change.status, step.delete), step.events, step.due, step.delete))
-    return change
+    released = [step for step in steps if step.delete]
+    return change.then(Change(change.status, _given_up(released))) if released else change
+
+
+def _given_up(released: list[Step]) -> tuple[Event]:
+    """One event, also if many servers have lost nodes at the same time."""
+    first, pods = released[0], [pod.name for step in released for pod in step.delete]
+    if len(released) == 1:
+        text = (
+            f"{server_name(first.server)} gives up {', '.join(pods)}, and is placed again: {first.lacking} has no node"
+        )
+        return (Event("Warning", reasons.STRANDED, text),)
+    causes = [f"{server_name(step.server)}: {step.lacking} has no node" for step in released]
+    more = f"; and {len(causes) - MOST_NAMED} more" if len(causes) > MOST_NAMED else ""
+    text = f"{len(released)} servers give up the nodes of {len(pods)} pods, and are placed again: {'; '.join(causes[:MOST_NAMED])}{more}"
+    return (Event("Warning", reasons.STRANDED, text),)
 
 
 def _wanted(s: Snapshot, status: JobStatus) -> Iterator[ServerStatus]:
@@ -83,7 +103,7 @@ def _next(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
     if awaited(s, server) is None:
         return Step(_started(s, server), events)
     step = _released(s, status, server)
-    return Step(step.server, events + step.events, step.due, step.delete)
+    return replace(step, events=events + step.events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +202,15 @@ def unready(s: Snapshot, server: ServerStatus) -> tuple[str, str] | None:
     """Name of the pod that keeps the server from answering, and why, as the end of a sentence; None: it answers."""
     if answering_head(s, server):
         return None
-    rank, problem = awaited(s, server) or (0, "does not answer yet")
+    rank, problem = awaited(s, server) or _loading(s, server)
     return names.pod(s.job.name, server.role, server.ordinals[rank]), problem
+
+
+def _loading(s: Snapshot, server: ServerStatus) -> tuple[int, str]:
+    """Of a server whose pods are all there: rank of one that is not ready. The head answers when the workers of all others are up."""
+    later = enumerate(s.pod(part) for part in server.parts[1:])
+    rank = next((rank for rank, pod in later if pod and not pod.ready), -1) + 1
+    return rank, "has not started its workers yet" if rank else "does not answer yet"
 
 
 def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
@@ -205,7 +232,5 @@ def _released(s: Snapshot, status: JobStatus, server: ServerStatus) -> Step:
         return Step(server, due=(until,))
     spec = s.spec_of(status.attempt)
     waits = "" if spec is None or spec.scheduling.facts.assigns_nodes else stamp(s.now + limit)
-    without = names.pod(s.job.name, server.role, server.ordinals[lacking])
-    text = f"{server_name(server)} gives up {', '.join(pod.name for pod in holding)}, and is placed again: {without} has no node"
     released = server.model_copy(update={"stranded_since": "", "released_until": waits})
-    return Step(released, (Event("Warning", reasons.STRANDED, text),), (s.now,), holding)
+    return Step(released, (), (s.now,), holding, names.pod(s.job.name, server.role, server.ordinals[lacking]))

@@ -292,6 +292,8 @@ async def test_a_pod_serves_one_attempt_after_another_and_nothing_of_the_former_
     server = await asyncio.start_server(accept, "127.0.0.1", bench.service_port)
     pod = Pod(bench)
     first = await pod.processes(2)
+    bench.spec["rollout"]["agent"]["workers"]["replicas"] = 7
+    pod.say()
     pod.say(attempt=2)
     await until(lambda: welcomed[2] == 2 and not any(p.is_running() for p in first))
     second = await pod.processes(2)

@@ -67,12 +67,15 @@ class Pod:
         """Once it has reported."""
         return self.channel.reports[0].boot_id
 
+    @property
+    def endpoint(self) -> RolloutEndpoint:
+        return RolloutEndpoint(pod=self.name, pod_uid=self.boot_id, url=f"http://127.0.0.1:{self.port}")
+
     def say(self, attempt: int, **vllm_args: object) -> None:
         self.channel.words.put_nowait(control(spec(self.model, vllmArgs=vllm_args), attempt))
 
     async def state(self, attempt: int = 0) -> dict:
-        endpoint = RolloutEndpoint(pod="", pod_uid="", url=f"http://127.0.0.1:{self.port}")
-        async with RolloutClient(endpoint, TOKEN, attempt) as client:
+        async with RolloutClient(self.endpoint, TOKEN, attempt) as client:
             return await client.state()
 
     async def end(self) -> None:

@@ -25,6 +25,7 @@ from aiohttp import web
 from setproctitle import setproctitle
 
 from rljob_api import names
+from rljob_trainer.server import readiness
 from rljob_trainer.wire.weights.protocol import ATTEMPT_HEADER, FOLLOWER_FAILED, FOLLOWS, HEALTH, SLEEP
 
 LOADING_SECONDS = 10
@@ -127,6 +128,7 @@ if __name__ == "__main__":
         fork_engine(BEHAVIOUR)
         if FOLLOWER:
             meet(int(option("--master-port")))
+            readiness.answer(option("--host"), int(option("--port")), ("127.0.0.1", int(option("--master-port"))))
             print(FOLLOWS, flush=True)
             time.sleep(3600)
         time.sleep(

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rljob_api.protocol import ServerGroup, ServerPart
+from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment

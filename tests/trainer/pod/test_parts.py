@@ -1,20 +1,32 @@
 """A server of several pods: two supervisors, with stand-ins for vLLM's processes; the last tests have the real ones. The test is the operator."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
+import torch
 
-from rljob_api.protocol import Report, ServerGroup, ServerPart
+from rljob_api.protocol import Report, RolloutEndpoint
+from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health, server_process, supervisor
+from rljob_trainer.rank.weights.attendance import losses
+from rljob_trainer.rank.weights.publisher import Published, Publisher
+from rljob_trainer.wire.weights import protocol
+from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.protocol import PolicyVersion
+from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.pod.pods import Pod, control, is_running, until, words
+from trainer.rank.standing import Standing
 from trainer.server import models
-from trainer.server.servers import READY_SECONDS, spec
+from trainer.server.servers import READY_SECONDS, TOKEN, spec
 
 GENERATES = {"max-num-seqs": 5}
 """What has the stand-in serve."""
@@ -46,6 +58,16 @@ class Replica:
 
     async def all(self, condition: Callable[[Report], bool], seconds: float = 120.0) -> list[Report]:
         return await asyncio.gather(*(pod.channel.wait(condition, seconds) for pod in self.pods))
+
+
+async def readiness(pod: Pod) -> int:
+    """What the kubelet's probe gets; 0: nobody answers."""
+    async with aiohttp.ClientSession() as session:
+        try:
+            async with session.get(f"http://127.0.0.1:{pod.port}/health") as response:
+                return response.status
+        except aiohttp.ClientConnectionError:
+            return 0
 
 
 @asynccontextmanager
@@ -94,9 +116,11 @@ async def test_parts_start_when_the_control_lists_them_and_end_when_it_does_not(
         server.say(listed=False)
         await server.all(lambda r: r.attempt == 1)
         assert [processes(pod) for pod in server.pods] == [[], []]
+        assert [await readiness(pod) for pod in server.pods] == [0, 0]
         await server.begin()
         reports = await server.all(is_running)
         assert [r.failure for r in reports] == [None, None]
+        assert await readiness(server.pods[1]) == 200
         head, follower = (words(processes(pod)[0]) for pod in server.pods)
         assert "--headless" in follower and "--headless" not in head
         for rank, command in enumerate((head, follower)):
@@ -107,6 +131,7 @@ async def test_parts_start_when_the_control_lists_them_and_end_when_it_does_not(
         reports = await server.all(lambda r: r.state == "idle")
         assert [r.failure for r in reports] == [None, None], "it was ended on purpose"
         assert [processes(pod) for pod in server.pods] == [[], []]
+        assert await readiness(server.pods[1]) == 0
 
 
 async def test_a_follower_whose_worker_is_killed_says_so_and_stays_down_until_all_parts_start_again() -> None:
@@ -160,6 +185,16 @@ async def test_a_worker_of_a_follower_that_is_stopped_is_named_by_its_own_pod(mo
         assert f"the engine's process {worker.pid} has not run for 2 s (stopped)" in failure.message
 
 
+async def test_a_follower_is_not_ready_before_its_workers_are_up() -> None:
+    async with replica(vllmArgs={"max-num-seqs": 13}) as server:
+        await server.begin()
+        follower = server.pods[1]
+        await until(lambda: bool(processes(follower)))
+        assert await readiness(follower) == 0
+        await server.all(is_running)
+        assert await readiness(follower) == 200
+
+
 async def test_parts_wait_for_those_that_load_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """For twice the limit of a whole server, in which they neither log nor read."""
     monkeypatch.setattr(health, "STUCK_SECONDS", 5.0)
@@ -187,19 +222,62 @@ async def test_a_follower_that_fails_to_start_is_reported_with_its_workers_error
 
 
 @pytest.mark.slow
-async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed(tmp_path: Path) -> None:
-    async with replica(models.make(tmp_path / "model", seed=1), tensorParallel=2) as server:
+@pytest.mark.parametrize("when", [pytest.param("received", marks=pytest.mark.extra), "applied"])
+async def test_real_workers_over_two_pods_start_again_together_after_one_was_killed_in_an_update(
+    tmp_path: Path, when: str
+) -> None:
+    """While buckets are received, or between the last one and their application."""
+    model = models.make(tmp_path / "model", seed=1)
+    async with replica(model, tensorParallel=2) as server:
         await server.begin()
         await server.all(is_running, READY_SECONDS)
         head, follower = server.pods
         assert (await head.state(1))["policy_step"] is None
+        assert [await readiness(pod) for pod in server.pods] == [200, 200]
         family = [*processes(head), *processes(follower)]
-        (worker := await seen(follower)).kill()
-        report = await follower.channel.wait(lambda r: r.failure is not None)
-        assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
-        await server.begin()
-        await server.all(is_running, READY_SECONDS)
-        assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+        worker = await seen(follower)
+        with Standing("other") as other:
+            servers = [head.endpoint, other.endpoint]
+            published, seconds = await asyncio.to_thread(update, servers, 0, model, worker, when)
+            assert (published.ok, list(published.failed)) == (["other"], ["demo-rollout-0"])
+            assert seconds < protocol.SILENT_SECONDS
+            report = await follower.channel.wait(lambda r: r.failure is not None)
+            assert report.failure and report.failure.message.endswith(f"the engine's process {worker.pid} ended")
+            assert await readiness(follower) == 0
+            await server.begin()
+            await head.channel.wait(lambda r: r.state == "idle")
+            await server.all(is_running, READY_SECONDS)
+            assert [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []
+            published, _ = await asyncio.to_thread(update, servers, 1, model)
+            assert (published.ok, published.failed) == (["demo-rollout-0", "other"], {})
+            assert (await head.state(1))["digest"] == published.version.digest == other.served[-1]
+
+
+def update(
+    servers: list[RolloutEndpoint], step: int, model: Path, worker: psutil.Process | None = None, when: str = ""
+) -> tuple[Published, float]:
+    """An update of these servers, in the middle of which a worker is killed, and the seconds that it took from then on."""
+    publisher, tensors = Publisher(1, TOKEN, replace(over_tcp("127.0.0.1"), bucket_bytes=2**16)), models.tensors(model)
+    killed = time.monotonic()
+
+    def kill(moment: str) -> None:
+        nonlocal killed
+        if worker and moment == when:
+            worker.kill()
+            killed = time.monotonic()
+
+    def exported() -> Iterator[tuple[str, torch.Tensor]]:
+        for i, named in enumerate(tensors):
+            if i == len(tensors) // 2:
+                kill("received")
+            yield named
+
+    with publisher.update(servers) as opening:
+        opened = opening.open([publisher.sender.offer])
+        sent = publisher.sender.send([Phase(exported(), sends=True)], opened, 0, lambda: None)
+        kill("applied")
+        version = PolicyVersion(1, step, sent.digest)
+        return opening.commit(version, losses([sent.failed]), None), time.monotonic() - killed
 
 
 @pytest.mark.extra

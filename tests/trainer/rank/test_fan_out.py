@@ -14,11 +14,13 @@ import torch
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights import session
+from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry
 from rljob_trainer.wire.weights.messages import Inbox, Outbox
 from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.protocol import PolicyVersion
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import (
     Standing,
@@ -149,6 +151,23 @@ def test_nothing_serves_what_a_sender_has_begun_that_dies_at_any_message(operati
         assert a.served == b.served == []
         assert publish(Publisher(4, "t", IN_MANY), 0, servers).failed == {}
         assert a.served == b.served == [digest_of(POLICY)]
+
+
+def test_a_worker_that_dies_after_the_last_bucket_costs_its_server_and_no_other() -> None:
+    """As one in another pod than the head of its server, whose engine waits for it."""
+    publisher = Publisher(3, "t", over_tcp(HERE))
+    with Standing("lost", workers=2) as lost, Standing("a") as a, Standing("b") as b:
+        with publisher.update([x.endpoint for x in (lost, a, b)]) as update:
+            opened = update.open([publisher.sender.offer])
+            sent = publisher.sender.send([Phase(iter(POLICY.items()), sends=True)], opened, 0, lambda: None)
+            lost.workers[1].place.door.close()
+            lost.answering.clear()
+            began = time.monotonic()
+            published = update.commit(PolicyVersion(3, 0, sent.digest), losses([sent.failed]), None)
+        assert time.monotonic() - began < 15.0
+        lost.answering.set()
+        assert (published.ok, published.failed) == (["a", "b"], {"lost": "worker 1 has died"})
+        assert a.served == b.served == [sent.digest]
 
 
 def refusing(bucket: str) -> Callable[[Iterable[Entry]], None]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_api.protocol import RolloutEndpoint, ServerGroup, ServerPart
+from rljob_api.protocol import RolloutEndpoint
+from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod.arguments import server_arguments, server_environment

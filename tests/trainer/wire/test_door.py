@@ -9,7 +9,7 @@ import pytest
 
 from rljob_trainer.wire.weights import door as doors
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.door import Door, enter, is_gone, own_address
+from rljob_trainer.wire.weights.door import Door, enter, knock, own_address
 from rljob_trainer.wire.weights.polling import CalledOffError
 
 HERE = "127.0.0.1"
@@ -62,12 +62,25 @@ def test_waiting_ends_when_it_is_called_off_or_nobody_comes(monkeypatch: pytest.
 
 
 def test_a_door_that_is_closed_is_that_of_a_dead_worker(door: Door) -> None:
-    assert not is_gone(*door.address)
+    assert knock(*door.address) == "there"
     address = door.address
     closing = Timer(0.1, door.close)
     closing.start()
     closing.join()
-    assert is_gone(*address)
+    assert knock(*address) == "gone"
+
+
+def test_however_often_somebody_knocks_there_is_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_WAITING", 2)
+    monkeypatch.setattr(doors, "KNOCK_SECONDS", 0.5)
+    door = Door(HERE)
+    for _ in range(3):
+        assert [knock(*door.address) for _ in range(2)] == ["there"] * 2
+        end = enter(*door.address, "g")
+        door.clear()
+    end.sendall(b"!")
+    assert door.take("g", never).recv(1) == b"!", "who came for a group is kept"
+    door.close()
 
 
 def test_an_address_on_the_way_to_another_machine_is_one_of_this_machine() -> None:

@@ -50,9 +50,9 @@ class Remote:
                     if line := await frame(self._reader):
                         return line
         except TimeoutError:
-            log.warning("%s has said nothing for %g s, and is given up", self.pod, SILENCE_SECONDS)
+            log.warning("%r has said nothing for %g s, and is given up", self.pod, SILENCE_SECONDS)
         except (OSError, EOFError, ValueError) as error:
-            log.info("%s has closed its connection: %s", self.pod, error)
+            log.info("%r has closed its connection: %s", self.pod, error)
         return b""
 
     async def bound(self) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rljob_api.protocol import Report, ServerGroup, ServerPart
+from rljob_api.protocol import Report
+from rljob_api.server_group import ServerGroup, ServerPart
 
 Reports = Mapping[str, Report | None]
 """The latest report of each pod; None where there is none."""

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.protocol import Control, ServerGroup
+from rljob_api.protocol import Control
+from rljob_api.server_group import ServerGroup
 from rljob_trainer.machine import interface_of
 from rljob_trainer.pod import health
 from rljob_trainer.pod.health import HealthCheck, Lost

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rljob_api import names
 from rljob_api.address import http_url
-from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint, ServerGroup
+from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
 from rljob_api.rules.lora import with_targets
+from rljob_api.server_group import ServerGroup
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
 from rljob_api.spec.roles import PoolSpec

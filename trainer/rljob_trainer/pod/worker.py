@@ -20,13 +20,12 @@ from aiohttp import web
 
 from rljob_api import names
 from rljob_api.protocol import Control, Failure, Report
-from rljob_api.spec.agent import AgentSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
 from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, SILENCE_SECONDS, frame, framed
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
 from rljob_trainer.processes import adopt_orphans, reap
-from rljob_trainer.rewards.worker_process import LOOK_SECONDS, Child, WorkerLost
+from rljob_trainer.rewards.worker_process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost
 from rljob_trainer.wire.channel import encode
 
 if TYPE_CHECKING:
@@ -60,15 +59,23 @@ class WorkerOrders(NamedTuple):
     address: str
     """Of the driver."""
     port: int
-    agent: AgentSpec
+    command: tuple[str, ...]
+    """Arguments of each process."""
+    variables: Mapping[str, str]
+    processes: int
 
     @classmethod
     def of(cls, control: Control | None) -> "WorkerOrders | None":
-        """None: no attempt runs, or the job has no workers any more."""
-        if control is None or control.command == "stop" or control.spec.workers is None or not control.service_port:
+        """None: no attempt runs, or the job has no workers any more. What else the spec says, such as how many pods there are, is no matter of this
+        one."""
+        if control is None or control.command == "stop" or not control.service_port:
             return None
         agent, trainer = control.spec.rollout.agent, control.gangs.get(names.ROLE_TRAINER)
-        return cls(control.attempt, trainer.address, control.service_port, agent) if agent and trainer else None
+        if agent is None or agent.workers is None or trainer is None:
+            return None
+        count = agent.workers.processes or min(cpus(), MAX_PROCESSES)
+        command = Program.of(agent).command
+        return cls(control.attempt, trainer.address, control.service_port, command, agent.env, count)
 
 
 class WorkerPod:
@@ -102,9 +109,8 @@ class WorkerPod:
         await self._end()
         self._orders = orders
         self._news.set()
-        if orders and orders.agent.workers:
-            count = orders.agent.workers.processes or min(cpus(), MAX_PROCESSES)
-            self._lives = [tasks.create_task(self._keep_running(orders)) for _ in range(count)]
+        if orders:
+            self._lives = [tasks.create_task(self._keep_running(orders)) for _ in range(orders.processes)]
 
     async def _end(self) -> None:
         for life in self._lives:
@@ -138,7 +144,7 @@ class WorkerPod:
     ) -> Failure | None:
         """Run one process until it ends or the connection does. Why it failed; None: it did not."""
         kills = oom_kills()
-        child = await Child.start(MODULE, Program.of(orders.agent).command, orders.agent.env)
+        child = await Child.start(MODULE, orders.command, orders.variables)
         self._children.add(child.pid)
         try:
             said = await Relay(child, reader, writer, lambda: self._failed(None)).run()
@@ -234,16 +240,22 @@ class Relay:
 
     async def _up(self) -> None:
         """Returns when the process says nothing more. Raises ConnectionError."""
-        hello = await self._child.line()
-        if hello:
-            self._said = json.loads(hello).get("error", "")
-        if hello and not self._said:
+        line = await self._line()
+        if line:
+            self._said = json.loads(line).get("error", "")
+        if line and not self._said:
             self._loaded()
-        line = hello
         while line:
             self._writer.write(framed(line))
             await self._writer.drain()
-            line = await self._child.line()
+            line = await self._line()
+
+    async def _line(self) -> bytes:
+        try:
+            return await self._child.line()
+        except ValueError:
+            self._said = f"the process has said more than {LINE_LIMIT >> 20} MiB at once"
+            return b""
 
     async def _bound(self) -> None:
         """Returns when the process has too many others."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.door import is_gone
+from rljob_trainer.wire.weights.door import knock
 from rljob_trainer.wire.weights.messages import GIVEN_UP, Line, Progress
 from rljob_trainer.wire.weights.protocol import Member
 
@@ -111,7 +111,7 @@ class Attendance:
         return Loss(LossCause.SILENT, SILENT.format(member.worker)) if silent else None
 
     def _death(self, member: Member) -> Loss | None:
-        return Loss(LossCause.GONE, GONE.format(member.worker)) if is_gone(member.host, member.port) else None
+        return Loss(LossCause.GONE, GONE.format(member.worker)) if knock(member.host, member.port) == "gone" else None
 
     def _state(self, member: Member) -> Progress | None:
         line = self._lines.get(member.name)

@@ -18,6 +18,7 @@ from rljob_trainer.rank.weights.call import ReplicaGoneError
 from rljob_trainer.rank.weights.rounds import Round
 from rljob_trainer.rank.weights.sender import Opened, Sender
 from rljob_trainer.rank.weights.session import UpdateSession
+from rljob_trainer.rank.weights.watch import Watch
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
@@ -45,6 +46,8 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
     def __init__(self, name: str, sessions: Mapping[str, UpdateSession], awaits: Callable[[str], None]) -> None:
         """`sessions`: by pod."""
         self._name, self._round = name, Round(sessions, UpdateSession.abort, awaits)
+        self._workers: dict[str, tuple[Member, ...]] = {}
+        """By pod."""
 
     def open(self, offers: Sequence[Offer]) -> Opened:
         """The servers that open the update, in the order in which they were given. `offers`: of all senders.
@@ -57,7 +60,8 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
             workers[session.server.pod] = session.open(offers)
 
         self._round.run(open_one, "open an update")
-        return Opened(self._name, {pod: workers[pod] for pod in self._round.live})
+        self._workers = {pod: workers[pod] for pod in self._round.live}
+        return Opened(self._name, self._workers)
 
     def commit(self, version: PolicyVersion, lost: Mapping[str, str], probe: Probe | None) -> Published:
         """Have all servers apply the update, but those that a sender has lost. `lost`: pod -> why.
@@ -67,16 +71,18 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         for pod in lost.keys() & self._round.live.keys():
             self._round.drop(pod, lost[pod])
         paused: list[float] = []
-        self._round.run(lambda session: paused.append(session.commit(version)), "apply weights")
+        self._run(lambda session: paused.append(session.commit(version)), "apply weights")
         difference = self._compare(probe) if probe else None
         return Published(version, list(self._round.live), self._round.failed, difference, max(paused, default=0.0))
 
     def _compare(self, probe: Probe) -> tuple[float, float] | None:
         found: list[tuple[float, float]] = []
-        self._round.run(
-            lambda session: found.append(probe.compare(session.log_probs(probe.sequences))), "answer a probe"
-        )
+        self._run(lambda session: found.append(probe.compare(session.log_probs(probe.sequences))), "answer a probe")
         return max(found, default=None)
+
+    def _run(self, work: Callable[[UpdateSession], None], what: str) -> None:
+        watches = {pod: Watch(workers) for pod, workers in self._workers.items()}
+        self._round.run(work, what, lambda pod: watches[pod].lost())
 
     def __exit__(self, *raised: object) -> None:
         self._round.__exit__(*raised)  # type: ignore[arg-type]

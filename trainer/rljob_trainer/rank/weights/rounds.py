@@ -1,11 +1,14 @@
 """Something that many servers do at the same time, and what becomes of those that fail."""
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 
 from rljob_trainer.rank.weights.call import ReplicaError
 
+WATCH_SECONDS = 2.0
+"""Interval at which one looks after servers that have not answered."""
 NAMED_SECONDS = 10.0
 """Servers that take longer for one step of an update are named."""
 MOST_NAMED = 5
@@ -22,14 +25,17 @@ class Round[T](AbstractContextManager["Round[T]"]):
         self._pool = ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="publish")
         self._running: dict[str, Future[None]] = {}
 
-    def run(self, work: Callable[[T], None], what: str) -> None:
-        """Wait for all servers, and drop those that failed. Names those that take long. `what`: that each server does, for messages."""
+    def run(self, work: Callable[[T], None], what: str, lost: Callable[[str], str] = lambda _: "") -> None:
+        """Wait for all servers, and drop those that failed. Names those that take long.
+
+        Args:
+            what: that each server does, for messages
+            lost: says of a server that takes long why it will not answer; empty: that is not known
+        """
         self._running = {pod: self._pool.submit(work, part) for pod, part in self.live.items()}
-        _, late = wait(self._running.values(), NAMED_SECONDS)
-        if late:
-            self._awaits(f"{named([pod for pod, future in self._running.items() if future in late])} to {what}")
-            wait(late)
-            self._awaits("")
+        for pod, why in self._wait(what, lost).items():
+            self._running.pop(pod)
+            self.drop(pod, why)
         for pod, future in self._running.items():
             try:
                 future.result()
@@ -37,8 +43,23 @@ class Round[T](AbstractContextManager["Round[T]"]):
                 self.drop(pod, str(error))
         self._running = {}
 
+    def _wait(self, what: str, lost: Callable[[str], str]) -> dict[str, str]:
+        """Returns when all have answered that will. Pod -> why, of the others."""
+        late, given_up, is_named, began = dict(self._running), dict[str, str](), False, time.monotonic()
+        while late:
+            wait(late.values(), WATCH_SECONDS)
+            late = {pod: future for pod, future in late.items() if not future.done()}
+            given_up |= {pod: why for pod in late if (why := lost(pod))}
+            late = {pod: future for pod, future in late.items() if pod not in given_up}
+            if late and not is_named and time.monotonic() - began >= NAMED_SECONDS:
+                is_named = True
+                self._awaits(f"{named([*late])} to {what}")
+        if is_named:
+            self._awaits("")
+        return given_up
+
     def drop(self, pod: str, why: str) -> None:
-        """Have a server take part no longer. Nothing must be running."""
+        """Have a server take part no longer."""
         self.failed[pod] = why
         self._pool.submit(self._abandon, self.live.pop(pod))
 

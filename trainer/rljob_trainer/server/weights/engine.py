@@ -80,6 +80,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
         self._fence.admit(attempt)
         self._door = self._door or Door(own_address(offers[0].address))
+        self._door.clear()
         return self._door.address, self.vllm_config.lora_config is not None or (serves and self._has_shadow())
 
     def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:

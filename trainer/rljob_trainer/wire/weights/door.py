@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.polling import CalledOffError
@@ -47,6 +48,14 @@ class Door:
                 self._admit(self._listener.accept()[0])
         return self._waiting.pop(group)
 
+    def clear(self) -> None:
+        """Let in whoever is outside: who only knocked takes up room there."""
+        self._listener.settimeout(0.0)
+        with suppress(BlockingIOError):
+            while True:
+                self._admit(self._listener.accept()[0])
+        self._listener.settimeout(POLL_SECONDS)
+
     def close(self) -> None:
         for connection in (self._listener, *self._waiting.values()):
             connection.close()
@@ -87,15 +96,15 @@ def enter(host: str, port: int, group: str) -> socket.socket:
     return connection
 
 
-def is_gone(host: str, port: int) -> bool:
-    """Whether nobody listens there any more. False when that cannot be known."""
+def knock(host: str, port: int) -> Literal["there", "gone", "silent"]:
+    """Whether somebody listens there. `silent`: that cannot be known."""
     try:
         socket.create_connection((host, port), timeout=KNOCK_SECONDS).close()
     except ConnectionRefusedError:
-        return True
+        return "gone"
     except OSError:
-        return False
-    return False
+        return "silent"
+    return "there"
 
 
 def own_address(peer: str) -> str:

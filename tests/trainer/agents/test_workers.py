@@ -1,0 +1,105 @@
+"""Which process in a pod gets the next trajectory, and who waits for one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rljob_trainer.agents import workers
+from rljob_trainer.agents.process import AgentProcess
+from rljob_trainer.agents.remote import framed
+from rljob_trainer.agents.workers import NotLoaded, PodWorkers
+from rljob_trainer.machine import loopback
+from trainer.pod.pods import SECONDS, until
+
+HELLO = {"takes": [], "concurrent": True, "tools": []}
+
+
+@asynccontextmanager
+async def joined(
+    count: int, hello: dict[str, object] = HELLO
+) -> AsyncIterator[tuple[PodWorkers, list[asyncio.StreamWriter]]]:
+    """So many processes that have said this, and their ends of the connections."""
+    found, writers = PodWorkers(5.0), list[asyncio.StreamWriter]()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await found.welcome("p", reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(accept, loopback(), 0)
+    for _ in range(count):
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.write(framed(json.dumps(hello).encode()))
+        writers.append(writer)
+    await until(lambda: len(found._load) == count or "error" in hello)
+    yield found, writers
+    for writer in writers:
+        writer.close()
+    await found.stop()
+    await until(lambda: not found.ready)
+    server.close()
+
+
+async def test_trajectories_go_to_the_process_with_the_fewest() -> None:
+    async with joined(3) as (pods, _):
+        taken = [pods.one() for _ in range(7)]
+        chosen = [await one.__aenter__() for one in taken]
+        assert sorted(chosen.count(process) for process in set(chosen)) == [2, 2, 3]
+        for one in taken:
+            await one.__aexit__(None, None, None)
+        assert set(pods._load.values()) == {0}
+
+
+async def test_those_who_wait_are_served_in_their_order_and_one_that_gives_up_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "AT_ONCE", 1)
+    served = list[str]()
+
+    async def take(pods: PodWorkers, name: str, until_then: asyncio.Event) -> None:
+        async with pods.one():
+            served.append(name)
+            await until_then.wait()
+
+    async with joined(1) as (pods, _):
+        end = asyncio.Event()
+        a, b, c, d = (asyncio.create_task(take(pods, name, end)) for name in "abcd")
+        await until(lambda: served == ["a"])
+        b.cancel()
+        a.cancel()
+        await until(lambda: served == ["a", "c"])
+        c.cancel()
+        await asyncio.wait([c])
+        d.cancel()  # it has just been given a place, and has not run since
+        await asyncio.wait([d])
+        assert set(pods._load.values()) == {0}
+        end.set()
+        await asyncio.wait_for(take(pods, "e", end), SECONDS)
+
+
+async def test_a_process_that_is_gone_gets_nothing_and_one_that_joins_serves_who_waits() -> None:
+    async with joined(2) as (pods, ends):
+        ends[0].close()
+        await until(lambda: len(pods._load) == 1)
+        (left,) = pods._load
+        for _ in range(3):
+            async with pods.one() as process:
+                assert process is left
+        ends[1].close()
+        await until(lambda: not pods.ready)
+        waiting: asyncio.Task[AgentProcess] = asyncio.create_task(pods.one().__aenter__())
+        async with joined(0):
+            pass
+        assert not waiting.done()
+        waiting.cancel()
+
+
+async def test_who_waits_hears_that_the_first_process_could_not_load_the_agent() -> None:
+    async with joined(1, {"error": "no module named nowhere"}) as (pods, _):
+        with pytest.raises(NotLoaded, match="nowhere"):
+            async with pods.one():
+                pass
+        with pytest.raises(NotLoaded, match="nowhere"):
+            await pods.start()

@@ -1,0 +1,47 @@
+"""What the kubelet hears of a pod without an API server."""
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from rljob_trainer.machine import any_address, free_port
+from rljob_trainer.server import readiness
+
+HOSTS = ["127.0.0.1", *(["[::1]"] if socket.has_dualstack_ipv6() else [])]
+
+
+def status(host: str, port: int, path: str = readiness.READY) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=30) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_part_is_ready_while_its_head_is_there(host: str) -> None:
+    port, head = free_port(), socket.create_server((host.strip("[]"), 0), family=_family(host))
+    readiness.answer(any_address(), port, head.getsockname()[:2])
+    assert [status(h, port) for h in HOSTS] == [200] * len(HOSTS), "by both kinds of address"
+    assert status(host, port, "/v1/completions") == 404
+    head.close()
+    assert status(host, port) == 503
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        readiness.answer("127.0.0.1", taken.getsockname()[1], ("127.0.0.1", 1))
+
+
+def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        readiness.answer("127.0.0.1", port, head.getsockname())
+        with socket.create_connection(("127.0.0.1", port)):
+            assert status("127.0.0.1", port) == 200
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
