@@ -15,7 +15,7 @@ from rljob_trainer.agents.remote import frame
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import free_port
-from rljob_trainer.pod import worker
+from rljob_trainer.pod import relay, worker
 from rljob_trainer.pod.worker import WorkerPod
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.channel import encode
@@ -157,7 +157,7 @@ async def test_a_connection_that_is_silent_is_given_up_and_its_trajectories_begi
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 1.0)
-    monkeypatch.setattr(worker, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(relay, "BEAT_SECONDS", 0.2)
     in_pods(bench, tmp_path)
     hello = {"takes": [], "concurrent": True, "tools": []}
 
@@ -205,6 +205,18 @@ async def test_who_does_not_know_the_token_or_is_of_another_attempt_gets_no_traj
     await connected(bench)
     with pytest.raises(EOFError):
         await connected(bench, **stranger)
+    step.cancel()
+
+
+async def test_a_pod_with_another_token_says_why_it_has_nothing_to_do(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "REFUSALS", 3)
+    in_pods(bench, tmp_path)
+    step, pod = asyncio.create_task(first_step(bench, Talker("demo-rollout-0"))), Pod(bench, token="guess")
+    report = await pod.channel.wait(lambda r: r.failure is not None)
+    assert report.failure and report.failure.message == worker.REFUSED
+    await pod.end()
     step.cancel()
 
 

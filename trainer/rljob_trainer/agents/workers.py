@@ -1,6 +1,7 @@
 """Who runs an agent: processes next to the driver, or in pods of their own, which come and go. A trajectory goes to one that has room."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,6 +12,8 @@ from rljob_trainer.agents.program import MAX_PROCESSES
 from rljob_trainer.agents.remote import Remote
 from rljob_trainer.machine import cpus
 from rljob_trainer.rewards.worker_process import Respawning, WorkerGone, WorkerLost
+
+log = logging.getLogger(__name__)
 
 
 class NotLoaded(Exception):
@@ -113,7 +116,7 @@ class PodWorkers:
         self._hand_out()
         self.changed()
         await process.end()
-        del self._load[process]
+        log.info("a process of %r is gone, with %d trajectories", pod, self._load.pop(process))
         await process.stop()
         self.changed()
 

@@ -7,13 +7,11 @@ driver has given up ends here.
 
 import asyncio
 import contextlib
-import json
 import logging
 import signal
-import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
@@ -22,11 +20,10 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Report
 from rljob_trainer import failure
 from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
-from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, SILENCE_SECONDS, frame, framed
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
+from rljob_trainer.pod.relay import Relay, connected
 from rljob_trainer.processes import adopt_orphans, reap
-from rljob_trainer.rewards.worker_process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost
-from rljob_trainer.wire.channel import encode
+from rljob_trainer.rewards.worker_process import Child
 
 if TYPE_CHECKING:
     from rljob_trainer.pod.channel import Channel
@@ -36,9 +33,11 @@ RETRY_SECONDS = 0.5
 """Between two tries to connect: a driver that starts does not listen yet."""
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 """Between two lives of a process that fails; doubled each time, until one has answered."""
+REFUSALS = 20
+"""In a row, after which they are reported: a driver that ends or begins refuses some."""
+REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
 END_SECONDS = 5.0
 """Between the last word of a process and its end."""
-PIECE = 2**16
 
 log = logging.getLogger(__name__)
 
@@ -120,13 +119,17 @@ class WorkerPod:
         self._lives = []
 
     async def _keep_running(self, orders: WorkerOrders) -> None:
-        backoff = FIRST_BACKOFF_SECONDS
+        backoff, refusals = FIRST_BACKOFF_SECONDS, 0
         while True:
             try:
-                reader, writer = await _connected(orders, self._environment)
-            except (OSError, EOFError, ValueError):
+                reader, writer = await connected((orders.address, orders.port), orders.attempt, self._environment)
+            except (OSError, EOFError, ValueError) as error:
+                refusals = refusals + 1 if isinstance(error, EOFError) else 0
+                if refusals == REFUSALS:
+                    self._failed(_why(REFUSED))
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
+            refusals = 0
             try:
                 found = await self._one_life(orders, reader, writer)
             finally:
@@ -195,87 +198,6 @@ class WorkerPod:
             state="idle" if self._failure else "running",
             failure=self._failure,
         )
-
-
-async def _connected(
-    orders: WorkerOrders, environment: Mapping[str, str]
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that the driver has accepted. Raises OSError, EOFError, ValueError."""
-    reader, writer = await asyncio.open_connection(orders.address, orders.port)
-    try:
-        connection: socket.socket = writer.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_SECONDS))
-        token, pod = environment[names.ENV_ROLLOUT_TOKEN], environment[names.ENV_POD_NAME]
-        writer.write(encode({"role": names.ROLE_WORKER, "attempt": orders.attempt, "token": token, "pod": pod}))
-        async with asyncio.timeout(SILENCE_SECONDS):
-            await frame(reader)
-    except BaseException:
-        writer.close()
-        raise
-    return reader, writer
-
-
-class Relay:
-    """Between one process and the driver."""
-
-    def __init__(
-        self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loaded: Callable[[], None]
-    ) -> None:
-        """`loaded` is called once the process has loaded the agent."""
-        self._child, self._reader, self._writer, self._loaded = child, reader, writer, loaded
-        self._said = ""
-
-    async def run(self) -> str | None:
-        """Returns when one of them ends: None, the connection; empty, the process, without a word; else what is wrong with the process."""
-        process = [asyncio.create_task(part) for part in (self._up(), self._bound())]
-        connection = [asyncio.create_task(part) for part in (self._down(), self._beat())]
-        try:
-            done, _ = await asyncio.wait([*process, *connection], return_when=asyncio.FIRST_COMPLETED)
-            ended = any(part in done and not part.exception() for part in process)
-            return self._said if ended or self._said else None
-        finally:
-            for part in (*process, *connection):
-                part.cancel()
-            await asyncio.gather(*process, *connection, return_exceptions=True)
-
-    async def _up(self) -> None:
-        """Returns when the process says nothing more. Raises ConnectionError."""
-        line = await self._line()
-        if line:
-            self._said = json.loads(line).get("error", "")
-        if line and not self._said:
-            self._loaded()
-        while line:
-            self._writer.write(framed(line))
-            await self._writer.drain()
-            line = await self._line()
-
-    async def _line(self) -> bytes:
-        try:
-            return await self._child.line()
-        except ValueError:
-            self._said = f"the process has said more than {LINE_LIMIT >> 20} MiB at once"
-            return b""
-
-    async def _bound(self) -> None:
-        """Returns when the process has too many others."""
-        while not self._said:
-            await asyncio.sleep(LOOK_SECONDS)
-            try:
-                await self._child.bound()
-            except WorkerLost as error:
-                self._said = str(error)
-
-    async def _down(self) -> None:
-        while data := await self._reader.read(PIECE):
-            self._child.write(data)
-            await self._child.drain()
-
-    async def _beat(self) -> None:
-        while True:
-            self._writer.write(BEAT)
-            await self._writer.drain()
-            await asyncio.sleep(BEAT_SECONDS)
 
 
 def _why(said: str) -> Failure:
