@@ -3,7 +3,7 @@ iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/server/t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Device = Literal["cpu", "gpu"]
 Way = Literal["tensor", "pipeline", "context", "expert"]
@@ -54,6 +54,11 @@ class Family:
     """Keys of config.json that may have these values only, or be left out."""
     rope: dict[str, Any] = field(default_factory=dict)
     """Numbers of the rope type that may have this value only, or be left out."""
+    tools: str = ""
+    """vLLM's parser of the calls that most of its models write; empty: they have no format in common."""
+    reasoning: str = ""
+    """vLLM's parser of reasoning, where all of its models reason: config.json does not say whether one does, and a parser that expects reasoning
+    takes a whole answer for it."""
 
     @property
     def unadapted(self) -> str:
@@ -70,14 +75,20 @@ class Family:
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family("llama", "Llama 2, 3, 3.1 to 3.3", rotations=("default", "linear", "llama3", "yarn"), adapters=ADAPTED),
-        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED),
-        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True),
-        Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=ADAPTED),
-        Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True),
-        Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True),
-        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED),
-        Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn"), adapters=ATTENTION),
+        Family(
+            "llama",
+            "Llama 2, 3, 3.1 to 3.3",
+            rotations=("default", "linear", "llama3", "yarn"),
+            adapters=ADAPTED,
+            tools="llama3_json",
+        ),
+        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, tools="mistral"),
+        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, tools="phi4_mini_json"),
+        Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=ADAPTED, tools="hermes"),
+        Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True, tools="hermes"),
+        Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True, tools="hermes"),
+        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED, tools="hermes"),
+        Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn"), adapters=ATTENTION, tools="hermes"),
         Family(
             "qwen3_next",
             "Qwen3-Next",
@@ -86,16 +97,19 @@ FAMILIES = {
             servers=(),
             values={"norm_topk_prob": (True,)},
             rope={"partial_rotary_factor": 0.25},
+            tools="hermes",
         ),
-        Family("qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=()),
-        Family("qwen3_5_moe_text", "Qwen3.5 with experts, of text", EXPERTS, states=True, servers=()),
+        Family("qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=(), tools="qwen3_coder"),
+        Family(
+            "qwen3_5_moe_text", "Qwen3.5 with experts, of text", EXPERTS, states=True, servers=(), tools="qwen3_coder"
+        ),
         Family(
             "gemma3_text",
             "Gemma 3 of text: 270M, 1B",
             windows=True,
             adapters=ADAPTED,
         ),
-        Family("mixtral", "Mixtral", EXPERTS, windows=True, adapters=ATTENTION),
+        Family("mixtral", "Mixtral", EXPERTS, windows=True, adapters=ATTENTION, tools="mistral"),
         Family(
             "glm4",
             "GLM-4-0414 9B, 32B; GLM-Z1",
@@ -111,6 +125,7 @@ FAMILIES = {
             biases=True,
             adapters=ATTENTION,
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
+            tools="glm45",
         ),
         Family(
             "gpt_oss",
@@ -130,6 +145,8 @@ FAMILIES = {
                 "beta_slow": 1.0,
                 "truncate": False,
             },
+            tools="openai",
+            reasoning="openai_gptoss",
         ),
         Family(
             "deepseek_v2",
@@ -162,6 +179,7 @@ FAMILIES = {
                 "moe_layer_freq": (1,),
                 "rope_interleave": (True,),
             },
+            tools="deepseek_v3",
         ),
     )
 }
@@ -171,6 +189,21 @@ def family_of(config: Mapping[str, Any]) -> Family | None:
     """Of a config.json; None: its model_type is no family's, or no text."""
     kind = config.get("model_type")
     return FAMILIES.get(kind) if isinstance(kind, str) else None
+
+
+class ParserNames(NamedTuple):
+    """vLLM's names of the parsers that read a response."""
+
+    tools: str
+    """Empty: nobody says how calls are written."""
+    reasoning: str
+    """Empty: reasoning is content like any other."""
+
+
+def parsers_of(tools: str | None, reasoning: str | None, config: Mapping[str, Any]) -> ParserNames:
+    """Those that the spec names, or else those of the family of a config.json."""
+    family = family_of(config)
+    return ParserNames(tools or (family.tools if family else ""), reasoning or (family.reasoning if family else ""))
 
 
 def targets_of(targets: Sequence[str] | None, config: dict[str, Any]) -> tuple[str, ...]:

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
-from api.specs import raw_spec
+from api.specs import make_spec, raw_spec
+from rljob_api.families import FAMILIES
 from rljob_api.rules import validate
+from rljob_api.rules.key_tables import REASONING_PARSERS, TOOL_PARSERS
+from rljob_api.rules.model import model_violations
 
 SUMS = {"path": "/data/sums.jsonl", "library": "reasoning-gym", "environment": "chain_sum", "size": 100}
 GSM8K = {"environment": "gsm8k"}
@@ -36,6 +39,14 @@ def test_an_environment_is_named_by_one_key(agent: dict[str, Any]) -> None:
     ("agent", "said"),
     [
         ({"verifiers": GSM8K, "skyrlGym": GSM8K}, "spec.rollout.agent = verifiers and skyrlGym: needs exactly one of"),
+        (
+            {"verifiers": GSM8K, "toolParser": "qwen_coder"},
+            "spec.rollout.agent.toolParser = qwen_coder: the pinned vLLM has no such parser; did you mean qwen3_coder?",
+        ),
+        (
+            {"verifiers": GSM8K, "reasoningParser": "x"},
+            "spec.rollout.agent.reasoningParser = x: the pinned vLLM has no",
+        ),
         ({"skyrlGym": {}}, "spec.rollout.agent.skyrlGym.environment"),
         ({"skyrlGym": {"environment": "-m pip"}}, 'spec.rollout.agent.skyrlGym.environment = "-m pip"'),
         ({"openEnv": {"url": "ftp://a", "observationKey": "t"}}, 'spec.rollout.agent.openEnv.url = "ftp://a"'),
@@ -85,6 +96,21 @@ def test_generated_data_that_nobody_could_mean_are_refused(generated: list[dict[
     files = {"train": ["/data/sums.jsonl"], "validation": ["/data/held.jsonl"]}
     (found,) = violations(data={"generated": generated, **files})
     assert found.startswith(said)
+
+
+def test_every_default_parser_of_a_family_is_one_of_the_pinned_vllm() -> None:
+    assert {f.tools for f in FAMILIES.values()} <= TOOL_PARSERS | {""}
+    assert {f.reasoning for f in FAMILIES.values()} <= REASONING_PARSERS | {""}
+
+
+@pytest.mark.parametrize(
+    ("kind", "named", "count"), [("gemma3_text", {}, 1), ("gemma3_text", {"toolParser": "hermes"}, 0), ("qwen3", {}, 0)]
+)
+def test_functions_need_a_parser_where_the_family_has_none(kind: str, named: dict[str, str], count: int) -> None:
+    tools = {"path": "/data/tools.py", "functions": ["add"]}
+    spec = make_spec(rollout={"agent": {"tools": tools, "maxTurns": 2, "maxTokens": 900, **named}})
+    found = [v for v in model_violations(spec, {"model_type": kind}) if v.field == "spec.rollout.agent.toolParser"]
+    assert len(found) == count
 
 
 def test_rows_are_written_as_json_lines_on_a_volume_that_can_be_written() -> None:

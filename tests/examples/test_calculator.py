@@ -1,6 +1,7 @@
 """The calculator's starting point: what its warm-up teaches is what agents, tools and the endpoint make of a trajectory."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,12 +10,15 @@ from types import ModuleType
 import pyarrow.parquet as pq
 import pytest
 
+from rljob_api.families import parsers_of
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.session import reply
-from rljob_trainer.agents.tool_calls import CALL
+from rljob_trainer.agents.conversations import reply
+from rljob_trainer.server.parsing import parsed
+from rljob_trainer.wire.parsing import ParseRequest
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "calculator" / "prepare.py"
 PROBLEM = (37, 48, 12)
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +49,12 @@ def test_the_template_writes_results_of_tools_as_the_warm_up_does(prepare: Modul
 
 
 def test_a_call_in_the_format_of_tools_is_read_as_one_and_takes_few_tokens(prepare: ModuleType) -> None:
-    call = prepare.TOOLS(37, 48)
-    assert CALL.search(call)
-    assert len(prepare.make_tokenizer(prepare.TOOLS).encode(call)) == 8
+    tokenizer, call = prepare.make_tokenizer(prepare.TOOLS), prepare.TOOLS(37, 48)
+    tokens = tokenizer.encode(call)
+    assert len(tokens) == 8
+    parsers = parsers_of(None, None, {"model_type": "qwen2"})
+    (read,) = parsed(tokenizer, ParseRequest([1], tokens, True, parsers, [ADD])).tool_calls
+    assert (read["function"]["name"], json.loads(read["function"]["arguments"])) == ("add", {"a": 37, "b": 48})
 
 
 def test_held_out_problems_are_not_trained_on(prepare: ModuleType, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Keys that Megatron and vLLM know, and those that the spec or the trainer sets, with what sets them: nothing may pass these through."""
+"""Keys that Megatron and vLLM know, and those that the spec or the trainer sets, with what sets them: nothing may pass these through. Names of vLLM's
+parsers."""
 
 import json
 from importlib.resources import files
@@ -6,6 +7,8 @@ from importlib.resources import files
 _KNOWN = json.loads((files("rljob_api") / "schema/known_keys.json").read_text())
 TRANSFORMER_CONFIG, VLLM_ARGUMENTS = (frozenset(_KNOWN[field]["keys"]) for field in ("transformerConfig", "vllmArgs"))
 """All keys of the pinned versions, as their own packages list them."""
+
+TOOL_PARSERS, REASONING_PARSERS = (frozenset(_KNOWN[field]["keys"]) for field in ("toolParser", "reasoningParser"))
 
 _DDP, _OPTIMIZER = (frozenset(_KNOWN[of]["keys"]) for of in ("ddp", "optimizer"))
 """Options that users of Megatron look for in transformerConfig."""
@@ -187,6 +190,8 @@ OWNED_VLLM_ARGUMENTS = {
         ("enable-return-routed-experts", "aux-output-config"), "spec.algorithm.rolloutCorrection.routerReplay"
     ),
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
+    "tool-call-parser": "spec.rollout.agent.toolParser",
+    "reasoning-parser": "spec.rollout.agent.reasoningParser",
 } | dict.fromkeys(
     (
         "host",

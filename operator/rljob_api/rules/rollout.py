@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rljob_api.nearest import nearest
 from rljob_api.rules.engine import (
     ADVANTAGE,
     AGENT,
@@ -16,6 +17,7 @@ from rljob_api.rules.engine import (
     field,
     present,
 )
+from rljob_api.rules.key_tables import REASONING_PARSERS, TOOL_PARSERS
 from rljob_api.spec import RLJobSpec
 
 ASKED_BY_THE_DRIVER = ("environment", "openEnv")
@@ -211,8 +213,24 @@ def partial_rollouts_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
+def parser_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Parsers are those of the pinned vLLM."""
+    agent = spec.rollout.agent
+    if agent is None:
+        return
+    for where, name, known in (
+        ("toolParser", agent.tool_parser, TOOL_PARSERS),
+        ("reasoningParser", agent.reasoning_parser, REASONING_PARSERS),
+    ):
+        if name and name not in known:
+            near = nearest(name, known)
+            fix = f"did you mean {near}?" if near else f"use one of {', '.join(sorted(known))}"
+            yield Violation(f"spec.rollout.agent.{where}", name, "the pinned vLLM has no such parser", fix)
+
+
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
+    parser_violations,
     staleness_violations,
     interrupt_violations,
     over_sampling_violations,

@@ -103,6 +103,8 @@ WORDS: dict[str, str] = {
     "rollout.expertParallel": "ep enable_expert_parallel",
     "rollout.sampling.maxTokens": "max_new_tokens max_response_length response_length max_completion_length max_response_len generate_max_len",
     "rollout.agent.maxTurns": "max_turns max_assistant_turns",
+    "rollout.agent.toolParser": "tool_parser tool_call_parser",
+    "rollout.agent.reasoningParser": "reasoning_parser",
     "rollout.vllmArgs": "engine_kwargs vllm_kwargs engine_args extra_args",
     "checkpoint.path": "output_dir save_dir save_path default_local_dir ckpt_path checkpoint_dir",
     "checkpoint.everySteps": "save_freq save_interval save_steps save_every",

@@ -23,6 +23,9 @@ from rljob_api.spec.common import (
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 
 
+ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+
 class PythonAgent(Model):
     """A Python function that makes one trajectory: `async def rollout(prompt, policy, row)`, run in a process of its own."""
 
@@ -33,8 +36,7 @@ class PythonAgent(Model):
 
 
 class Tools(Model):
-    """Functions that the policy may call. The chat template shows them and says what they return; a call is `<tool_call>` with JSON of `name` and
-    `arguments` inside, the format of Hermes and Qwen."""
+    """Functions that the policy may call. The chat template shows them and says what they return; `toolParser` reads the calls."""
 
     path: AbsolutePath
     """A Python file that the trainer pods can read, or those of `workers`. Types of parameters and docstrings become the JSON schemas that the
@@ -116,6 +118,13 @@ class AgentSpec(Model):
     """A data set of the library reasoning-gym judges one turn. `data.generated` writes its questions."""
     open_env: OpenEnv | None = None
     """A server of the library OpenEnv answers each turn."""
+    tool_parser: ParserName | None = None
+    """How the policy writes the calls of tools: the name of a tool-call parser of vLLM, which reads them on the rollout servers. Unset: that of the
+    model's family (docs/reference/models.md)."""
+    reasoning_parser: ParserName | None = None
+    """How the policy writes what it thinks: the name of a reasoning parser of vLLM, which separates it from the content of a message. Unset: that of
+    gpt-oss for its models, and none for all others, whose reasoning is part of the content. Set it only for a policy that always reasons: without the
+    end of reasoning, these parsers take a whole answer for it."""
     max_turns: PositiveInt
     """Most responses that one trajectory may ask of the policy. Each has at most `sampling.maxTokens` tokens."""
     max_tokens: PositiveInt

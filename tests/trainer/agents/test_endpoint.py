@@ -1,31 +1,40 @@
 """An agent that knows nothing of ours but a base URL: what it says and gets over HTTP becomes a trajectory of the ids that were generated."""
 
 import asyncio
+import json
 import runpy
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
 from aiohttp import web
 from openai import AsyncOpenAI
+from tokenizers import AddedToken
 
+from rljob_api.families import ParserNames
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Policy
-from rljob_trainer.agents.endpoint import Endpoint, _message
+from rljob_trainer.agents.endpoint import Endpoint
+from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
+from rljob_trainer.server.parsing import parsed
 from rljob_trainer.wire.generate import CONTEXT_TOO_LONG
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
 from rljob_trainer.wire.trajectory import Ints, Segment
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 from trainer.agents.talker import first_step, with_agent
 from trainer.agents.test_tools import END, Caller, words, written
+from trainer.data import templates
 from trainer.driver.bench import Bench
 
 CODE = """
@@ -49,6 +58,7 @@ async def rollout(prompt, policy, row):
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + arguments["b"])})
 """
 CLIENT = Path(__file__).parents[3] / "examples/calculator/client.py"
+HERMES = ParserNames("hermes", "")
 CALLED = 'hm <tool_call>\n{"name": "add",   "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 """With blanks that a template would not write: a text that is rendered again has other tokens."""
 
@@ -57,7 +67,7 @@ CALLED = 'hm <tool_call>\n{"name": "add",   "arguments": {"a": 1, "b": 2}}\n</to
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(main, "load_tokenizer", lambda spec: words())
     found = Bench(tmp_path)
-    with_agent(found.spec, tmp_path, CODE, maxTokens=400)
+    with_agent(found.spec, tmp_path, CODE, maxTokens=400, toolParser="hermes")
     found.spec["rollout"]["sampling"] = {"maxTokens": 200}
     found.spec["rewards"] = []
     return found
@@ -74,9 +84,24 @@ async def test_turns_over_http_are_recorded_as_they_were_generated(bench: Bench)
     assert (found.metrics["agent/turns"], found.metrics["agent/tokens_left_out"]) == (2.0, 0.0)
 
 
+@cache
+def thinking() -> Any:
+    """A tokenizer with the tokens around reasoning."""
+    found = templates.tokenizer.__wrapped__(templates.QWEN, END)
+    found.add_tokens([AddedToken(token, special=True, normalized=False) for token in ("<think>", "</think>")])
+    return found
+
+
+async def parse(request: ParseRequest) -> Parsed:
+    """As a rollout server, with vLLM's parsers."""
+    return await asyncio.to_thread(parsed, thinking(), request)
+
+
 @asynccontextmanager
 async def served(
-    answers: Sequence[str], meanwhile: Callable[[], None] = lambda: None
+    answers: Sequence[str],
+    meanwhile: Callable[[], None] = lambda: None,
+    parsers: ParserNames = HERMES,
 ) -> AsyncIterator[tuple[Session, Policy]]:
     """A trajectory of this process, and its policy, which gives these answers. `meanwhile` is called while it generates."""
     said = iter(answers)
@@ -89,7 +114,9 @@ async def served(
 
     spec = AgentSpec.model_validate({"python": {"path": str(CLIENT)}, "maxTurns": 4, "maxTokens": 400})
     prompt = Prompt(0, (1,), "1+2=", "3", "sum")
-    session = Session(spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample)
+    session = Session(
+        spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample, ResponseParser(parsers, {}, parse)
+    )
     endpoint = Endpoint()
     await endpoint.start()
     try:
@@ -117,18 +144,21 @@ async def client_of(policy: Policy) -> AsyncIterator[AsyncOpenAI]:
 
 
 ASKED = [{"role": "user", "content": "1+2="}]
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+REASONING = ParserNames("hermes", "deepseek_r1")
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 
 
 async def test_a_stream_of_the_stock_client_adds_up_to_the_answer() -> None:
     async with served((CALLED, "3")) as (session, policy), client_of(policy) as client:
         how = {"model": "any", "stream": True, "stream_options": {"include_usage": True}}
-        chunks = [c async for c in await client.chat.completions.create(messages=ASKED, **how)]
+        chunks = [c async for c in await client.chat.completions.create(messages=ASKED, tools=[ADD], **how)]
         *said, usage = chunks
         (call,) = said[0].choices[0].delta.tool_calls
-        assert (said[0].choices[0].delta.content, call.function.name) == ("hm", "add")
+        assert (said[0].choices[0].delta.content, call.function.name) == ("hm ", "add")
         assert said[-1].choices[0].finish_reason == "tool_calls" and usage.choices == []
         assert usage.usage.completion_tokens == len(words().encode(CALLED + END, add_special_tokens=False))
-        asked = {"role": "assistant", "content": "hm", "tool_calls": [call.model_dump(exclude={"index"})]}
+        asked = {"role": "assistant", "content": "hm ", "tool_calls": [call.model_dump(exclude={"index"})]}
         result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
         async with client.chat.completions.stream(model="any", messages=[*ASKED, asked, result]) as stream:
             assert (await stream.get_final_completion()).choices[0].message.content == "3"
@@ -171,7 +201,7 @@ async def test_a_conversation_that_is_begun_again_is_another_one(bench: Bench, t
         'messages = [{"role": "user", "content": "again"}]\n        break',
     )
     again += "    await asyncio.to_thread(post, policy.base_url, messages=messages)\n    return await policy.trajectory(branches=BRANCHES)\n"
-    with_agent(bench.spec, tmp_path, again.replace("BRANCHES", str(branches)), maxTokens=400)
+    with_agent(bench.spec, tmp_path, again.replace("BRANCHES", str(branches)), maxTokens=400, toolParser="hermes")
     bench.spec["rollout"]["sampling"] = {"maxTokens": 200}
     found, _ = await first_step(bench, Caller("demo-rollout-0"), script=("first",))
     assert "again" in written(found, "prompt")[0]
@@ -187,7 +217,7 @@ async def test_what_is_not_supported_is_refused_and_fails_the_sample(
         CODE.replace("temperature=0.3", asked) if "messages" not in asked else CODE.replace("messages=messages", asked)
     )
     code = code.replace("    while True:", "    while prompt.answer != '3':").rstrip() + "\n    return None\n"
-    with_agent(bench.spec, tmp_path, code, maxTokens=400)
+    with_agent(bench.spec, tmp_path, code, maxTokens=400, toolParser="hermes")
     bench.spec["rollout"]["sampling"] = {"maxTokens": 200}
     with pytest.raises(Exception, match="HTTP Error 400"):
         await first_step(bench, Caller("demo-rollout-0"), script=("x",))
@@ -219,6 +249,129 @@ async def test_a_failure_of_the_rollouts_is_said_as_openai_says_it(failure: Exce
         body = {"messages": [{"role": "user", "content": "1+2="}]}
         status, error = await posted(f"{policy.base_url}/chat/completions", body)
     assert (status, error["type"], error["code"], error["message"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            {"tool_choice": "required"},
+            "tool_choice: 'required' is not served, only auto and none: samples are drawn from",
+        ),
+        ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice: {'type': 'function'"),
+        ({"response_format": {"type": "json_object"}}, "response_format: json_object is not served, only text"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "a part of a message is of type image_url, and an agent's",
+        ),
+        ({"messages": [{"role": "user", "content": ["1+2="]}]}, "a part of a message is of type str"),
+    ],
+)
+async def test_what_is_not_served_is_refused_with_the_reason(asked: dict, says: str) -> None:
+    async with served(()) as (_, policy):
+        body = {"messages": ASKED, "tools": [ADD]} | asked
+        status, error = await posted(f"{policy.base_url}/chat/completions", body)
+    assert status == 400 and error["message"].startswith(says)
+
+
+async def test_calls_are_not_read_where_no_tool_may_be_chosen() -> None:
+    async with served((CALLED,)) as (_, policy), client_of(policy) as client:
+        how = {"model": "any", "tools": [ADD], "tool_choice": "none"}
+        found = await client.chat.completions.create(messages=ASKED, **how)
+    assert found.choices[0].message.content == CALLED and found.choices[0].finish_reason == "stop"
+
+
+async def test_reasoning_is_apart_from_the_content_and_needs_not_be_repeated() -> None:
+    """A client that says nothing of it continues the same ids."""
+    async with (
+        served(("hm</think>3", "</think>4"), parsers=REASONING) as (session, policy),
+        client_of(policy) as client,
+    ):
+        found = await client.chat.completions.create(model="any", messages=ASKED)
+        message = found.choices[0].message
+        assert (message.content, message.reasoning) == ("3", "hm")
+        again = [*ASKED, {"role": "assistant", "content": "3"}, {"role": "user", "content": "?"}]
+        await client.chat.completions.create(model="any", messages=again)
+        rollout = session.rollout([(await policy.trajectory()).tokens])
+    assert rollout is not None and (rollout.turns, rollout.left_out) == (2, 0)
+
+
+FUNCTION = {"type": "function", "name": "add", "description": "", "parameters": {}}
+
+
+async def test_a_conversation_through_the_responses_api_keeps_the_ids_that_were_generated() -> None:
+    async with served((CALLED, "3", "4")) as (session, policy), client_of(policy) as client:
+        how = {"model": "any", "tools": [FUNCTION], "instructions": "add"}
+        said: list = [{"role": "user", "content": [{"type": "input_text", "text": "1+2="}]}]
+        first = await client.responses.create(input=said, **how)
+        text, call = first.output
+        assert (first.output_text, call.name, json.loads(call.arguments)) == ("hm ", "add", {"a": 1, "b": 2})
+        assert text.type == "message" and first.status == "completed"
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+        said += [*(item.model_dump() for item in first.output), result]
+        second = await client.responses.create(input=said, **how)
+        assert second.output_text == "3" and second.usage.output_tokens == len(words().encode("3" + END))
+        said += [*second.output, {"role": "user", "content": "and 2+2=?"}]
+        await client.responses.create(input=said, **how)
+        rollout = session.rollout([(await policy.trajectory()).tokens])
+    assert rollout is not None and (rollout.turns, rollout.left_out) == (3, 0)
+    prompt, *_ = (words().decode(s.tokens) for s in rollout.segments)
+    assert "<|im_start|>system\nadd" in prompt and '"name": "add"' in prompt
+
+
+async def test_a_stream_of_responses_adds_up_to_the_response() -> None:
+    async with (
+        served((CALLED, "hm</think>3"), parsers=ParserNames("hermes", "")) as (_, policy),
+        client_of(policy) as client,
+    ):
+        async with client.responses.stream(model="any", input="1+2=", tools=[FUNCTION]) as stream:
+            kinds = [event.type async for event in stream]
+            found = await stream.get_final_response()
+        assert (found.output_text, found.output[1].name) == ("hm ", "add")
+        assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
+        assert {"response.output_text.delta", "response.function_call_arguments.delta"} <= {*kinds}
+        events = [e async for e in await client.responses.create(model="any", input="1+2=", stream=True)]
+    assert [e.sequence_number for e in events] == [*range(len(events))]
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "hm</think>3"
+
+
+async def test_reasoning_is_an_item_of_a_response() -> None:
+    async with (
+        served(("hm</think>3",), parsers=REASONING) as (_, policy),
+        client_of(policy) as client,
+        client.responses.stream(model="any", input="1+2=") as stream,
+    ):
+        found = await stream.get_final_response()
+    reasoning, message = found.output
+    assert (reasoning.content[0].text, message.content[0].text) == ("hm", "3")
+
+
+async def test_a_response_without_room_for_a_turn_is_incomplete() -> None:
+    async with served(("1", "2", "3", "4")) as (_, policy), client_of(policy) as client:
+        found = [await client.responses.create(model="any", input="1+2=") for _ in range(5)]
+    assert [r.status for r in found] == ["completed"] * 4 + ["incomplete"]
+    assert found[-1].incomplete_details.reason == "max_output_tokens" and found[-1].output_text == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not served: nothing is kept between requests"),
+        ({"tools": [{"type": "web_search"}]}, "tools: type web_search is not served, only function"),
+        ({"tool_choice": "required"}, "tool_choice: 'required' is not served"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format: json_object is not served, only text"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input: an item of type item_reference is not served"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "a part of a message is of type input_image",
+        ),
+        ({"input": 7}, "input."),
+    ],
+)
+async def test_what_the_responses_api_does_not_serve_is_refused(asked: dict, says: str) -> None:
+    async with served(()) as (_, policy):
+        status, error = await posted(f"{policy.base_url}/responses", {"input": "1+2="} | asked)
+    assert status == 400 and error["message"].startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -313,8 +466,3 @@ async def test_waiting_for_the_policy_over_http_is_not_on_the_agents_clock(
     async with served(("3",), lambda: skipped.append(10_000.0)) as (session, policy), session.own_time.limited():
         await agent(session.prompt, policy, {})
     assert len(skipped) == 2 and not session.own_time.is_over
-
-
-def test_brackets_without_end_are_no_call() -> None:
-    text = f"<tool_call>{'[' * 100_000}</tool_call>"
-    assert _message(text) == {"role": "assistant", "content": text}

@@ -9,9 +9,10 @@ from aiohttp import web
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.session import MARK, reply
+from rljob_trainer.agents.conversations import MARK, reply
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.server.parsing import answer
 from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
@@ -52,6 +53,10 @@ class Caller(Server):
         drawn = [Completion(tokens, [-1.0] * len(tokens), "stop")] * body["n"]
         return web.json_response(encode(drawn), headers={STEP_HEADER: str(self.policy_step)})
 
+    async def _parse(self, request: web.Request) -> web.Response:
+        """As the server's own route, with vLLM's parsers."""
+        return web.json_response(await asyncio.to_thread(answer, words(), await request.json()))
+
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -61,7 +66,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     file.write_text(FUNCTIONS)
     tools = {"path": str(file), "functions": ["add", "column", "broken"]}
     found.spec["rollout"] |= {
-        "agent": {"tools": tools, "maxTurns": 4, "maxTokens": 1000},
+        "agent": {"tools": tools, "toolParser": "hermes", "maxTurns": 4, "maxTokens": 1000},
         "sampling": {"maxTokens": 200},
     }
     found.spec["data"] |= {"chatTemplate": {"texts": True}}
@@ -99,12 +104,12 @@ async def test_several_calls_of_a_turn_are_answered_in_their_order(bench: Bench)
 @pytest.mark.parametrize(
     ("called", "answer"),
     [
-        ("<tool_call>add(1, 2)</tool_call>", "error: a call is a JSON object of name and arguments"),
-        (call(name="multiply"), "error: there is no function 'multiply', only add, column, broken"),
+        (call(name="add", arguments=[1, 2]), "error: the arguments of a call are a JSON object"),
+        (call(name="multiply", arguments={}), "error: there is no function 'multiply', only add, column, broken"),
         (call(name="add", arguments={"a": 1}), "error: TypeError: add() missing 1 required positional argument: 'b'"),
         (call(name="add", arguments={"a": 1, "b": 2, "c": 3}), "error: add has no parameter 'c'"),
         (call(name="column", arguments={"row": {}}), "error: column has no parameter 'row'"),
-        (call(name="broken"), "error: ValueError: out of order"),
+        (call(name="broken", arguments={}), "error: ValueError: out of order"),
     ],
 )
 async def test_a_wrong_call_is_answered_to_the_policy_and_fails_no_sample(
@@ -114,6 +119,19 @@ async def test_a_wrong_call_is_answered_to_the_policy_and_fails_no_sample(
     (said,) = written(found, "environment")
     assert answer in said
     assert found.metrics["reward_metrics/tool_errors"] == 1.0 and found.metrics["agent/failed"] == 0.0
+
+
+@pytest.mark.parametrize("called", ["<tool_call>add(1, 2)</tool_call>", call(name="broken")])
+async def test_what_the_parser_reads_no_call_in_ends_the_trajectory(bench: Bench, called: str) -> None:
+    found, _ = await first_step(bench, Caller("demo-rollout-0"), script=(called, "never asked"))
+    assert written(found, "policy") == [called + END]
+    assert found.metrics["reward_metrics/tool_calls"] == 0.0 and found.metrics["agent/failed"] == 0.0
+
+
+async def test_functions_of_a_model_whose_calls_nobody_can_read_end_the_job(bench: Bench) -> None:
+    bench.spec["rollout"]["agent"]["toolParser"] = "llama3_json"
+    with pytest.raises(ConfigurationError, match=r"spec.rollout.agent.toolParser = llama3_json: .*python_tag"):
+        await first_step(bench, Caller("demo-rollout-0"), script=("3",))
 
 
 async def test_texts_that_go_through_no_template_are_refused(bench: Bench) -> None:
@@ -136,6 +154,45 @@ def test_a_reply_behind_a_turn_that_a_text_ended_closes_the_turn() -> None:
     context = words().encode("<tool_call>", add_special_tokens=False)
     found = words().decode(reply(context, [{"role": "user", "content": "well?"}], words(), ChatTemplate()))
     assert found == "<|im_end|>\n<|im_start|>user\nwell?<|im_end|>\n<|im_start|>assistant\n"
+
+
+CALLS = [
+    {"id": f"call0000{i}", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+    for i in (0, 1)
+]
+STRICT = """
+{%- for m in messages %}
+{%- if m.role == 'user' %}{{- '[INST] ' + m.content + '[/INST]' }}
+{%- elif m.role == 'assistant' and m.tool_calls %}
+{%- for c in m.tool_calls %}{{- '[CALL] ' + c.function.name + ' ' + c.id + c.function.arguments | tojson }}{%- endfor %}{{- '</s>' }}
+{%- elif m.role == 'assistant' %}{{- ' ' + m.content + '</s>' }}
+{%- elif not messages[loop.index0 - 1].tool_calls %}{{- raise_exception('a result of nothing') }}
+{%- else %}{{- '[RESULT] ' + m.tool_call_id + ' ' + m.content }}{%- endif %}{%- endfor %}"""
+"""In the style of Mistral's and of gpt-oss: a result has to follow the call that it is of."""
+
+
+def replied(context: str, template: str, end: str, calls: list) -> str:
+    known = tokenizer(template, end)
+    said = [{"role": "tool", "tool_call_id": call["id"], "name": "add", "content": "3"} for call in CALLS[:1]]
+    return known.decode(reply(known.encode(context, add_special_tokens=False), said, known, ChatTemplate(), calls))
+
+
+def test_a_template_that_wants_to_see_the_call_before_its_result_is_shown_it() -> None:
+    with pytest.raises(PolicyError, match="a result of nothing"):
+        replied("[CALL] add</s>", STRICT, "</s>", [])
+    assert replied("[CALL] add</s>", STRICT, "</s>", CALLS[:1]) == "[RESULT] call00000 3"
+    assert replied("[CALL] add", STRICT, "</s>", CALLS[:1]) == "</s>[RESULT] call00000 3", "no token has ended the turn"
+
+
+@pytest.mark.parametrize("context", [END, "</tool_call>", "1"])
+def test_a_template_that_needs_no_call_writes_the_same_with_it(context: str) -> None:
+    assert replied(context, QWEN, END, CALLS) == replied(context, QWEN, END, [])
+
+
+def test_a_template_that_refuses_what_the_policy_called_is_shown_the_result_alone() -> None:
+    refusal = "{%- if messages[1].tool_calls | length > 1 %}{{- raise_exception('one at a time') }}{%- endif %}"
+    one = QWEN.replace("{%- elif m.role == 'tool' %}", "{%- elif m.role == 'tool' %}" + refusal)
+    assert replied(END, one, END, CALLS) == replied(END, one, END, [])
 
 
 def test_a_template_that_knows_no_such_message_is_an_error_of_the_call() -> None:

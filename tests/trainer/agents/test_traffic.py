@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from rljob_api.families import ParserNames
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Policy, Turn
+from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.trajectory import Ints, Segment
 from trainer.agents.test_tools import END, words
 
@@ -25,7 +28,8 @@ class Between:
         spec = AgentSpec.model_validate(
             {"python": {"path": "/a"}, "maxTurns": turns, "maxTokens": 10**6, "timeoutSeconds": 5}
         )
-        self.session = Session(spec, Prompt(0, PROMPT, "1+2=", "3", "sum"), Sampling(), words(), ChatTemplate(), sample)
+        prompt, parser = Prompt(0, PROMPT, "1+2=", "3", "sum"), ResponseParser(ParserNames("", ""), {}, nobody)
+        self.session = Session(spec, prompt, Sampling(), words(), ChatTemplate(), sample, parser)
         self.policy, self.up, self.down = Policy(self._ask), 0, 0
 
     async def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
@@ -33,6 +37,10 @@ class Between:
         answer = pickle.dumps(await self.session.answer(method, json.loads(asked)))
         self.up, self.down = self.up + len(asked), self.down + len(answer)
         return pickle.loads(answer)
+
+
+async def nobody(request: ParseRequest) -> Parsed:
+    raise AssertionError("there is nothing to read: these agents have no tools")
 
 
 async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:

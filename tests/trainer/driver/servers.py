@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
-from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, STATE, STEP_HEADER
+from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STATE, STEP_HEADER
 
 EOS = ord(".")
 PACE = 0.01
@@ -32,8 +32,8 @@ class Server:
 
     async def __aenter__(self) -> "Server":
         app = web.Application()
-        routes = [web.post(GENERATE, self._generate), web.post(INTERRUPT, self._interrupt)]
-        app.add_routes([web.get(STATE, self._state), *routes])
+        posts = {GENERATE: self._generate, INTERRUPT: self._interrupt, PARSE: self._parse}
+        app.add_routes([web.get(STATE, self._state), *(web.post(path, route) for path, route in posts.items())])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -69,6 +69,10 @@ class Server:
 
     async def _interrupt(self, _: web.Request) -> web.Response:
         return web.json_response({})
+
+    async def _parse(self, _: web.Request) -> web.Response:
+        """Of a server whose texts have no format."""
+        return web.Response(status=404)
 
 
 class Thinker(Server):

@@ -4,11 +4,13 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from rljob_api.families import ParserNames
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.python_file import WorkerAgent
@@ -19,7 +21,8 @@ from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.wire.rollout_client import GenerationRequest
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
+from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError
 from rljob_trainer.wire.trajectory import Trajectory
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models
@@ -159,6 +162,24 @@ def counted(server: Server, before: tuple[float, float], tokens: int) -> tuple[f
         assert time.monotonic() < deadline, found
         time.sleep(0.1)
     return found[0] - before[0], found[1] - before[1]
+
+
+async def test_a_server_reads_responses_with_its_own_tokenizer_and_says_which_parser_it_cannot_use(
+    server: Server, checkpoints: dict[str, Path]
+) -> None:
+    """The transcripts are in test_parsing.py. It waits for a server, and needs no policy of one."""
+    lab, known = Lab(server, [checkpoints["old"]]), load_tokenizer(job(checkpoints["old"], Path("/agent.py")))
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    asked = ParseRequest([3], [7, 8, 9], ended=False, parsers=ParserNames("hermes", ""), tools=[tool])
+    waiting = asyncio.create_task(lab.pool.parse(asked))
+    await lab.publish(0)
+    found = await asyncio.wait_for(waiting, SECONDS)
+    assert found == Parsed(known.decode([7, 8, 9], skip_special_tokens=False), "", [])
+    with pytest.raises(ParserUnusableError, match="python_tag"):
+        await lab.pool.parse(replace(asked, parsers=ParserNames("llama3_json", "")))
+    with pytest.raises(RequestRefusedError, match="tools"):
+        await lab.pool.parse(replace(asked, tools=[{"type": "function"}]))
+    await lab.pool.close()
 
 
 async def test_a_turn_computes_little_more_than_what_is_new_in_it(server: Server, checkpoints: dict[str, Path]) -> None:

@@ -50,6 +50,12 @@ class Turn:
     """Of `tokens`, without special tokens."""
     finish_reason: Literal["stop", "length"]
     """`stop`: with the end-of-sequence token or a text of `stop`; `length`: cut off."""
+    content: str
+    """The text, without what was read as reasoning or as a call."""
+    reasoning: str
+    """Empty without spec.rollout.agent.reasoningParser."""
+    tool_calls: list[dict[str, Any]]
+    """In OpenAI's form, of the `tools` that the policy was asked with."""
 
     @property
     def whole(self) -> list[int]:
@@ -57,9 +63,10 @@ class Turn:
         return self.context + self.tokens
 
     @property
-    def message(self) -> dict[str, str]:
-        """The text as the assistant's message in a conversation."""
-        return {"role": "assistant", "content": self.text}
+    def message(self) -> dict[str, Any]:
+        """As the assistant's message in a conversation."""
+        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
+        return {"role": "assistant", "content": self.content, **calls}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ class Policy:
         *,
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Turn | None:
         """What the policy writes behind the context; None when maxTurns or maxTokens of spec.rollout.agent leave no room for another turn.
 
@@ -116,8 +124,10 @@ class Policy:
                 turns (Turn.message) and add to it, the ids stay and only what was added is rendered
             max_tokens: at most so many, in place of spec.rollout.sampling.maxTokens, if these are fewer
             stop: text or texts that end the turn, in place of spec.rollout.sampling.stop; the turn keeps them
+            tools: JSON schemas of functions, in OpenAI's form, whose calls are read (Turn.tool_calls). Where messages are rendered from their
+                beginning, the template shows them
         """
-        limits = _limits(max_tokens, stop)
+        limits = _limits(max_tokens, stop) | {"tools": [dict(tool) for tool in tools]}
         if context and isinstance(context[0], Mapping):
             return await self._converse([dict(message) for message in cast(Sequence[Message], context)], limits)
         tokens, last = ids(cast(Sequence[int], context)), self._last
@@ -154,8 +164,11 @@ class Policy:
     async def reply(self, context: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """What the chat template writes of `messages` (`{"role": "tool", "content": ...}`, or a user's) behind `context`, which ends with a turn of
         the policy's, up to where the next one begins. The policy's own end-of-turn token is not written twice. Raises PolicyError."""
-        last = ids(context)[-1:]  # the template's text begins behind it
-        found: list[int] = await self._ask("reply", {"context": last, "messages": [dict(m) for m in messages]})
+        tokens = ids(context)
+        after = self._last.number if tokens == self._last.tokens else None
+        said = [dict(message) for message in messages]
+        # the template's text begins behind the last token
+        found: list[int] = await self._ask("reply", {"context": tokens[-1:], "messages": said, "after": after})
         return found
 
     async def trajectory(

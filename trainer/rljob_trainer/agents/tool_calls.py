@@ -1,10 +1,9 @@
-"""The agent that lets the policy call functions, in the format of Hermes and Qwen, and replies through the chat template. Functions are shown to the
-policy as JSON schemas, made from their signatures. Pure Python, for the agent's process."""
+"""The agent that lets the policy call functions, and replies through the chat template. Functions are shown to the policy as JSON schemas, made from
+their signatures. Pure Python, for the agent's process."""
 
 import asyncio
 import inspect
 import json
-import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -50,10 +49,6 @@ def _type(name: str, hint: Any) -> dict[str, Any]:
     raise TypeError(f"the parameter {name!r} needs a type of {', '.join(t.__name__ for t in TYPES)}, or Literal")
 
 
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-"""Each holds a JSON object of `name` and `arguments`."""
-
-
 class NotACall(Exception):
     """What the policy reads of a call that cannot be made."""
 
@@ -63,21 +58,22 @@ class ToolCalls:
 
     def __init__(self, functions: Sequence[Callable[..., Any]]):
         self._functions = {function.__name__: function for function in functions}
+        self.schemas = [schema_of(function) for function in functions]
 
     async def rollout(self, prompt: Prompt, policy: Policy, row: Mapping[str, Any]) -> Trajectory:
         context, metrics = prompt.tokens, {"tool_calls": 0.0, "tool_errors": 0.0}
-        while turn := await policy.generate(context):
+        while turn := await policy.generate(context, tools=self.schemas):
             context = turn.whole
-            calls = CALL.findall(turn.text)
-            if not calls or turn.finish_reason == "length":
+            if not turn.tool_calls or turn.finish_reason == "length":
                 break
-            found = await asyncio.gather(*(self._result(call, row) for call in calls))
+            found = await asyncio.gather(*(self._result(call, row) for call in turn.tool_calls))
             metrics["tool_calls"] += len(found)
             metrics["tool_errors"] += sum(failed for _, failed in found)
-            context += await policy.reply(context, [{"role": "tool", "content": text} for text, _ in found])
+            said = zip(turn.tool_calls, found, strict=True)
+            context += await policy.reply(context, [_message(call, text) for call, (text, _) in said])
         return Trajectory(context, metrics=metrics)
 
-    async def _result(self, call: str, row: Mapping[str, Any]) -> tuple[str, bool]:
+    async def _result(self, call: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, bool]:
         """What the policy reads, and whether the call failed. A wrong call is the policy's to learn from, and no failure of the agent."""
         try:
             function, arguments = self._parsed(call, row)
@@ -90,16 +86,21 @@ class ToolCalls:
             return f"error: {text}", True
         return found if isinstance(found, str) else json.dumps(found, default=str), False
 
-    def _parsed(self, call: str, row: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        try:
-            said = json.loads(call)
-            name, arguments = said["name"], dict(said.get("arguments") or {})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise NotACall("a call is a JSON object of name and arguments") from error
+    def _parsed(self, call: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+        name = call["function"]["name"]
         function = self._functions.get(name)
         if function is None:
             raise NotACall(f"there is no function {name!r}, only {', '.join(self._functions)}")
+        try:
+            arguments = dict(json.loads(call["function"]["arguments"]) or {})
+        except (ValueError, TypeError, RecursionError) as error:
+            raise NotACall("the arguments of a call are a JSON object") from error
         parameters = inspect.signature(function).parameters
         if strange := arguments.keys() - (parameters.keys() - {ROW}):
             raise NotACall(f"{name} has no parameter {min(strange)!r}")
         return function, arguments | ({ROW: row} if ROW in parameters else {})
+
+
+def _message(call: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """What a call returned."""
+    return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}

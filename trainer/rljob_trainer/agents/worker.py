@@ -25,7 +25,7 @@ from typing import IO, Any, BinaryIO
 from rljob_trainer.agents import environments
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
 from rljob_trainer.agents.episode import Nonsense
-from rljob_trainer.agents.tool_calls import ToolCalls, schema_of
+from rljob_trainer.agents.tool_calls import ToolCalls
 from rljob_trainer.rewards.worker import Function, NotAReward, channel, die_with_parent, load, say, split
 from rljob_trainer.user_code import explain
 
@@ -56,7 +56,8 @@ def _own(kind: str, path: str, names: list[str]) -> tuple[Function, list[dict[st
     """What makes trajectories, and schemas of what the policy may call."""
     functions = [load(path, name) for name in names]
     if kind == "tools":
-        return ToolCalls(functions).rollout, [schema_of(function) for function in functions]
+        calls = ToolCalls(functions)
+        return calls.rollout, calls.schemas
     return _agent(functions[0]), []
 
 

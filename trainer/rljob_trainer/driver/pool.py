@@ -19,6 +19,7 @@ from typing import Any
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.driver.slots import Home, LoadedServer, Slots
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
@@ -68,6 +69,8 @@ class RolloutPool:
         self._min, self._slots = max(min_replicas, 1), Slots[_Serving](samples_in_flight)
         self._replicas = Replicas(self._min)
         self._serving: dict[str, _Serving] = {}
+        self._joined = asyncio.Event()
+        """Set when a server has come into the pool."""
         self._cache_tokens: dict[str, int] = {}
         """By the UID of a pod."""
         self._enough = asyncio.Event()
@@ -169,6 +172,18 @@ class RolloutPool:
                     self._slots.release(serving, need)
             return []
 
+    async def parse(self, request: ParseRequest) -> Parsed:
+        """Like RolloutClient.parse, by any server: it needs no place, since it computes nothing. Waits while there is none."""
+        while True:
+            while not self._serving:
+                self._joined.clear()
+                await self._joined.wait()
+            serving = min(self._serving.values(), key=lambda s: s.samples)
+            try:
+                return await _unless_gone(serving, serving.client.parse(request))
+            except ReplicaLost as lost:
+                await self._leave(serving, lost)
+
     async def resumed(self) -> None:
         """Returns while no interruption is under way."""
         await self._resumed.wait()
@@ -214,6 +229,7 @@ class RolloutPool:
         serving.watcher = asyncio.create_task(self._watch(serving))
         self._serving[endpoint.pod_uid] = serving
         self._slots.add(serving)
+        self._joined.set()
 
     async def _disconnect(self, endpoint: RolloutEndpoint, reason: str) -> None:
         """Take a server out of the pool; its requests are sent elsewhere."""
@@ -286,7 +302,7 @@ class RolloutPool:
         self.changed()
 
 
-async def _unless_gone(serving: _Serving, answer: Coroutine[Any, Any, list[Generation]]) -> list[Generation]:
+async def _unless_gone[T](serving: _Serving, answer: Coroutine[Any, Any, T]) -> T:
     """The answer. Raises ReplicaLost when the server is taken out of the pool first."""
     call: asyncio.Future[Any] = asyncio.ensure_future(answer)
     try:

@@ -1,8 +1,8 @@
 """The ASGI middleware of a rollout server: authorization, attempt fence, weight updates, and generation once the weights are current.
 
 Open routes and the token are those of guard.py. Routes that generate, ours and vLLM's own, are available only while a policy of the current attempt
-is served. Statuses: 400 invalid header or body, 401 no token, 409 a higher attempt owns the server (body: `attempt`), 503 no weights yet, 500 an
-update failed (body: `error`).
+is served; what a response says (parsing.py) needs none. Statuses: 400 invalid header or body, 401 no token, 409 a higher attempt owns the server
+(body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
 """
 
 from collections.abc import Awaitable, Callable
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Send
 
 from rljob_trainer.server.generate import adapters_of, cache_tokens, generate
 from rljob_trainer.server.guard import Guard, error
+from rljob_trainer.server.parsing import parse
 from rljob_trainer.server.weights.updates import UpdateError, WeightUpdates
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, Gate, PolicyVersion
@@ -65,6 +66,8 @@ class Front(Guard):
             return JSONResponse(self._gate.state() | {"cache_tokens": cache_tokens(request.app.state.engine_client)})
         if route == ("GET", protocol.HEALTH):
             return await self._health(request, self._weights.running)
+        if route == ("POST", protocol.PARSE):
+            return await parse(request)
         if route not in self._updates:
             return None
         if protocol.ATTEMPT_HEADER not in request.headers:

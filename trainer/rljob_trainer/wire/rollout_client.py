@@ -13,11 +13,13 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.wire.generate import decode, encode_images, pack_tokens
 from rljob_trainer.wire.images import Placed
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
     ATTEMPT_HEADER,
     GENERATE,
     INTERRUPT,
+    PARSE,
     STATE,
     STEP_HEADER,
     AttemptSuperseded,
@@ -125,6 +127,11 @@ class RolloutClient:
         if STEP_HEADER not in headers:
             raise ReplicaLost(f"{self.endpoint.pod}: its answer names no policy")
         return _generations(body, request.n, int(headers[STEP_HEADER]))
+
+    async def parse(self, request: ParseRequest) -> Parsed:
+        """What a response says. Raises as `generate`, and ParserUnusableError."""
+        body, _ = await self._call("POST", PARSE, request.body())
+        return Parsed.of(body)
 
     async def interrupt(self) -> None:
         """Have all requests answered with what has been generated so far. Raises as `generate`; ReplicaLost also after PROBE_SECONDS."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.agent import Agent
+from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import HeldOutSet, Prompt
@@ -24,6 +25,7 @@ from rljob_trainer.rewards.apart import apart
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
 from rljob_trainer.wire.trajectory import Experts, Ints, Segment, Trajectory, prompt
 
@@ -56,6 +58,8 @@ class Responder(Protocol):
 
     async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]: ...
 
+    async def parse(self, request: ParseRequest) -> Parsed: ...
+
     async def resumed(self) -> None: ...
 
     async def interrupt(self) -> None: ...
@@ -77,6 +81,7 @@ class Generator:
         """`agent`: makes the samples, where they are more than one response."""
         self._spec, self._job_uid, self._tokenizer, self._rewards = spec, job_uid, tokenizer, rewards
         self._pool, self._heartbeat, self._agent = pool, heartbeat, agent
+        self._parser = ResponseParser.of(spec, pool.parse)
         self._may_generate = PriorityEvent()
 
     def group(
@@ -171,7 +176,9 @@ class Generator:
         generate_turn = partial(self._turn, request, index, Home())
         if sample.outcome is None:
             template = self._spec.data.chat_template
-            session = Session(agent.spec, request.prompt, request.sampling, self._tokenizer, template, generate_turn)
+            session = Session(
+                agent.spec, request.prompt, request.sampling, self._tokenizer, template, generate_turn, self._parser
+            )
             try:
                 sample.outcome = await self._score(request, index, await agent.rollout(session))
             except AgentFailed as failure:

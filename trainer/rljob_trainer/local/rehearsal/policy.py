@@ -1,7 +1,7 @@
 """What stands in for the policy: texts that are written down beforehand, turn after turn."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,9 +9,13 @@ import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
+from rljob_api.spec.model import ChatTemplate
+from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.conversations import ASKED, MARK, SAID, written
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer, turn_end
 from rljob_trainer.driver.slots import Home
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, ToolCall
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
 
 UNRELATED = "I do not know."
@@ -39,17 +43,15 @@ class Script:
     """It is the row's own answer."""
 
 
-def scripts(
-    prompt: Prompt, others: Sequence[Prompt], said: Sequence[str], tools: Sequence[Mapping[str, Any]]
-) -> list[Script]:
+def scripts(prompt: Prompt, others: Sequence[Prompt], said: Sequence[str], calls: str) -> list[Script]:
     """What is tried on a prompt.
 
     Args:
         others: prompts whose answers may be wrong ones
         said: the user's own turns in place of the row's answer; empty: the answer as it is
-        tools: JSON schemas of functions that the policy may call: it calls each once before it answers
+        calls: a turn of its own before the answer; empty: none
     """
-    before = (" ".join(_call(tool) for tool in tools),) if tools else ()
+    before = (calls,) if calls else ()
 
     def script(name: str, answer: str, is_right: bool = False) -> Script:
         turns = tuple(text.replace(ANSWER, answer) for text in said) or (*before, answer)
@@ -64,11 +66,37 @@ def scripts(
     ]
 
 
-def _call(tool: Mapping[str, Any]) -> str:
+def calling(tools: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate) -> str:
+    """A turn that calls each function once, as the chat template writes it, or in Hermes' format where the template does not; empty: no functions.
+
+    Args:
+        tools: JSON schemas of functions that the policy may call
+    """
+    if not tools:
+        return ""
+    calls = [_call(tool, i) for i, tool in enumerate(tools)]
+    try:
+        before = written([ASKED], tokenizer, template)
+        whole = written([ASKED, SAID | {"content": "", "tool_calls": calls}], tokenizer, template, goes_on=False)
+        end = written([ASKED, SAID], tokenizer, template, goes_on=False).partition(MARK)[2]
+    except PolicyError:
+        return _hermes(calls)
+    turn = whole.removeprefix(before).removesuffix(end)
+    is_written = whole.startswith(before) and all(call["function"]["name"] in turn for call in calls)
+    return turn if is_written else _hermes(calls)
+
+
+def _hermes(calls: Sequence[ToolCall]) -> str:
+    return " ".join(f"<tool_call>\n{json.dumps(call['function'])}\n</tool_call>" for call in calls)
+
+
+def _call(tool: Mapping[str, Any], number: int) -> ToolCall:
+    """Its id has nine letters and digits, as some templates want."""
     function = tool["function"]
     properties = function["parameters"]["properties"]
     arguments = {name: _example(properties[name]) for name in function["parameters"]["required"]}
-    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': arguments})}\n</tool_call>"
+    said = {"name": function["name"], "arguments": arguments}
+    return {"id": f"call{number:05}", "type": "function", "function": said}
 
 
 def _example(schema: Mapping[str, Any]) -> Any:
@@ -85,8 +113,15 @@ def end_of(spec: RLJobSpec, tokenizer: Tokenizer) -> list[int]:
 class ScriptedPolicy:
     """In place of the pool of rollout servers, for one sample."""
 
-    def __init__(self, script: Script, tokenizer: Tokenizer, end: Sequence[int]):
+    def __init__(
+        self,
+        script: Script,
+        tokenizer: Tokenizer,
+        end: Sequence[int],
+        parse: Callable[[ParseRequest], Awaitable[Parsed]],
+    ):
         """`end`: of a turn."""
+        self._parse = parse
         self._turns, self._asked, self._tokenizer, self._end = script.turns, 0, tokenizer, list(end)
 
     async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
@@ -97,6 +132,9 @@ class ScriptedPolicy:
         log_probs = np.zeros(len(tokens), np.float32)
         written = Generation(np.array(tokens, np.int32), log_probs, "stop" if complete else "length", policy_step=0)
         return [written] * request.n
+
+    async def parse(self, request: ParseRequest) -> Parsed:
+        return await self._parse(request)
 
     async def resumed(self) -> None: ...
 

@@ -21,7 +21,8 @@ from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.generation import Generator, GroupRequest
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.policy import Script, ScriptedPolicy, end_of, scripts
+from rljob_trainer.local.rehearsal.parsing import LocalParser
+from rljob_trainer.local.rehearsal.policy import Script, ScriptedPolicy, calling, end_of, scripts
 from rljob_trainer.rewards.manager import RewardManager, is_scored_by_driver
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.rewards.rules import entries_of, validate_row
@@ -56,7 +57,8 @@ class Rehearsal:
         self._spec, self._tokenizer, self._scratch, self._most, self._said = spec, tokenizer, scratch, most, said
         self._rewards = RewardManager(spec.rewards, scored=is_within_reach)
         self._agent: Agent | None = agent_of(spec.rollout.agent) if spec.rollout.agent else None
-        self._end = end_of(spec, tokenizer)
+        self._end, self._parser = end_of(spec, tokenizer), LocalParser(spec)
+        self._calls = ""
         self._answers = False
 
     @asynccontextmanager
@@ -66,11 +68,12 @@ class Rehearsal:
             mistakes = await _mistakes(self._agent.start()) if self._agent else []
             if self._agent and self._agent.tools:
                 self._tokenizer = ToolTokenizer(self._tokenizer, self._agent.tools)
+                self._calls = calling(self._agent.tools, self._tokenizer, self._spec.data.chat_template)
             mistakes += await self._mistakes_of_rewards()
             self._answers = not mistakes
             yield mistakes
         finally:
-            await asyncio.gather(*(part.stop() for part in (self._rewards, self._agent) if part))
+            await asyncio.gather(*(part.stop() for part in (self._rewards, self._agent, self._parser) if part))
 
     async def _mistakes_of_rewards(self) -> list[ConfigurationError]:
         """Of all entries: where one is wrong, each is started alone."""
@@ -123,14 +126,13 @@ class Rehearsal:
         return (first, *await asyncio.gather(*(self._row(prompt, chosen, sampling) for prompt in chosen[1:])))
 
     async def _row(self, prompt: Prompt, others: Sequence[Prompt], sampling: Sampling) -> TriedRow:
-        tools = self._agent.tools if self._agent else ()
-        tried = scripts(prompt, others, self._said, tools) if self._answers else []
+        tried = scripts(prompt, others, self._said, self._calls) if self._answers else []
         outcomes = await asyncio.gather(*(self._sample(prompt, script, sampling) for script in tried))
         return TriedRow(prompt, tuple(zip(tried, outcomes, strict=True)))
 
     async def _sample(self, prompt: Prompt, script: Script, sampling: Sampling) -> Outcome:
         """As the driver makes one."""
-        policy = ScriptedPolicy(script, self._tokenizer, self._end)
+        policy = ScriptedPolicy(script, self._tokenizer, self._end, self._parser.parse)
         generator = Generator(self._spec, "try", self._tokenizer, self._rewards, policy, _nothing, self._agent)
         (outcome,) = await generator.samples(GroupRequest(prompt.index, prompt, 1, sampling, SEED))
         return outcome

@@ -1,0 +1,167 @@
+"""What the policy reads of a conversation. Tokens that it generated stay as they are: only what is said behind them is rendered."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.spec.model import ChatTemplate
+from rljob_trainer.agents.api import Message, PolicyError
+from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.wire.parsing import ToolCall
+
+MARK = "rljob-assistant-turn"
+"""Stands for the assistant's turn while the template is asked what it writes behind one."""
+END = "rljob-last-argument"
+"""Stands for what its last call ends with."""
+ASKED: dict[str, Any] = {"role": "user", "content": MARK.upper()}
+SAID: dict[str, Any] = {"role": "assistant", "content": MARK}
+TEXTS = {None, "text", "input_text", "output_text"}
+"""Types of a part of a message that are its text."""
+
+
+def reply(
+    context: Sequence[int],
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    calls: Sequence[ToolCall] = (),
+) -> list[int]:
+    """Tokens of `messages` behind `context`, which ends with an assistant's turn, up to where the assistant begins again. Raises PolicyError.
+
+    Args:
+        calls: of that turn. Some templates want to see them before they write what was returned, and take names or ids from them
+    """
+    if not context:
+        raise PolicyError("nothing to reply to: the context has no token")
+    last = tokenizer.decode([context[-1]], skip_special_tokens=False)
+    behind = _behind_calls(calls, messages, context[-1], tokenizer, template) if calls else None
+    if behind is None:
+        _, mark, behind = written([ASKED, SAID, *messages], tokenizer, template).partition(MARK)
+        if not mark:  # the first is ours: a message may hold another
+            raise PolicyError("the chat template does not write what the assistant said")
+        behind = behind.removeprefix(last)
+    return encoded(behind, tokenizer)
+
+
+def _behind_calls(
+    calls: Sequence[ToolCall], messages: Sequence[Message], last: int, tokenizer: Tokenizer, template: ChatTemplate
+) -> str | None:
+    """What follows `last`, the token that the turn ends with. None: the template does not write these calls, or not as the policy did."""
+    marked = json.loads(json.dumps(list(calls)))
+    marked[-1]["function"]["arguments"] = {MARK: END}
+    turn = [ASKED, SAID | {"tool_calls": marked}]
+    try:
+        alone = written(turn, tokenizer, template, goes_on=False)
+        whole = written([*turn, *messages], tokenizer, template)
+        plain = written([ASKED, SAID], tokenizer, template, goes_on=False)
+    except PolicyError:
+        return None
+    closing, rest = alone.partition(END)[2], whole.partition(END)[2]
+    turn_end = plain.partition(MARK)[2]
+    if not closing or not rest.startswith(closing):
+        return None
+    said, word = rest.removeprefix(closing), special(last, tokenizer)
+    if word and word in closing:
+        return closing.rpartition(word)[2] + said
+    return turn_end + said if turn_end and closing.endswith(turn_end) else None
+
+
+def special(token: int, tokenizer: Tokenizer) -> str:
+    """The text of a special token; empty for any other."""
+    is_special = not tokenizer.decode([token], skip_special_tokens=True)
+    return tokenizer.decode([token], skip_special_tokens=False) if is_special else ""
+
+
+def written(
+    messages: Sequence[Message],
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]] = (),
+    goes_on: bool = True,
+) -> str:
+    """What the chat template makes of a conversation. Raises PolicyError. `goes_on`: with what the assistant's next turn begins with."""
+    if not tokenizer.chat_template:
+        raise PolicyError("the tokenizer in spec.model.path has no chat template")
+    how: dict[str, Any] = {"add_generation_prompt": goes_on, "tokenize": False, **template.arguments}
+    try:
+        text: str = tokenizer.apply_chat_template([_spoken(m) for m in messages], list(tools) or None, **how)
+    except Exception as error:  # templates are programs, and raise what they like
+        raise PolicyError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
+    return text
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Without special tokens in front or behind. Raises PolicyError: a tool's answer, for example, may hold half a character."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=False)
+    except Exception as error:  # the tokenizers library raises plain Exceptions
+        raise PolicyError(f"the tokenizer cannot encode {text[:200]!r}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A conversation that ends with a turn of the policy's."""
+
+    messages: list[dict[str, Any]]
+    tokens: list[int]
+
+
+class Conversations:
+    """Of one trajectory, whose agent says the whole conversation every time it asks."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+        self._tokenizer, self._template = tokenizer, template
+        self._known: list[_Known] = []
+
+    def context(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+        """What the policy continues: behind the longest conversation that these messages begin with, or from their first on. Raises PolicyError."""
+        said = [_plain(message) for message in messages]
+        beginnings = (k for k in self._known if said[: len(k.messages)] == k.messages and len(said) > len(k.messages))
+        if known := max(beginnings, key=lambda k: len(k.messages), default=None):
+            rest, calls = messages[len(known.messages) :], known.messages[-1].get("tool_calls", ())
+            return known.tokens + reply(known.tokens, rest, self._tokenizer, self._template, calls)
+        return encoded(written(messages, self._tokenizer, self._template, tools), self._tokenizer)
+
+    def add(self, messages: Sequence[Message], answer: Message, tokens: list[int]) -> None:
+        """The policy answered, and `tokens` are those of the whole conversation."""
+        self._known.append(_Known([_plain(message) for message in (*messages, answer)], tokens))
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """Without what clients add or leave out, and with content as a text: messages of one meaning are equal. Raises PolicyError."""
+    if "role" not in message:
+        raise PolicyError("a message has no role")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(map(_text, content))
+    found = {"role": message["role"], "content": content or ""}
+    return found | {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
+
+
+def _text(part: Any) -> str:
+    """Raises PolicyError for a part of a message that is no text."""
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if not isinstance(part, Mapping) or kind not in TEXTS:
+        raise PolicyError(f"a part of a message is of type {kind}, and an agent's policy reads texts only")
+    return str(part.get("text", ""))
+
+
+def _spoken(message: Message) -> dict[str, Any]:
+    """As chat templates read it: arguments of calls are objects, and reasoning is called `reasoning_content`. Raises PolicyError."""
+    found = _plain(message)
+    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
+        found["reasoning_content"] = reasoning
+    if "tool_calls" in found:
+        found["tool_calls"] = [_with_objects(call) for call in found["tool_calls"]]
+    return found
+
+
+def _with_objects(call: Any) -> Any:
+    """The call with arguments as an object, where they are JSON."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            return {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+    return call
