@@ -5,12 +5,13 @@ What a policy writes may be anything. A call that is malformed gives what vLLM g
 """
 
 import asyncio
+import json
 import secrets
 from functools import cache
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from rljob_api.families import ParserNames
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, ToolCall
@@ -20,14 +21,16 @@ HARMONY = {"openai", "openai_gptoss"}
 """Parsers of gpt-oss, whose messages vLLM reads from token ids."""
 
 
-async def parse(request: Request) -> JSONResponse:
+async def parse(request: Request) -> Response:
     """The response of the route."""
     engine = request.app.state.engine_client
     try:
         body = await request.json()
-        return JSONResponse(await asyncio.to_thread(answer, engine.get_tokenizer(), body, engine.model_config))
+        found = await asyncio.to_thread(answer, engine.get_tokenizer(), body, engine.model_config)
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
+    # in ASCII: arguments of a call may hold half a character, which JSONResponse cannot encode
+    return Response(json.dumps(found), media_type="application/json")
 
 
 def load() -> None:
