@@ -48,21 +48,21 @@ def run_servers(s: Snapshot, status: JobStatus) -> Change:
     for step in steps:
         change = change.then(Change(_without(change.status, step.delete), step.events, step.due, step.delete))
     released = [step for step in steps if step.delete]
-    return change.then(Change(change.status, _given_up(released))) if released else change
+    return change.then(Change(change.status, (_given_up(released),))) if released else change
 
 
-def _given_up(released: list[Step]) -> tuple[Event]:
-    """One event, also if many servers have lost nodes at the same time."""
+def _given_up(released: list[Step]) -> Event:
+    """One, also if many servers have lost nodes at the same time."""
     first, pods = released[0], [pod.name for step in released for pod in step.delete]
     if len(released) == 1:
         text = (
             f"{server_name(first.server)} gives up {', '.join(pods)}, and is placed again: {first.lacking} has no node"
         )
-        return (Event("Warning", reasons.STRANDED, text),)
+        return Event("Warning", reasons.STRANDED, text)
     causes = [f"{server_name(step.server)}: {step.lacking} has no node" for step in released]
     more = f"; and {len(causes) - MOST_NAMED} more" if len(causes) > MOST_NAMED else ""
     text = f"{len(released)} servers give up the nodes of {len(pods)} pods, and are placed again: {'; '.join(causes[:MOST_NAMED])}{more}"
-    return (Event("Warning", reasons.STRANDED, text),)
+    return Event("Warning", reasons.STRANDED, text)
 
 
 def _wanted(s: Snapshot, status: JobStatus) -> Iterator[ServerStatus]:

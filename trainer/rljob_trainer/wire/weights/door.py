@@ -1,5 +1,6 @@
 """Where other processes connect to a worker: the one before it in a chain, and senders that want to know whether it still exists."""
 
+import select
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -50,11 +51,10 @@ class Door:
 
     def clear(self) -> None:
         """Let in whoever is outside: who only knocked takes up room there."""
-        self._listener.settimeout(0.0)
-        with suppress(BlockingIOError):
-            while True:
-                self._admit(self._listener.accept()[0])
-        self._listener.settimeout(POLL_SECONDS)
+        outside = select.poll()
+        outside.register(self._listener, select.POLLIN)
+        while outside.poll(0):
+            self._admit(self._listener.accept()[0])
 
     def close(self) -> None:
         for connection in (self._listener, *self._waiting.values()):
