@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 
 from rljob_api.families import ParserNames
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, ToolCall
@@ -21,7 +21,14 @@ HARMONY = {"openai", "openai_gptoss"}
 """Parsers of gpt-oss, whose messages vLLM reads from token ids."""
 
 
-async def parse(request: Request) -> Response:
+class Escaped(JSONResponse):
+    """In ASCII: the arguments of a call may hold half a character, which UTF-8 does not have."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
+
+
+async def parse(request: Request) -> JSONResponse:
     """The response of the route."""
     engine = request.app.state.engine_client
     try:
@@ -29,8 +36,7 @@ async def parse(request: Request) -> Response:
         found = await asyncio.to_thread(answer, engine.get_tokenizer(), body, engine.model_config)
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
-    # in ASCII: arguments of a call may hold half a character, which JSONResponse cannot encode
-    return Response(json.dumps(found), media_type="application/json")
+    return Escaped(found)
 
 
 def load() -> None:
