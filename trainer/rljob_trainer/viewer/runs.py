@@ -18,7 +18,7 @@ MOST_BYTES = 128 << 20
 MOST_POINTS = 2000
 """Steps of a curve; of longer runs every n-th, and the last."""
 DECODER = json.JSONDecoder(
-    parse_float=lambda text: value if math.isfinite(value := float(text)) else None,
+    parse_float=lambda text: float(text) if math.isfinite(float(text)) else None,
     parse_int=lambda text: int(text) if math.isfinite(float(text)) else None,
     parse_constant=lambda text: None,
 )
