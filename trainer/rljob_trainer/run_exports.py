@@ -38,7 +38,10 @@ def _exports(run: Path) -> Iterator[tuple[int, Path]]:
             yield step, directory
     for manifest in run.glob("global_step_*/manifest.json"):
         number = manifest.parent.name.removeprefix("global_step_")
-        if number.isdecimal() and _is_model(export := names.huggingface_dir(run, int(number))):
+        if not number.isdecimal():
+            continue
+        export = names.huggingface_dir(run, int(number))
+        if _is_model(export):
             yield int(number), export
 
 

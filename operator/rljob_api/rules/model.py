@@ -5,20 +5,13 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.config_json import unfit
-from rljob_api.families import (
-    FAMILIES,
-    family_of,
-    has_delta_nets,
-    has_latent_attention,
-    language_of,
-    parsers_of,
-    rope_of,
-)
+from rljob_api.families import FAMILIES, family_of, has_delta_nets, has_latent_attention, language_of, rope_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.keys import TRANSFORMER
 from rljob_api.rules.layout import unfit_module
 from rljob_api.rules.lora import adapter_violations
 from rljob_api.rules.ranks import Ranks
+from rljob_api.rules.rollout import tool_parser_violations
 from rljob_api.rules.vision import vision_violations
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -62,18 +55,9 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from adapter_violations(spec, config)
     yield from _router_replay_violations(spec, config)
     yield from vision_violations(spec, config)
-    yield from _tool_parser_violations(spec, config)
+    yield from tool_parser_violations(spec, config)
     if not spec.train.batches.replay:
         yield from _server_violations(spec, config)
-
-
-def _tool_parser_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
-    """Functions that the policy calls, whose calls nobody could read. Other agents may have no tools."""
-    agent = spec.rollout.agent
-    if agent and agent.tools and not parsers_of(agent.tool_parser, None, config).tools:
-        rule = f"models of model_type {config.get('model_type')} have no format of calls in common"
-        fix = "name the parser of vLLM that reads what this model writes"
-        yield Violation("spec.rollout.agent.toolParser", "unset", rule, fix)
 
 
 def _value_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:

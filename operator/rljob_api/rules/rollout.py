@@ -1,7 +1,9 @@
 """Servers, sampling, agents, and how far samples may lag behind the policy: `spec.rollout` and what spec.train says about generation."""
 
 from collections.abc import Iterator
+from typing import Any
 
+from rljob_api.families import parsers_of
 from rljob_api.nearest import nearest
 from rljob_api.rules.engine import (
     ADVANTAGE,
@@ -226,6 +228,15 @@ def parser_violations(spec: RLJobSpec) -> Iterator[Violation]:
             near = nearest(name, known)
             fix = f"did you mean {near}?" if near else f"use one of {', '.join(sorted(known))}"
             yield Violation(f"spec.rollout.agent.{where}", name, "the pinned vLLM has no such parser", fix)
+
+
+def tool_parser_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
+    """Functions that the policy calls, whose calls nobody could read. Other agents may have no tools. `config`: the model's config.json."""
+    agent = spec.rollout.agent
+    if agent and agent.tools and not parsers_of(agent.tool_parser, None, config).tools:
+        rule = f"models of model_type {config.get('model_type')} have no format of calls in common"
+        fix = "name the parser of vLLM that reads what this model writes"
+        yield Violation("spec.rollout.agent.toolParser", "unset", rule, fix)
 
 
 RULES: tuple[Check, ...] = (

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 import pytest
 from aiohttp import web
 
+from rljob_api.families import ParserNames
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
-from rljob_trainer.driver import pool as pool_module
+from rljob_trainer.driver import serving
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
+from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
-from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, STEP_HEADER, AttemptSuperseded
+from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STEP_HEADER, AttemptSuperseded
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)
 SECONDS = 120
@@ -44,7 +46,7 @@ class Server:
     async def running(self) -> AsyncIterator["Server"]:
         application = web.Application()
         application.add_routes([web.post(GENERATE, self.generate), web.get("/rljob/state", self.state)])
-        application.add_routes([web.post(INTERRUPT, self.interrupt)])
+        application.add_routes([web.post(INTERRUPT, self.interrupt), web.post(PARSE, self.parse)])
         runner = web.AppRunner(application, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -70,6 +72,12 @@ class Server:
             await asyncio.sleep(60)
         self.finish, self.frozen = "abort", False
         return web.json_response({})
+
+    async def parse(self, request: web.Request) -> web.Response:
+        """It reads its own name."""
+        if self.status != 200:
+            return web.Response(status=self.status)
+        return web.json_response(Parsed(self.pod).body())
 
     async def generate(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -205,13 +213,33 @@ async def test_a_replica_that_leaves_before_a_request_has_gone_out_is_as_lost_as
 
 
 async def test_a_frozen_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr("rljob_trainer.wire.rollout_client.PROBE_SECONDS", 0.5)
     frozen, good = Server("frozen", frozen=True), Server("good")
     async with pool_of(frozen, good) as pool:
         assert await ask(pool, 20) == list(range(20))
         assert pool.problem(frozen.endpoint) == "left 3 questions unanswered"
         frozen.frozen = False
+
+
+RESPONSE = ParseRequest([1], [2], ended=False, parsers=ParserNames("hermes", ""))
+
+
+async def test_what_a_response_says_is_read_by_whichever_server_is_there() -> None:
+    async with pool_of(Server("failing", status=500)) as pool, Server("new").running() as newcomer:
+        read = asyncio.create_task(pool.parse(RESPONSE))
+        await until(lambda: not pool.current)
+        assert not read.done(), "it waits while there is no server"
+        await admit(pool, newcomer)
+        assert (await asyncio.wait_for(read, SECONDS)).content == "new"
+        assert pool.redispatched == 0, "nothing was generated twice"
+
+
+async def test_a_request_to_read_that_is_wrong_is_refused_and_loses_no_server() -> None:
+    async with pool_of(Server("a", status=400)) as pool:
+        with pytest.raises(RequestRefusedError):
+            await pool.parse(RESPONSE)
+        assert len(pool.current) == 1
 
 
 async def test_a_replica_that_was_admitted_again_is_used_again() -> None:

@@ -16,6 +16,8 @@ from trainer.rewards.serving import Answering
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))
 JUDGE = {"prompt": "Q: {prompt} A: {response} Right: {answer} {x}", "score": r"Score: (\S+)"}
+SECONDS = 60
+"""Many times what anything takes."""
 
 
 def said(text: object) -> dict:
@@ -150,7 +152,9 @@ async def test_the_only_server_may_be_started_again_during_a_request() -> None:
         server.answer = None
         job.list(server)
         asked = asyncio.create_task(job.score())
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(SECONDS):
+            while server.now or not server.bodies:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
         server.answer = {"data": [{"data": [0.5]}]}
         assert await asked == 0.5 and len(server.bodies) == 2
 

@@ -5,15 +5,20 @@ The tokenizers are tiny, with the special tokens of their families; those of gpt
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.testclient import TestClient
 from tokenizers import AddedToken
 
 from rljob_api.families import FAMILIES, ParserNames
-from rljob_trainer.server.parsing import answer, parsed
+from rljob_trainer.server.parsing import answer, parse, parsed
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
+from rljob_trainer.wire.weights.protocol import PARSE
 from trainer.data import templates
 
 ADD = {
@@ -187,13 +192,26 @@ def test_without_functions_a_parser_of_reasoning_separates_that_alone() -> None:
 
 
 def test_the_arguments_of_the_template_say_whether_the_policy_reasons() -> None:
-    """Qwen3's parser takes everything up to the end of reasoning for that, unless the template was told to leave it out."""
+    """Qwen3's parser takes everything up to the end of reasoning for that, unless the template leaves it out."""
     known = tokenizer(THINK)
     tokens = known.encode("It is 3.", add_special_tokens=False)
     for silent, expected in ((True, Parsed("It is 3.", "", [])), (False, Parsed("", "It is 3.", []))):
         template = {"enable_thinking": False} if silent else {}
         asked = ParseRequest([1], tokens, False, ParserNames("", "qwen3"), template=template)
         assert parsed(known, asked) == expected
+
+
+def test_half_a_character_in_the_arguments_of_a_call_reaches_the_driver() -> None:
+    """A policy may write any escape. The answer of the route has to be written and read with it."""
+    half = '<tool_call>{"name": "add", "arguments": {"unit": "\\ud83d"}}</tool_call>'
+    known = tokenizer(())
+    tokens = known.encode(half, add_special_tokens=False)
+    engine = SimpleNamespace(get_tokenizer=lambda: known, model_config=None)
+    app = Starlette(routes=[Route(PARSE, parse, methods=["POST"])])
+    app.state.engine_client = engine
+    asked = ParseRequest([1], tokens, ended=False, parsers=ParserNames("hermes", ""), tools=[ADD])
+    found = Parsed.of(TestClient(app).post(PARSE, json=asked.body()).json())
+    assert json.loads(found.tool_calls[0]["function"]["arguments"]) == {"unit": "\ud83d"}
 
 
 def test_a_parser_whose_tokens_the_model_does_not_have_is_unusable_and_says_why() -> None:

@@ -164,7 +164,8 @@ class PolicyObjective(Objective):
         difficulty, longest = self._algorithm.difficulty, self._spec.longest_response
         if difficulty is None or self._algorithm.dynamic_sampling:
             return {}
-        lengths = np.maximum.reduceat(columns.response_length, first := np.flatnonzero(columns.branch == 0))
+        first = np.flatnonzero(columns.branch == 0)
+        lengths = np.maximum.reduceat(columns.response_length, first)
         rewards: dict[int, list[float]] = defaultdict(list)
         for group, reward, length in zip(columns.group[first], columns.reward[first], lengths, strict=True):
             rewards[int(group)].append(float(reward) + overlong_penalty(int(length), longest, self._algorithm.overlong))

@@ -86,7 +86,8 @@ def gsm8k(record: Record, place: Place) -> Problem:
 
 def math(record: Record, place: Place) -> Problem:
     """Problem, and what is in the last box of the solution (arXiv 2103.03874)."""
-    answer = boxed(solution := _text(record, place, "solution"))
+    solution = _text(record, place, "solution")
+    answer = boxed(solution)
     if not answer:
         raise place.error(f"column 'solution' is {short(solution)}, without a complete \\boxed{{...}}", _AS_PUBLISHED)
     return Problem(_asked(_text(record, place, "problem"), BOXED), answer, "lighteval/MATH")

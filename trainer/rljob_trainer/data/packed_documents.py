@@ -126,7 +126,8 @@ def _tokenised(
         for tokens in workers.tokenise(read) if workers else (document(text, tokenizer) for text in read):
             if tokens:
                 sink.write(np.array(tokens, np.int32).tobytes())
-                starts.append(total := total + len(tokens))
+                total += len(tokens)
+                starts.append(total)
     if empty := len(table) - len(starts) + 1:
         log.warning("%s: %d of %d rows hold no text and are left out", place.path, empty, len(table))
     return _filled(place, np.memmap(target, np.int32, "r") if total else np.zeros(0, np.int32), np.array(starts))

@@ -12,43 +12,21 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.driver.slots import Home, LoadedServer, Slots
+from rljob_trainer.driver.serving import Serving
+from rljob_trainer.driver.slots import Home, Slots
 from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
-from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
 PROBE_EVERY_SECONDS = 0.5
-WATCH_SECONDS = 5.0
-"""Interval of probes of a server that has requests."""
 MOST_NAMED = 5
-MISSES = 3
-"""Probes in a row that a server may leave unanswered before its requests are sent elsewhere."""
 AGAIN_SECONDS = 0.5
 """Interval of interruptions: a request that was still in transit during one is there for the next."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, kw_only=True)
-class _Serving(LoadedServer):
-    """A connection to a server that has the current policy."""
-
-    client: RolloutClient
-    gone: asyncio.Future[str]
-    """Set to the reason when the server is taken out of the pool."""
-    misses: int = 0
-    """Probes in a row that it has left unanswered."""
-    watcher: asyncio.Task[None] | None = None
-
-    @property
-    def endpoint(self) -> RolloutEndpoint:
-        return self.client.endpoint
 
 
 class RolloutPool:
@@ -66,9 +44,9 @@ class RolloutPool:
         """`samples_in_flight`: most samples that one server gets at a time, as many as it generates in one batch. The others wait here, so that a new
         server finds work."""
         self._token, self._attempt, self.changed = token, attempt, changed
-        self._min, self._slots = max(min_replicas, 1), Slots[_Serving](samples_in_flight)
+        self._min, self._slots = max(min_replicas, 1), Slots[Serving](samples_in_flight)
         self._replicas = Replicas(self._min)
-        self._serving: dict[str, _Serving] = {}
+        self._serving: dict[str, Serving] = {}
         self._joined = asyncio.Event()
         """Set when a server has come into the pool."""
         self._cache_tokens: dict[str, int] = {}
@@ -164,7 +142,7 @@ class RolloutPool:
         with self._counted():
             while serving := await self._slots.reserve(need, home):
                 try:
-                    return self._accepted(await _unless_gone(serving, serving.client.generate(request)))
+                    return self._accepted(await serving.unless_gone(serving.client.generate(request)))
                 except ReplicaLost as lost:
                     self.redispatched += 1
                     await self._leave(serving, lost)
@@ -180,7 +158,7 @@ class RolloutPool:
                 await self._joined.wait()
             serving = min(self._serving.values(), key=lambda s: s.samples)
             try:
-                return await _unless_gone(serving, serving.client.parse(request))
+                return await serving.unless_gone(serving.client.parse(request))
             except ReplicaLost as lost:
                 await self._leave(serving, lost)
 
@@ -225,7 +203,7 @@ class RolloutPool:
         await self._disconnect(endpoint, "replaced")
         client = await RolloutClient(endpoint, self._token, self._attempt).__aenter__()
         gone, tokens = asyncio.get_running_loop().create_future(), self._cache_tokens.get(endpoint.pod_uid, 0)
-        serving = _Serving(cache_tokens=tokens, client=client, gone=gone)
+        serving = Serving(cache_tokens=tokens, client=client, gone=gone)
         serving.watcher = asyncio.create_task(self._watch(serving))
         self._serving[endpoint.pod_uid] = serving
         self._slots.add(serving)
@@ -248,30 +226,20 @@ class RolloutPool:
         await self._disconnect(endpoint, reason)
         self._tell()
 
-    async def _leave(self, serving: _Serving, lost: ReplicaLost) -> None:
+    async def _leave(self, serving: Serving, lost: ReplicaLost) -> None:
         """Mark a server as lost, unless it is out of the pool already."""
         if self._serving.get(serving.endpoint.pod_uid) is serving:
             await self._lose(serving.endpoint, str(lost))
 
-    async def _interrupt(self, serving: _Serving) -> None:
+    async def _interrupt(self, serving: Serving) -> None:
         try:
             await serving.client.interrupt()
         except ReplicaLost as lost:
             await self._leave(serving, lost)
 
-    async def _watch(self, serving: _Serving) -> None:
-        """Probe a server that is in the pool, since a frozen pod otherwise looks like a slow one. (A frozen server in a working pod is restarted
-        there, by health.py.)"""
-        while serving.misses < MISSES:
-            await asyncio.sleep(WATCH_SECONDS)
-            try:
-                await serving.client.state()
-                serving.misses = 0
-            except AttemptSuperseded:
-                return  # the next request raises it to its caller
-            except ReplicaLost:
-                serving.misses += 1
-        await self._lose(serving.endpoint, f"left {MISSES} questions unanswered")
+    async def _watch(self, serving: Serving) -> None:
+        if reason := await serving.silent():
+            await self._lose(serving.endpoint, reason)
 
     def _accepted(self, found: list[Generation]) -> list[Generation]:
         """The responses. Raises ReplicaLost for incomplete ones, unless they were interrupted on purpose."""
@@ -300,15 +268,3 @@ class RolloutPool:
             self._enough.clear()
         assert self.changed, "the driver sets it before servers come"
         self.changed()
-
-
-async def _unless_gone[T](serving: _Serving, answer: Coroutine[Any, Any, T]) -> T:
-    """The answer. Raises ReplicaLost when the server is taken out of the pool first."""
-    call: asyncio.Future[Any] = asyncio.ensure_future(answer)
-    try:
-        await asyncio.wait({call, serving.gone}, return_when=asyncio.FIRST_COMPLETED)
-        if call.done():
-            return call.result()
-        raise ReplicaLost(serving.gone.result())
-    finally:
-        call.cancel()

@@ -81,8 +81,11 @@ class RoleService:
 
     def until_over(self) -> TaskOutcome:
         """Serve requests until the driver says that the job is over. Returns how it ended."""
-        while "over" not in (request := self._requests.next(self._saving.report if self._saving else lambda: None)):
+        report = self._saving.report if self._saving else lambda: None
+        request = self._requests.next(report)
+        while "over" not in request:
             self._do(request)
+            request = self._requests.next(report)
         return request["over"]
 
     def _do(self, request: Request) -> None:

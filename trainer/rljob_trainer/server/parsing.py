@@ -5,6 +5,7 @@ What a policy writes may be anything. A call that is malformed gives what vLLM g
 """
 
 import asyncio
+import json
 import secrets
 from functools import cache
 from typing import Any
@@ -20,14 +21,22 @@ HARMONY = {"openai", "openai_gptoss"}
 """Parsers of gpt-oss, whose messages vLLM reads from token ids."""
 
 
+class Escaped(JSONResponse):
+    """In ASCII: the arguments of a call may hold half a character, which UTF-8 does not have."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
+
+
 async def parse(request: Request) -> JSONResponse:
     """The response of the route."""
     engine = request.app.state.engine_client
     try:
         body = await request.json()
-        return JSONResponse(await asyncio.to_thread(answer, engine.get_tokenizer(), body, engine.model_config))
+        found = await asyncio.to_thread(answer, engine.get_tokenizer(), body, engine.model_config)
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
+    return Escaped(found)
 
 
 def load() -> None:

@@ -68,7 +68,10 @@ def messages(lengths: Sequence[int], chunks: int, in_turn: int, first: bool, las
 
 def require(tensor: torch.Tensor | None, planned: Iterator[list[int]]) -> None:
     """That the next message has this shape: the peer would wait for the rest of it, or read less."""
-    if tensor is not None and list(tensor.shape) != (shape := next(planned)):
+    if tensor is None:
+        return
+    shape = next(planned)
+    if list(tensor.shape) != shape:
         raise RuntimeError(f"a stage sends {list(tensor.shape)} where the plan of micro-batches has {shape}")
 
 

@@ -137,7 +137,8 @@ class Shadow:
         return ((n, t) for n, t in copy._parameters.items() if t is not None and self._is_reached(t))
 
     def _is_reached(self, tensor: Tensor) -> bool:
-        return (address := _address(tensor)) in self._reached and address in self._own
+        address = _address(tensor)
+        return address in self._reached and address in self._own
 
     def _lost(self) -> Iterator[str]:
         for name, copy in self._copy.named_modules():
