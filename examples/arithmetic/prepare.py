@@ -225,6 +225,7 @@ def prepare(output: Path, architecture: str, seed: int, settings: Sequence[str] 
     seconds = time.monotonic() - start
     train, held_out = measured(output, seed)
     print(f"warm-up: {seconds:.0f} s; sampled accuracy {train:.2f}, held out {held_out:.2f}")
+    print(f"model: {output / 'model'}, which the warm-up's export has become; data: {output / 'data'}")
 
 
 def main(arguments: list[str]) -> None:

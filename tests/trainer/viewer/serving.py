@@ -18,7 +18,10 @@ def make_run(root: Path, steps: int = 4) -> Path:
     """Metrics, and two samples of the last step, of which the worse one comes first and says EVIL wherever a text may stand."""
     file = names.samples_file(root, steps)
     file.parent.mkdir(parents=True)
-    lines = ({"step": s, "reward/mean": s / 10, "time/step": 2.0, "time/train": 0.5} for s in range(1, steps + 1))
+    lines = (
+        {"step": s, "reward/mean": s / 10, "reward_metrics/own": 1, "time/step": 2.0, "time/train": 0.5}
+        for s in range(1, steps + 1)
+    )
     names.metrics_file(root).write_text("".join(json.dumps(line) + "\n" for line in lines))
     samples = [_sample(0, 0.25, EVIL, steps), _sample(1, 0.75, "", steps)]
     file.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
@@ -43,7 +46,8 @@ def _sample(number: int, reward: float, more: str, step: int) -> dict[str, Any]:
     whole = {"prompt_index": 7, "sample": number, "reward": reward, "truncated": bool(more), "segments": segments}
     return whole | {
         "data_source": f"sum{more}",
-        "prediction": f"5{more}",
+        "prediction": f"4{more}",
+        "answer": f"5{more}",
         "metrics": {f"own{more}": 1},
         "response": more,
     }

@@ -31,8 +31,20 @@ def test_samples_are_sorted_by_reward_and_hostile_texts_stay_texts(tmp_path: Pat
     assert rewards == ["0.75", "0.25"]
     assert "<title>run - RLJob</title>" in worst and worst.count("<script") == 1 and "<img" not in worst
     shown = html.unescape(re.sub(r"<[^>]*>", "", worst))
-    assert shown.count(EVIL) >= 7, "data source, answer, metric, prompt, token, rest of the text, environment"
-    for fact in ("policy", "weights of step 1", "age 2", "reward 0.5", "1 images", "cut off yes", "unknown"):
+    assert shown.count(EVIL) >= 8, (
+        "data source, what it said, answer, metric, prompt, token, rest of the text, environment"
+    )
+    for fact in (
+        "policy",
+        "weights of step 1",
+        "age 2",
+        "reward 0.5",
+        "1 images",
+        "cut off yes",
+        "unknown",
+        "said 4",
+        "answer 5",
+    ):
         assert fact in shown
     assert re.search(r'<span class="call"><span class="token"[^>]*>&lt;tool_call&gt;', worst)
     assert 'title="log-probability -4, probability 0.01832"' in worst
@@ -46,8 +58,8 @@ def test_two_runs_are_drawn_in_the_same_curves_and_times(tmp_path: Path) -> None
         filtered = dom(tmp_path / "profile", f"{url}/#view=curves&filter=time/")
         times = dom(tmp_path / "profile", f"{url}/#view=time&step=3")
         unknown = dom(tmp_path / "profile", f"{url}/#view=constructor&step=x")
-    assert re.findall(r"<h2>([^<]*)</h2>", curves) == ["reward/mean", "time/step"]
-    assert len(re.findall(r'<path class="run-[01]" d="M', curves)) == 4 and "2 of 3 metrics" in curves
+    assert re.findall(r"<h2>([^<]*)</h2>", curves) == ["reward/mean", "time/step", "reward_metrics/own"]
+    assert len(re.findall(r'<path class="run-[01]" d="M', curves)) == 6 and "3 of 4 metrics" in curves
     assert re.findall(r"<h2>([^<]*)</h2>", filtered) == ["time/step", "time/train"]
     assert times.count('<th scope="row">train</th>') == 2 and times.count("0.5 s") == 2
     assert "<h2>reward/mean</h2>" in unknown

@@ -114,7 +114,12 @@ def test_the_command_says_where_the_page_is_and_ends_with_ctrl_c(tmp_path: Path)
 def test_a_run_that_is_not_there_and_a_port_that_is_taken_are_said(tmp_path: Path) -> None:
     with command(tmp_path / "nowhere") as process:
         assert "there is no such directory; name spec.checkpoint.path of a run" in process.communicate(timeout=60)[1]
+    with command(tmp_path / "nowhere", "--compare", tmp_path) as process:
+        assert process.communicate(timeout=60)[1].count("spec.checkpoint.path") == 2
     run = make_run(tmp_path / "run")
+    with command(tmp_path) as process:
+        assert f"holds no metrics.jsonl; did you mean {run}?" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
     with served(run) as taken, command(run, "--port", urlsplit(taken).port) as process:
         assert (
             "cannot be used: Address already in use; name another one with --port" in process.communicate(timeout=60)[1]

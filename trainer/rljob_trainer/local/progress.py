@@ -55,7 +55,8 @@ def summary(seen: Seen) -> str:
     progress = next((r.progress for r in seen.trainers.values() if r and r.progress), None)
     if progress is None:
         return "nothing reported"
-    facts = [f"{progress.step} steps"]
+    done = progress.steps and progress.started_from is not None and progress.started_from >= progress.steps
+    facts = [f"{progress.step} steps" + (", all of an earlier run: nothing was trained" if done else "")]
     if progress.evaluation:
         unrewarded = any(point.reward is None for point in progress.history)
         values = ", ".join(f"{name} {value:.3f}" for name, value in progress.evaluation.items())

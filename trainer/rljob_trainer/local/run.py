@@ -16,7 +16,9 @@ from rljob_api.manifest.jobs import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec.servers import Servers
+from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
+from rljob_trainer.local.earlier import Earlier, remember_rewards
 from rljob_trainer.local.gateway import Gateway
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
@@ -45,15 +47,26 @@ def run(
     interrupted, after a drain."""
     try:
         job = load(manifest, mounts, settings)
+        if _is_over(job):
+            return 0
         work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
         here = Here(job, work.resolve(), port)
-    except ManifestError as error:
+        remember_rewards(job.spec)
+    except (ManifestError, ConfigurationError) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"{job.name}: logs of its processes are in {work}, those of its ranks in {job.spec.checkpoint.path}/logs")
     end = here.run(rank, driver, shlex.join(again(manifest, mounts, settings)))
     print(f"{job.name}: {end.message}", file=sys.stderr if end.code else sys.stdout)
     return end.code
+
+
+def _is_over(job: Job) -> bool:
+    """Say what an earlier run has left, and whether that is everything. Raises ConfigurationError."""
+    found = Earlier.of(job.spec)
+    for line in found.lines() if found else ():
+        print(f"{job.name}: {line}")
+    return found is not None and found.leaves_nothing
 
 
 def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ MOST_TOKENS = 1024
 
 
 Scored = Mapping[tuple[int, int], Mapping[str, Any]]
-"""By group and sample, what its reward functions said besides the reward."""
+"""By group and sample, what its reward functions said besides the reward, and the row's answer."""
 
 
 class Decoder(Protocol):

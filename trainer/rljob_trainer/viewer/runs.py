@@ -7,6 +7,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ DECODER = json.JSONDecoder(
     parse_constant=lambda text: None,
 )
 """A number that is none of JSON, or beyond the browser's, is null."""
+MOST_NAMED = 3
+"""Other directories that are named."""
 SAMPLES = re.compile(r"step_([0-9]{1,12})\.jsonl")
 
 
@@ -34,6 +37,17 @@ class RunFiles:
     """A directory `spec.checkpoint.path`."""
 
     root: Path
+
+    @property
+    def begun(self) -> bool:
+        """Whether a job has written here; one that still loads its model has no metrics."""
+        return names.metrics_file(self.root).exists() or names.fence_dir(self.root).is_dir()
+
+    def below(self) -> list[Path]:
+        """Directories in this one that hold runs, a few of them."""
+        return sorted(
+            islice((file.parent for file in self.root.glob(f"*/{names.metrics_file(Path()).name}")), MOST_NAMED)
+        )
 
     def described(self) -> dict[str, Any]:
         """Its name, and the steps that have samples, the newest last."""

@@ -44,10 +44,9 @@ HEADERS = {
 
 def view(directories: Sequence[Path], port: int) -> int:
     """Serve the runs until interrupted. The exit code: 1 when there is nothing to show, or the port is taken."""
-    for directory in directories:
-        if not directory.is_dir():
-            print(f"{directory}: there is no such directory; name spec.checkpoint.path of a run", file=sys.stderr)
-            return 1
+    if wrong := [problem for directory in directories if (problem := _problem(directory))]:
+        print("\n".join(wrong), file=sys.stderr)
+        return 1
     try:
         server = serving([RunFiles(directory.resolve()) for directory in directories], port)
     except OSError as error:
@@ -60,6 +59,18 @@ def view(directories: Sequence[Path], port: int) -> int:
         except KeyboardInterrupt:
             return 0
     return 0
+
+
+def _problem(directory: Path) -> str:
+    """Why there is nothing to show; empty: there is something."""
+    if not directory.is_dir():
+        return f"{directory}: there is no such directory; name spec.checkpoint.path of a run"
+    run = RunFiles(directory)
+    if run.begun:
+        return ""
+    meant = " or ".join(map(str, run.below()))
+    fix = f"did you mean {meant}?" if meant else "name spec.checkpoint.path of a run"
+    return f"{directory} is no run's directory: it holds no metrics.jsonl; {fix}"
 
 
 def serving(runs: Sequence[RunFiles], port: int) -> ThreadingHTTPServer:

@@ -128,6 +128,19 @@ async def test_what_a_reward_reports_of_the_row_and_the_tokens_becomes_metrics_o
     assert own == {"reward_metrics/own": 1.0, "reward_metrics/truncated": 0.0} and found.metrics["reward/mean"] == 1.0
     line = json.loads(names.samples_file(bench.root, 1).read_text().splitlines()[0])
     assert (line["metrics"], line["prediction"]) == ({"own": 1.0, "truncated": 0.0}, line["response"].removesuffix("."))
+    assert line["answer"] == line["prediction"]
+
+
+async def test_a_sample_that_is_wrong_is_logged_with_the_answer_of_its_own_row(bench):
+    async with Server("demo-rollout-0") as a:
+        a.wrong = lambda left, sample, body: sample == 0
+        await first_batch(bench, a)
+    lines = [json.loads(line) for line in names.samples_file(bench.root, 1).read_text().splitlines()]
+    assert {line["reward"] for line in lines} == {0.0, 1.0}
+    for line in lines:
+        left, right = line["prompt"].removesuffix("=").split("+")
+        assert line["answer"] == str(int(left) + int(right))
+        assert (line["response"].removesuffix(".") == line["answer"]) == (line["reward"] == 1.0)
 
 
 async def test_a_file_of_verls_reads_the_columns_of_verls_data(bench, tmp_path):

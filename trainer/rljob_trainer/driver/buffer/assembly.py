@@ -18,6 +18,7 @@ from rljob_api.metrics import (
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import recording
 from rljob_trainer.algorithm.shaping import overlong_penalty
+from rljob_trainer.reporting.samples import LONGEST_TEXT
 from rljob_trainer.rewards.request import KINDS, RewardFailed, SampleFailed
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Trajectory
@@ -138,10 +139,11 @@ def _means(prefix: str, found: Mapping[str, Sequence[float]]) -> dict[str, float
     return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
 
 
-def reward_details(outcome: Outcome) -> dict[str, Any]:
-    """Metrics and prediction of a sample, as far as its reward functions returned them, for the sample log."""
+def reward_details(outcome: Outcome, answer: str) -> dict[str, Any]:
+    """Metrics and prediction of a sample, as far as its reward functions returned them, and the row's answer, for the sample log."""
     metrics = {"metrics": dict(outcome.metrics)} if outcome.metrics else {}
-    return metrics | ({"prediction": outcome.prediction} if outcome.prediction is not None else {})
+    prediction = {"prediction": outcome.prediction} if outcome.prediction is not None else {}
+    return metrics | prediction | ({"answer": answer[:LONGEST_TEXT]} if answer else {})
 
 
 def agent_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:

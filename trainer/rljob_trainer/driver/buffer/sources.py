@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from rljob_trainer.data.order import Cursor, prompt_at
 from rljob_trainer.data.prompts import HeldOutSet, PromptSet
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.driver.buffer.assembly import (
+    Outcome,
     agent_metrics,
     assemble,
     begun_age,
@@ -30,7 +32,7 @@ from rljob_trainer.driver.buffer.generation import Generator, warn_of_failures
 from rljob_trainer.driver.buffer.groups import Group, Groups
 from rljob_trainer.driver.buffer.selection import Selection
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.reporting.samples import write_samples
+from rljob_trainer.reporting.samples import PROMPTS, Scored, write_samples
 from rljob_trainer.wire.batch import Batch
 
 
@@ -211,7 +213,13 @@ class GeneratedBatches:
         )
         batch = assemble(step, policies, train.prompts_per_step, train.samples_per_prompt, chosen, metrics)
         root = Path(spec.checkpoint.path)
-        write_samples(root, batch, self._tokenizer, {(o.group, o.sample): reward_details(o) for o in chosen})
+        write_samples(root, batch, self._tokenizer, self._details(selection, chosen))
         if train.batches.record:
             record(root, batch)
         return batch
+
+    def _details(self, selection: Selection, chosen: Sequence[Outcome]) -> Scored:
+        """Of the samples that are kept as text."""
+        logged = islice(selection.chosen, PROMPTS)
+        answers = [prompt_at(position, self._spec.data, self._train).answer for position in logged]
+        return {(o.group, o.sample): reward_details(o, answers[o.group]) for o in chosen if o.group < len(answers)}

@@ -7,13 +7,14 @@ const FIRST = [
   "reward/mean", "evaluation/reward", "train/loss", "evaluation/loss", "train/kl", "train/entropy", "train/grad_norm",
   "response_length/mean", "train_rollout/log_prob_diff_mean", "train_rollout/policy_age", "perf/tokens_per_s", "time/step",
 ];
+const OWN = /^(reward|evaluation)_metrics\//; // what the job's own reward functions returned
 
 export function curves(runs) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics.values)))].sort();
   const wanted = place().filter ?? "";
-  const chosen = wanted ? names.filter((name) => name.includes(wanted)).slice(0, 60) : FIRST.filter((name) => names.includes(name));
+  const chosen = wanted ? names.filter((name) => name.includes(wanted)).slice(0, 60) : first(names);
   const box = element("input", {
-    type: "search", placeholder: "part of a metric's name", "aria-label": "Filter metrics", value: wanted, list: "names",
+    type: "search", placeholder: "part of a name", "aria-label": "Filter metrics", value: wanted, list: "names",
     change: (event) => go({ filter: event.target.value }),
   });
   const all = element("datalist", { id: "names" }, names.map((name) => element("option", { value: name })));
@@ -22,6 +23,10 @@ export function curves(runs) {
     element("div", { class: "bar" }, box, all, element("span", { class: "muted" }, found), wanted ? element("a", { href: address({ filter: "" }) }, "back to the first ones") : null),
     element("div", { class: "grid" }, chosen.map((name) => curve(name, runs))),
   ];
+}
+
+function first(names) {
+  return [...FIRST.filter((name) => names.includes(name)), ...names.filter((name) => OWN.test(name)).slice(0, 12)];
 }
 
 function curve(name, runs) {

@@ -57,7 +57,7 @@ function entry(sample, chosen) {
 function trajectory(sample, step) {
   const facts = [
     ["prompt", sample.prompt_index], ["sample", sample.sample], ["branch", sample.branch], ["reward", shown(sample.reward)],
-    ["data source", sample.data_source], ["answers", sample.prediction], ["cut off", sample.truncated ? "yes" : undefined],
+    ["data source", sample.data_source], ["said", sample.prediction], ["answer", sample.answer], ["cut off", sample.truncated ? "yes" : undefined],
     ...Object.entries(sample.metrics ?? {}).map(([name, value]) => [name, shown(value)]),
   ].filter(([, value]) => value !== undefined && value !== "");
   const segments = (Array.isArray(sample.segments) ? sample.segments : []).filter((one) => one !== null);
