@@ -19,6 +19,7 @@ from rljob_api.spec.servers import Servers
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.earlier import Earlier, remember_rewards
+from rljob_trainer.local.gateway import Gateway
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.local.progress import Display, continued, running, status_line, summary, warnings
@@ -40,14 +41,16 @@ def run(
     rank: str = RANK,
     driver: str = DRIVER,
     settings: Sequence[str] = (),
+    port: int = names.GATEWAY_PORT,
 ) -> int:
-    """With `settings` put into the spec. The exit code: 0 succeeded, 1 failed, with the cause in one message, 130 interrupted, after a drain."""
+    """With `settings` put into the spec; `port`: of a service, 0: any. The exit code: 0 succeeded, 1 failed, with the cause in one message, 130
+    interrupted, after a drain."""
     try:
         job = load(manifest, mounts, settings)
         if _is_over(job):
             return 0
         work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
-        here = Here(job, work.resolve())
+        here = Here(job, work.resolve(), port)
         remember_rewards(job.spec)
     except (ManifestError, ConfigurationError) as error:
         print(error, file=sys.stderr)
@@ -75,8 +78,8 @@ def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> lis
 class Here:
     """One job on this machine."""
 
-    def __init__(self, job: Job, work: Path) -> None:
-        """Raises ManifestError when the machine lacks GPUs."""
+    def __init__(self, job: Job, work: Path, port: int) -> None:
+        """`port`: of a service, 0: any. Raises ManifestError when the machine lacks GPUs, or the port is taken."""
         self._job, self._spec = job, job.spec
         self._uid = uuid.uuid4().hex
         self._address = loopback()
@@ -86,6 +89,7 @@ class Here:
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
         self._replicas = [server for role, pods in self._servers() for server in self._replicas_of(role, pods)]
+        self._gateway = Gateway.of(job, self._address, port)
         self._attempt_ports: dict[tuple[int, str], int] = {}
         self._state = LocalState()
         self._wanted: Command = "run"
@@ -104,6 +108,9 @@ class Here:
                 command = (role,) if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ("pool", role)
                 for pod in pods:
                     processes.add(pod, self._gpus[pod], *command, "--port", str(self._ports[pod]))
+            if self._gateway:
+                processes.add(names.pod(self._job.name, names.ROLE_GATEWAY, 0), {}, *self._gateway.command)
+                print(self._gateway.invitation)
             while True:
                 seen = self._see()
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
@@ -112,7 +119,7 @@ class Here:
                     if following.code == 0:
                         print(summary(seen))
                     if following.code == INTERRUPTED:
-                        print(continued(seen, again))
+                        print(f"to go on: {again}" if self._gateway else continued(seen, again))
                     return following
                 self._state = following
                 self._replicas = [one.advance(seen.servers, self._address, free_port) for one in self._replicas]
@@ -174,6 +181,7 @@ class Here:
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
             pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.pools},
+            gateway=self._gateway.work_url if self._gateway else "",
             servers=[one.group for one in self._replicas if one.group],
             spec=spec,
         )
