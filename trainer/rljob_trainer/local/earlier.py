@@ -63,6 +63,12 @@ class Earlier:
             yield f"warning: {', '.join(changed)}: not as in the run that saved step {self.step}; {ANOTHER}"
 
 
+def last_attempt(root: Path) -> int:
+    """The greatest number of an attempt of an earlier run, whose logs those of this one must not continue; 0: there was none."""
+    numbers = (directory.name.rpartition("-")[2] for directory in names.log_dir(root, 0).parent.glob("attempt-*"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
 def remember_rewards(spec: RLJobSpec) -> None:
     """For the next run in this directory, whose paths of this machine `spec` has. Raises OSError."""
     if spec.rewards:
