@@ -44,7 +44,6 @@ def lines(spec: RLJobSpec) -> list[str]:
 
 def test_a_finished_run_ends_at_once_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_inputs(tmp_path)
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
     saved(tmp_path / "run", 2, 4)
     spec = raw_spec(train={"steps": 4})
     manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "demo"}, "spec": spec}
