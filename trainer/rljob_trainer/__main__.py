@@ -17,6 +17,8 @@ from rljob_trainer.pod.settings import DRIVER, RANK, Settings
 if TYPE_CHECKING:
     from rljob_trainer.pod.channel import Channel
 
+PROGRAM = "python -m rljob_trainer"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     # PID 1 has no default: until a command has a handler of its own, a deleted pod would linger
@@ -31,9 +33,15 @@ def _leave(*_: object) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser("python -m rljob_trainer", description="Trainer and rollout processes of an RLJob.")
+    root = argparse.ArgumentParser(PROGRAM, description="Trainer and rollout processes of an RLJob.")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
+    add_commands(commands)
     _add_pods(commands)
+    return root
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Those that people start."""
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
     _add_job(run)
     run.add_argument(
@@ -86,7 +94,6 @@ def parser() -> argparse.ArgumentParser:
         doctor,
         "say which versions and kernels this environment has, and whether its limits suffice for NCCL",
     )
-    return root
 
 
 def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
