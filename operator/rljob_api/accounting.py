@@ -27,6 +27,7 @@ OF_RUN: Mapping[PhaseOfRun, Phase] = {
     "training": "train",
     "syncing": "sync",
     "saving": "save",
+    "serving": "train",
     "finishing": "save",
 }
 """What each phase of the trainer counts for."""

@@ -62,7 +62,9 @@ ROLE_REWARD = "reward"
 """Prefix of a reward model's role: its index in spec.rewards follows, see `reward_role`."""
 MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE)
 """Roles of models that Megatron computes, besides those of `reward_role`; `trainer` is the policy."""
-RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT, ROLE_WORKER)
+ROLE_GATEWAY = "gateway"
+"""What clients of `task: service` talk to."""
+RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT, ROLE_WORKER, ROLE_GATEWAY)
 """Names that no pool may have: its name is the role of its pods."""
 
 # Keys inside child objects
@@ -97,6 +99,8 @@ MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
 SERVICE_PORT_FIRST = 29600
 SERVER_PORT_FIRST = 29700
+GATEWAY_PORT = 8470
+"""Where a service answers its clients."""
 VIEW_PORT = 6007
 """Of `view`, on loopback, next to TensorBoard's 6006."""
 

@@ -99,6 +99,8 @@ class Control(Wire):
     attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
+    gateway: str = ""
+    """Address at which the driver of `task: service` asks for work, as a URL; empty: there is none."""
     servers: list[ServerGroup] = []
     """Servers that consist of several pods, of rollouts and pools alike. Of these, `rollouts` and `pools` name the heads."""
     spec: RLJobSpec
@@ -190,10 +192,12 @@ PhaseOfRun = Literal[
     "training",
     "syncing",
     "saving",
+    "serving",
     "finishing",
 ]
 """What a trainer may be doing. fetching: it copies the files of model.source and data.sources; waiting: fewer than minReplicas rollouts have the
-current policy; scoring: it measures a batch, with old and reference log-probabilities and values, before the update."""
+current policy; scoring: it measures a batch, with old and reference log-probabilities and values, before the update; serving: clients of a
+service can ask for work."""
 
 
 class Progress(Wire):

@@ -150,6 +150,7 @@ PATTERNS = {
         "must be the key of a label",
         "use letters, digits, `-`, `_` and `.`, after a DNS name and `/` if any",
     ),
+    r"^[^\s:]+$": ("must be a name without blanks and `:`", "choose such a name, for example Qwen/Qwen3-8B"),
     r"^https?://[^\s]+$": ("must be an http or https address without blanks", "begin it with http:// or https://"),
     r"^(hf|s3|gs)://[^\s/]+/[^\s]+$|^https?://[^\s/]+/[^\s]+$|^file:///[^\s]+$": (
         "must be the address of files in a hub, an object store, the web or a volume",

@@ -19,6 +19,8 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rewards": []}, "spec.rewards"),
     ({"task": "sft", "rewards": [{"rule": "exactMatch"}]}, "spec.rewards"),
     ({"train": {"epochs": 2}}, "spec.train.steps"),
+    ({"data": {"train": []}}, "spec.data.train"),
+    ({"task": "service", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "dpo", "train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"task": "dpo", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "pretrain", "data": {"weights": [1, 2]}}, "spec.data.weights"),

@@ -14,6 +14,7 @@ SUPERVISED: dict[str, Any] = {
     "data": {"train": ["/data/train.parquet"], "maxTokens": 32},
     "train": {"steps": 10, "samplesPerStep": 4},
 }
+SERVICE: dict[str, Any] = {"service": {"maxTokens": 64, "maxRank": 8}}
 
 
 def raw_spec(**changes: Any) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def raw_spec(**changes: Any) -> dict[str, Any]:
         "trainer": {"device": "cpu"},
         "checkpoint": {"path": "/data/run"},
         "image": "trainer:test",
-        **(SUPERVISED if changes.get("task", "rl") != "rl" else RL),
+        **{"rl": RL, "service": SERVICE}.get(changes.get("task", "rl"), SUPERVISED),
     }
     for key, value in changes.items():
         spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value

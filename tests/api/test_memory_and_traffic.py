@@ -107,6 +107,24 @@ def test_adapters_whose_targets_are_not_named_are_those_of_the_family() -> None:
     assert found.gradients == 4 * 48 * 16 * (2048 + 5120 + 4096 + 2048)
 
 
+def test_a_service_trains_adapters_of_the_largest_rank_and_keeps_those_of_all_clients_on_the_host() -> None:
+    """As a policy with adapters of that rank. Each client has 2 bytes of each number, 4 of its gradient and 12 of the optimizer's copies, which two
+    data-parallel ranks share."""
+    trainer = {"device": "gpu", "processesPerNode": 2}
+    model = {"path": "/data/model", "dtype": "bfloat16"}
+    clients = {"maxRank": 16, "maxModels": 5, "maxTokens": 512}
+    spec = make_spec(task="service", service=clients, model=model, trainer=trainer)
+    policy = make_spec(model=model | {"lora": {"rank": 16}}, trainer=trainer)
+    found, expected = trainer_memory(spec, QWEN_1_5B), trainer_memory(policy, QWEN_1_5B)
+    assert (found.weights, found.gradients, found.optimizer) == (
+        expected.weights,
+        expected.gradients,
+        expected.optimizer,
+    )
+    adapters = found.gradients / 4
+    assert host_memory(spec, QWEN_1_5B).offloaded == 2 * 5 * (2 + 4 + 12 / 2) * adapters
+
+
 def test_the_output_of_latent_attention_is_as_wide_as_its_values() -> None:
     """DeepSeek-V3: 128 heads of 128 -> 7168, the only matrix with an adapter."""
     shape = Shape.of({"model_type": "deepseek_v3"} | DEEPSEEK_V3)

@@ -79,10 +79,18 @@ def test_a_field_that_cannot_be_read_brings_its_own_message_only(changes: dict[s
         assert {v.field for v in validate(copy, "demo", MODEL).violations} <= {path}, path
 
 
-@pytest.mark.parametrize("missing", ["model", "data", "train", "checkpoint", "image"])
+@pytest.mark.parametrize("missing", ["model", "checkpoint", "image"])
 def test_a_section_that_is_missing_brings_its_own_message_only(missing: str) -> None:
     spec = raw_spec(**deepcopy(RL)) | {missing: None}
     assert [v.field for v in validate(spec, "demo", MODEL).violations] == [f"spec.{missing}"]
+
+
+@pytest.mark.parametrize(("missing", "needed"), [("data", "spec.data.train"), ("train", "spec.train.steps")])
+def test_a_section_that_only_a_service_can_do_without_is_asked_for_by_what_it_must_say(
+    missing: str, needed: str
+) -> None:
+    spec = raw_spec(**deepcopy(RL)) | {missing: None}
+    assert needed in [v.field for v in validate(spec, "demo", MODEL).violations]
 
 
 def test_a_type_error_hides_none_of_the_rules_that_other_fields_break() -> None:

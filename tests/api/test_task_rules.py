@@ -8,7 +8,8 @@ from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.rules.engine import field
 from rljob_api.rules.task import READERS, SUPERVISED
-from rljob_api.sizing.layout import Amounts, required_servers, rollout_pods, servers_per_pod
+from rljob_api.sizing.layout import Amounts, pods_of, required_servers, rollout_pods, servers_per_pod
+from rljob_api.sizing.serving import longest_context
 from rljob_api.spec import RLJobSpec
 
 VALUES: dict[str, Any] = {
@@ -50,6 +51,29 @@ VALUES: dict[str, Any] = {
     "rollout.shmSize": "2Gi",
     "rollout.template": {"labels": {"team": "a"}},
     "pools": [{"name": "judge", "model": "/data/judge"}],
+    "service": {"maxModels": 3},
+    "model.source": "hf://a/b@0123456789012345678901234567890123456789",
+    **{f"data.{name}": ["/data/other.parquet"] for name in ("train", "validation")},
+    "data.sources": [{"source": "hf://datasets/a/b@main", "path": "/data/fetched"}],
+    "data.weights": [1.0],
+    "data.shuffle": False,
+    "data.seed": 3,
+    "train.steps": 3,
+    "train.epochs": 2.0,
+    "train.miniBatches": 2,
+    "train.optimizer": {"learningRate": 0.1},
+    "train.onNonFinite": "skip",
+    "evaluation.everySteps": 4,
+    "evaluation.only": True,
+    **dict.fromkeys(
+        (f"checkpoint.{name}" for name in ("everySteps", "keepLast", "exportEverySteps", "keepExports")), 7
+    ),
+    "checkpoint.resume": "required",
+    "checkpoint.resumeFrom": "/data/run/global_step_1",
+    **dict.fromkeys((f"checkpoint.{name}" for name in ("asynchronous", "exportHuggingFace")), False),
+    "checkpoint.upload": "s3://bucket/run",
+    "trainer.overlap": {"gradReduce": True},
+    "trainer.offload": {"optimizer": True},
 }
 """By the paths of READERS, another value than the default; a column's name where there is none."""
 
@@ -66,7 +90,7 @@ def test_an_argument_that_belongs_to_the_trainer_reaches_no_template() -> None:
 
 
 @pytest.mark.parametrize("path", READERS)
-@pytest.mark.parametrize("task", ["rl", *SUPERVISED])
+@pytest.mark.parametrize("task", ["rl", *SUPERVISED, "service"])
 def test_a_field_is_refused_by_the_tasks_that_do_not_read_it(task: str, path: str) -> None:
     found = validate(raw_spec(task=task, **written(path, VALUES.get(path, "other"))), "demo").violations
     refused = [v for v in found if v.field == f"spec.{path}" and "does not read it, only" in v.rule]
@@ -74,6 +98,13 @@ def test_a_field_is_refused_by_the_tasks_that_do_not_read_it(task: str, path: st
     for violation in refused:
         assert violation.rule.startswith(f"task {task} ")
         assert violation.value
+
+
+def test_the_smallest_service_is_valid_and_has_rollouts_and_no_data() -> None:
+    found = validate(raw_spec(task="service"), "demo")
+    assert found.violations == () and found.spec
+    assert pods_of(found.spec) == {"trainer": 1, "rollout": 1}
+    assert (Amounts.of(found.spec).longest, longest_context(found.spec)) == (64, 64)
 
 
 @pytest.mark.parametrize("task", SUPERVISED)

@@ -59,7 +59,11 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"image": "i" * 513}, f'spec.image = "{"i" * 76}...: has 513 characters; at most 512 are allowed; shorten it'),
     ({"data": {"train": "/a"}}, 'spec.data.train = "/a": must be a list; write ["/a"]'),
-    ({"data": {"train": []}}, "spec.data.train = []: has 0 entries; at least 1 are needed; add them"),
+    ({"data": {"train": []}}, "spec.data.train = []: spec.task = rl learns from files; name at least one"),
+    (
+        {"evaluation": {"sets": [{"name": "a", "files": []}]}},
+        "spec.evaluation.sets[0].files = []: has 0 entries; at least 1 are needed; add them",
+    ),
     (
         {"trainer": {"parallelism": 4}},
         "spec.trainer.parallelism = 4: must be an object with fields of its own; see `kubectl explain rljob.spec.trainer.parallelism`",

@@ -101,6 +101,11 @@ def test_rollouts_may_be_separate_colocated_or_none_at_all(plane: ControlPlane) 
     assert "nothing would generate" in submit(plane, raw_spec(rollout={"replicas": 0, "minReplicas": 0}))
 
 
+def test_a_service_is_refused_until_a_cluster_can_run_it(plane: ControlPlane) -> None:
+    assert validate(raw_spec(task="service"), "demo").violations == ()
+    assert "spec.task = service: it runs on one machine so far" in submit(plane, raw_spec(task="service"))
+
+
 @pytest.mark.parametrize(("changes", "field"), BROKEN)
 def test_the_api_server_refuses_what_a_rule_refuses_and_says_the_same(
     plane: ControlPlane, changes: dict[str, Any], field: str

@@ -17,6 +17,8 @@ from rljob_trainer.pod.settings import DRIVER, RANK, Settings
 if TYPE_CHECKING:
     from rljob_trainer.pod.channel import Channel
 
+PROGRAM = "python -m rljob_trainer"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     # PID 1 has no default: until a command has a handler of its own, a deleted pod would linger
@@ -31,13 +33,25 @@ def _leave(*_: object) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    root = argparse.ArgumentParser("python -m rljob_trainer", description="Trainer and rollout processes of an RLJob.")
+    root = argparse.ArgumentParser(PROGRAM, description="Trainer and rollout processes of an RLJob.")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
+    add_commands(commands)
     _add_pods(commands)
+    return root
+
+
+def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Those that people start."""
     run = _command(commands, "run", run_here, "run a whole job on this machine, without Kubernetes")
     _add_job(run)
     run.add_argument(
         "--work", type=Path, metavar="DIR", help="for files that only the run itself needs (a new temporary one)"
+    )
+    run.add_argument(
+        "--port",
+        type=int,
+        default=names.GATEWAY_PORT,
+        help="port on loopback at which task service serves; 0: any (%(default)s)",
     )
     tried = _command(
         commands, "try", try_here, "show what a job's data, rewards and agent do, in seconds and without its model"
@@ -80,7 +94,6 @@ def parser() -> argparse.ArgumentParser:
         doctor,
         "say which versions and kernels this environment has, and whether its limits suffice for NCCL",
     )
-    return root
 
 
 def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -95,7 +108,10 @@ def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
     worker = _command(commands, "worker", worker_pod, "PID 1 of a pod that runs agents")
     worker.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of its probe (%(default)s)")
-    for pod in (launch, rollout, pool, worker):
+    gateway = _command(commands, "gateway", run_gateway, "serve the clients of a service (task: service)")
+    gateway.add_argument("--port", type=int, default=names.GATEWAY_PORT, help="port for clients (%(default)s)")
+    gateway.add_argument("--work-port", type=int, required=True, metavar="PORT", help="port for the driver")
+    for pod in (launch, rollout, pool, worker, gateway):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
 
 
@@ -172,10 +188,19 @@ def _serve(options: argparse.Namespace, role: str) -> int:
     return asyncio.run(run())
 
 
+def run_gateway(options: argparse.Namespace) -> int:
+    from rljob_trainer.gateway.main import run
+    from rljob_trainer.machine import loopback
+
+    token = os.environ[names.ENV_ROLLOUT_TOKEN]
+    asyncio.run(run(options.channel, token, loopback(), options.port, options.work_port))
+    return 0
+
+
 def run_here(options: argparse.Namespace) -> int:
     from rljob_trainer.local.run import run
 
-    return run(options.manifest, options.mount, options.work, settings=options.set)
+    return run(options.manifest, options.mount, options.work, settings=options.set, port=options.port)
 
 
 def try_here(options: argparse.Namespace) -> int:

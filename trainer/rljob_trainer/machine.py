@@ -47,9 +47,19 @@ def loopback() -> str:
 
 def free_port() -> int:
     """Below the ports that the system hands out, so that nobody takes it before its user does."""
-    while _taken(port := random.randint(10_000, 30_000)):
+    while not is_free(port := random.randint(10_000, 30_000)):
         pass
     return port
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens at a port."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> list[str]:
@@ -88,15 +98,6 @@ def memory_limit(cgroup: Path = CGROUP) -> int | None:
         if file.is_file() and (text := file.read_text().strip()) != "max":
             return int(text) if int(text) < UNLIMITED else None
     return None
-
-
-def _taken(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False
 
 
 def has_compiler() -> bool:

@@ -5,7 +5,20 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from rljob_api.rules.engine import AGENT, CONTEXT, RL, TENSOR, TURN, Check, Rule, Violation, either, field, size
+from rljob_api.rules.engine import (
+    AGENT,
+    CONTEXT,
+    RL,
+    SERVICE,
+    TENSOR,
+    TURN,
+    Check,
+    Rule,
+    Violation,
+    either,
+    field,
+    size,
+)
 from rljob_api.rules.volumes import volume_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
@@ -19,6 +32,9 @@ LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.ma
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
 """`Layout.alignment` as an expression."""
 ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
+LONGEST_OF_CLIENTS = ((field("service.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named(
+    "service.maxTokens, rounded up for tensor and context parallelism"
+)
 LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT * either(PAIRS, 2, 1)).named(
     "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
 )
@@ -33,10 +49,17 @@ TOKEN_RULES = (
     ),
     Rule(
         "train.tokensPerMicroBatch",
-        RL | (field("train.tokensPerMicroBatch") >= LONGEST_EXAMPLE),
+        RL | SERVICE | (field("train.tokensPerMicroBatch") >= LONGEST_EXAMPLE),
         "the longest sample must fit into a micro-batch: {0}",
         "raise it, or lower spec.data.maxTokens",
         (LONGEST_EXAMPLE,),
+    ),
+    Rule(
+        "train.tokensPerMicroBatch",
+        SERVICE.implies(field("train.tokensPerMicroBatch") >= LONGEST_OF_CLIENTS),
+        "the longest sample of a client must fit into a micro-batch: {0}",
+        "raise it, or lower spec.service.maxTokens",
+        (LONGEST_OF_CLIENTS,),
     ),
 )
 """Rules that hold for the ranks of any model."""
@@ -56,7 +79,7 @@ OBJECT_RULES = (
     ),
     Rule(
         "train.miniBatches",
-        RL | field("train.miniBatches").divides(field("train.samplesPerStep")),
+        RL | SERVICE | field("train.miniBatches").divides(field("train.samplesPerStep")),
         "all mini-batches are of one size, and {0} is not divisible by it",
         "choose a divisor of spec.train.samplesPerStep",
         (field("train.samplesPerStep"),),

@@ -277,6 +277,7 @@ SIZES = "trainer.parallelism"
 TENSOR, PIPELINE, CONTEXT = (field(f"{SIZES}.{size}") for size in ("tensor", "pipeline", "context"))
 
 RL, ADVANTAGE = field("task").equals("rl"), field("algorithm.advantage")
+SERVICE = field("task").equals("service")
 TEACHER = present("algorithm.distillation")
 AGENT, TURN = present("rollout.agent"), field("rollout.sampling.maxTokens")
 COLOCATED = field("rollout.placement").equals("colocated")

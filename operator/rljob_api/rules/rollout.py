@@ -10,6 +10,7 @@ from rljob_api.rules.engine import (
     AGENT,
     COLOCATED,
     RL,
+    SERVICE,
     TURN,
     Check,
     Rule,
@@ -34,13 +35,13 @@ CONTINUES = INTERRUPT.equals("continue") | INTERRUPT.equals("keep")
 OBJECT_RULES = (
     Rule(
         "rollout.replicas",
-        RL | REPLICAS.equals(1),
-        "only task rl has rollouts, which are what `kubectl scale` changes",
+        RL | SERVICE | REPLICAS.equals(1),
+        "only the tasks rl and service have rollouts, which are what `kubectl scale` changes",
         "remove it; spec.trainer.nodes is the size of the gang",
     ),
     Rule(
         "rollout.replicas",
-        RL.implies((REPLICAS > 0) | REPLAYED | COLOCATED),
+        (RL | SERVICE).implies((REPLICAS > 0) | REPLAYED | COLOCATED),
         "nothing would generate",
         "set at least 1, or spec.train.batches.replay",
     ),

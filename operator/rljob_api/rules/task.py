@@ -7,7 +7,20 @@ from functools import partial
 from typing import Any
 
 from rljob_api.base import Model
-from rljob_api.rules.engine import AGENT, RL, TEACHER, Check, Rule, Violation, as_given, count, field, present, size
+from rljob_api.rules.engine import (
+    AGENT,
+    RL,
+    SERVICE,
+    TEACHER,
+    Check,
+    Rule,
+    Violation,
+    as_given,
+    count,
+    field,
+    present,
+    size,
+)
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.roles import ReferenceSpec
@@ -30,16 +43,33 @@ OBJECT_RULES = (
     ),
     Rule(
         "train.steps",
-        count((present("train.steps"), present("train.epochs"))).equals(1),
+        SERVICE | count((present("train.steps"), present("train.epochs"))).equals(1),
         "the length of the job is given by exactly one of steps and epochs",
         "set spec.train.steps or spec.train.epochs, and remove the other",
         value=lambda spec: "none" if spec.train.steps is None else "both",
+    ),
+    Rule(
+        "data.train",
+        SERVICE | (size("data.train") > 0),
+        "{0} learns from files",
+        "name at least one",
+        (field("task"),),
+        lambda _: "[]",
     ),
 )
 
 SUPERVISED: tuple[Task, ...] = ("sft", "dpo", "rewardModel", "pretrain")
 CONVERSATIONS: tuple[Task, ...] = ("sft", "dpo", "rewardModel")
 PAIRS: tuple[Task, ...] = ("dpo", "rewardModel")
+LEARNING: tuple[Task, ...] = ("rl", *SUPERVISED)
+"""Tasks with a loop of their own, which know how much there is to do."""
+GENERATING: tuple[Task, ...] = ("rl", "service")
+
+SAVING = (
+    *("everySteps", "keepLast", "resume", "resumeFrom", "asynchronous"),
+    *("upload", "exportEverySteps", "keepExports", "exportHuggingFace"),
+)
+"""How a loop's checkpoints are written; a service has those of its clients."""
 
 READERS: dict[str, tuple[Task, ...]] = {
     "model.megatronCheckpoint": ("rl", "sft", "dpo", "pretrain"),
@@ -80,17 +110,28 @@ READERS: dict[str, tuple[Task, ...]] = {
     "reference": ("rl", "dpo"),
     "rollout.placement": ("rl",),
     "rollout.minReplicas": ("rl",),
-    "rollout.nodes": ("rl",),
-    "rollout.tensorParallel": ("rl",),
-    "rollout.pipelineParallel": ("rl",),
-    "rollout.expertParallel": ("rl",),
+    "rollout.nodes": GENERATING,
+    "rollout.tensorParallel": GENERATING,
+    "rollout.pipelineParallel": GENERATING,
+    "rollout.expertParallel": GENERATING,
     "rollout.interrupt": ("rl",),
     "rollout.sampling": ("rl",),
     "rollout.agent": ("rl",),
-    "rollout.vllmArgs": ("rl",),
-    "rollout.shmSize": ("rl",),
-    "rollout.template": ("rl",),
+    "rollout.vllmArgs": GENERATING,
+    "rollout.shmSize": GENERATING,
+    "rollout.template": GENERATING,
     "pools": ("rl",),
+    "service": ("service",),
+    "model.source": LEARNING,
+    **dict.fromkeys(
+        (f"data.{name}" for name in ("train", "validation", "sources", "weights", "shuffle", "seed")), LEARNING
+    ),
+    **dict.fromkeys(
+        (f"train.{name}" for name in ("steps", "epochs", "miniBatches", "optimizer", "onNonFinite")), LEARNING
+    ),
+    **dict.fromkeys((f"evaluation.{name}" for name in ("everySteps", "only")), LEARNING),
+    **dict.fromkeys((f"checkpoint.{name}" for name in SAVING), LEARNING),
+    **dict.fromkeys((f"trainer.{name}" for name in ("overlap", "offload")), LEARNING),
 }
 """Tasks that read a field. Fields that are not here are read by all; `rewards` and `rollout.replicas` have rules of their own."""
 

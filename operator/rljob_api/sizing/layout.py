@@ -168,9 +168,9 @@ class Amounts:
         groups = t.samples_per_step if spec.supervised else t.prompts_per_step
         group = (2 if spec.paired else 1) if spec.supervised else t.samples_per_prompt
         updates = t.mini_batches * t.epochs_per_step
-        response = spec.data.max_prompt_tokens + spec.longest_response
+        longest = spec.data.max_tokens if spec.supervised else spec.data.max_prompt_tokens + spec.longest_response
         return Amounts(
-            longest=spec.data.max_tokens if spec.supervised else response,
+            longest=spec.service.max_tokens if spec.task == "service" else longest,
             groups_per_step=groups,
             group=group,
             samples_per_step=groups * group,

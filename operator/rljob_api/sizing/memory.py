@@ -248,7 +248,8 @@ class HostMemory:
     """Bytes of host memory in the trainer pod that holds most."""
 
     offloaded: float
-    """Parameters and moments of models that take turns on the GPUs. Gradients are not kept."""
+    """Parameters and moments of models that take turns on the GPUs, and gradients of a service's clients, which accumulate them. Other gradients are
+    not kept."""
     reference: float
     """The model that changes places with the policy."""
     checkpoint: float
@@ -262,10 +263,19 @@ class HostMemory:
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
-        offloaded=ranks * max(sum(n.moved for n in s.networks) for s in found),
+        offloaded=ranks * max(sum(n.moved for n in s.networks) + _clients(spec, s) for s in found),
         reference=ranks * _reference(spec, shape),
         checkpoint=ranks * max(_written(spec, s) for s in found),
     )
+
+
+def _clients(spec: RLJobSpec, stage: Stage) -> float:
+    """Bytes of the models of a service's clients, per rank: each lies on the host while another one's is in the adapters."""
+    if spec.task != "service":
+        return 0.0
+    adapters = stage.networks[0]
+    weights = adapters.gradients / FLOAT * BYTES[spec.model.dtype]
+    return spec.service.max_models * (weights + adapters.gradients + adapters.optimizer)
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:

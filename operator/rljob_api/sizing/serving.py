@@ -25,6 +25,8 @@ def server_defaults(spec: RLJobSpec) -> dict[str, Any]:
 
 def longest_context(spec: RLJobSpec) -> int:
     """Tokens of the longest prompt and response, in training and, if there is any, evaluation: a server's max-model-len."""
+    if spec.task == "service":
+        return spec.service.max_tokens
     sets = spec.evaluation_sets if spec.evaluation.takes_place else []
     evaluation = [s.sampling.max_tokens for s in sets if s.sampling and not spec.rollout.agent]
     return spec.data.max_prompt_tokens + max(spec.longest_response, *evaluation, 0)

@@ -201,8 +201,8 @@ def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
     learnt = shape.tower.parameters(tuple(spec.model.freeze)) if shape.tower else 0
     weights = width * (dense + experts + tower)
     whole = policy = trained_network(spec, lay, width * (tower - learnt), dense + learnt, experts)
-    if spec.model.lora:
-        adapters = shape.adapters(spec.model.lora) * share.layers / lay.tensor
+    if spec.adapters:
+        adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
         policy = trained_network(spec, lay, weights, adapters, 0.0)
     found = [replace(policy, offload=spec.trainer.offload)]
     if spec.critic and not spec.critic.processes_per_node:

@@ -72,8 +72,8 @@ class Volumes:
         both, ring = trainings + forwards / 2, trainings + forwards / 3
         own = layers * shape.dense / t + 2 * shape.embedding / (t * p)
         experts = layers * shape.expert / (e * lay.expert_tensor)
-        if spec.model.lora:
-            own, experts = layers * shape.adapters(spec.model.lora) / t, 0.0
+        if spec.adapters:
+            own, experts = layers * shape.adapters(spec.adapters) / t, 0.0
         updates = Amounts.of(spec).updates * trainings
         copies = lay.data * c
         exchange = GRADIENT + width

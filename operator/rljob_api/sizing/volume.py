@@ -38,7 +38,7 @@ def volume_space(spec: RLJobSpec, shape: Shape) -> VolumeSpace:
 
 def _learnt(spec: RLJobSpec, shape: Shape) -> float:
     """Parameters that learn: the policy's or its adapters', and a critic's."""
-    lora, tower = spec.model.lora, shape.tower
+    lora, tower = spec.adapters, shape.tower
     frozen = tower.parameters() - tower.parameters(tuple(spec.model.freeze)) if tower else 0
     policy = shape.adapters(lora) * shape.layers if lora else shape.parameters - frozen
     return policy + (shape.parameters if spec.critic else 0)

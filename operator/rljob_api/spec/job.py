@@ -20,13 +20,14 @@ from rljob_api.spec.common import (
     Volumes,
 )
 from rljob_api.spec.gang import Gang, Recompute
-from rljob_api.spec.model import DataSpec, ModelSpec, RewardSpec
+from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
 from rljob_api.spec.servers import Servers
+from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
-Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain"]
+Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
 Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
@@ -51,11 +52,12 @@ class RLJobSpec(Model):
 
     task: Task = "rl"
     """What is learnt. `rl`: what rewards favour, from responses that the policy generates; `sft`: conversations; `dpo`: preferences between
-    answers, without a reward model; `rewardModel`: a model that scores answers, for `rewards[].model` of another job; `pretrain`: documents. All
-    but `rl` learn from `data` alone: they have no rewards and no rollouts."""
+    answers, without a reward model; `rewardModel`: a model that scores answers, for `rewards[].model` of another job; `pretrain`: documents.
+    These four learn from `data` alone: they have no rewards and no rollouts. `service`: what clients with loops of their own ask for, over the
+    network."""
     model: ModelSpec
     """The policy's starting point."""
-    data: DataSpec
+    data: DataSpec = DataSpec()
     """Training and held-out data."""
     rewards: Annotated[list[RewardSpec], Field(max_length=64)] = []
     """Reward functions, by data source: at least one for `task: rl`, none for the others."""
@@ -65,7 +67,9 @@ class RLJobSpec(Model):
     """The loss of `task: sft` and `pretrain`."""
     dpo: DpoSpec = DpoSpec()
     """The loss of `task: dpo`."""
-    train: TrainSpec
+    service: ServiceSpec = ServiceSpec()
+    """What `task: service` offers to its clients."""
+    train: TrainSpec = TrainSpec()
     """Amounts per step, and the optimizer."""
     evaluation: EvaluationSpec = EvaluationSpec()
     """Measurements on held-out data."""
@@ -119,12 +123,18 @@ class RLJobSpec(Model):
     @property
     def supervised(self) -> bool:
         """Whether the task learns from given data alone, without rollouts and rewards."""
-        return self.task != "rl"
+        return self.task not in ("rl", "service")
 
     @property
     def paired(self) -> bool:
         """Whether a sample is a pair of answers."""
         return self.task in PAIRED
+
+    @property
+    def adapters(self) -> LoraSpec | None:
+        """What is trained next to the model's weights: a service's clients have adapters of at most this rank. None: the weights are trained."""
+        clients = LoraSpec(rank=self.service.max_rank, alpha=ALPHA)
+        return clients if self.task == "service" else self.model.lora
 
     @property
     def has_reference(self) -> bool:

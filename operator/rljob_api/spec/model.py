@@ -142,8 +142,8 @@ class DataSpec(Model):
     """Training and held-out data. Files are .parquet, .arrow, .json (a list of objects) or .jsonl; `pretrain` reads Megatron's indexed data sets too.
     One row is a prompt (`rl`), a conversation (`sft`), a pair of a better and a worse answer (`dpo`, `rewardModel`) or a document (`pretrain`)."""
 
-    train: Annotated[list[AbsolutePath], Field(min_length=1, max_length=1024)]
-    """Files of training data, read in this order before shuffling."""
+    train: Annotated[list[AbsolutePath], Field(max_length=1024)] = []
+    """Files of training data, at least one for every task but `service`, read in this order before shuffling."""
     validation: Annotated[list[AbsolutePath], Field(max_length=1024)] = []
     """Files of held-out data, for `evaluation`."""
     sources: Annotated[list[Source], Field(max_length=32)] = []

@@ -247,7 +247,7 @@ def test_the_peft_directory_is_the_merged_policy(model: Path, tmp_path: Path, ba
 
     def follow(engine: Any) -> dict[str, torch.Tensor]:
         train_step(engine, batches[0])
-        write_adapters(engine, spec.model.lora, model, tmp_path / "adapter")
+        write_adapters(engine.export_adapters(), spec.model.lora, model, tmp_path / "adapter")
         sent = scaled(engine.export_adapters(), spec.model.lora.alpha / spec.model.lora.rank)
         return weights(engine) | {f"sent {name}": tensor.clone() for name, tensor in sent}
 
@@ -279,7 +279,7 @@ def test_the_peft_library_makes_the_policy_of_the_base_and_the_directory(
 
     def follow(engine: Any) -> list[torch.Tensor]:
         train_step(engine, batches[0])
-        write_adapters(engine, spec.model.lora, model, tmp_path / "adapter")
+        write_adapters(engine.export_adapters(), spec.model.lora, model, tmp_path / "adapter")
         return list(engine.log_probs(batches[1].samples))
 
     ours = run_engines(1, {"peft": (spec, follow)})["peft"]

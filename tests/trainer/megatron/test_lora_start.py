@@ -66,7 +66,7 @@ def exported(
 
     def train(engine: Any) -> dict[str, Any]:
         train_step(engine, batch)
-        write_adapters(engine, spec.model.lora, model, target)
+        write_adapters(engine.export_adapters(), spec.model.lora, model, target)
         return held(engine, batch) | {"apart": far_apart(engine, model, weights(engine), batch)}
 
     return lora | {"path": str(target)}, found(spec, train)

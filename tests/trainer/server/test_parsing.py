@@ -192,7 +192,7 @@ def test_without_functions_a_parser_of_reasoning_separates_that_alone() -> None:
 
 
 def test_the_arguments_of_the_template_say_whether_the_policy_reasons() -> None:
-    """Qwen3's parser takes everything up to the end of reasoning for that, unless the template was told to leave it out."""
+    """Qwen3's parser takes everything up to the end of reasoning for that, unless the template leaves it out."""
     known = tokenizer(THINK)
     tokens = known.encode("It is 3.", add_special_tokens=False)
     for silent, expected in ((True, Parsed("It is 3.", "", [])), (False, Parsed("", "It is 3.", []))):

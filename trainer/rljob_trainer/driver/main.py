@@ -37,6 +37,7 @@ from rljob_trainer.driver.pod_listener import PodListener, listening
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import serve
+from rljob_trainer.driver.service import ServiceDriver
 from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
@@ -45,6 +46,7 @@ from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
 from rljob_trainer.wire.parity import PROBE_SEQUENCES
+from rljob_trainer.wire.service import ServiceCalls
 
 WORKERS = "waiting for a worker of spec.rollout.agent.workers"
 
@@ -83,6 +85,9 @@ async def drive(
     control = read_control(directory)
     progress = ProgressFile(directory / "progress.json")
     progress.flush()
+    if control.spec.task == "service":
+        await _of_service(directory, control, token, progress, listener)
+        return
     tokenizer = load_tokenizer(control.spec)
     if text := unheard_end(control.spec, tokenizer):
         log.warning("%s", text)
@@ -96,6 +101,18 @@ async def drive(
             loaded()
             await _serve(listener, directory, driver, rollouts, progress, gangs)
     finally:
+        listener.close()
+
+
+async def _of_service(
+    directory: Path, control: Control, token: str, progress: ProgressFile, listener: socket.socket
+) -> None:
+    driver = ServiceDriver(control, token, progress)
+    try:
+        served = serve(listener, *handlers(ServiceCalls, driver))
+        await _first_to_end(served, _follow(directory, driver), progress.run())
+    finally:
+        await driver.close()
         listener.close()
 
 
@@ -222,7 +239,7 @@ async def _serve(
         await driver.close()
 
 
-async def _follow(directory: Path, driver: Driver) -> None:
+async def _follow(directory: Path, driver: Driver | ServiceDriver) -> None:
     async for control in follow_control(directory):
         await driver.apply(control)
 

@@ -31,6 +31,8 @@ class Earlier:
     @staticmethod
     def of(spec: RLJobSpec) -> "Earlier | None":
         """None: the run starts from the model. Raises ConfigurationError for a directory that holds what is no checkpoint of its own."""
+        if spec.task == "service":  # its clients decide what is trained, and from where
+            return None
         root, start = Path(spec.checkpoint.path), spec.checkpoint.resume_from
         if start:
             return Earlier(spec, Path(start), named(Path(start)).step)

@@ -25,6 +25,7 @@ STARTING_POINTS = ("spec.checkpoint.resumeFrom", "spec.model.lora.path")
 MOUNTED = (
     *("model", "critic", "reference", "data", "rewards", "algorithm", "pools", "train", "evaluation", "rollout"),
     "checkpoint",
+    "service",
 )
 """Sections of the spec whose paths lie on volumes."""
 

@@ -21,6 +21,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.earlier import Earlier, last_attempt, remember_rewards
 from rljob_trainer.local.evaluations import Evaluations
+from rljob_trainer.local.gateway import Gateway
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
 from rljob_trainer.local.progress import Display, continued, running, status_line, summary, warnings
@@ -42,13 +43,15 @@ def run(
     rank: str = RANK,
     driver: str = DRIVER,
     settings: Sequence[str] = (),
+    port: int = names.GATEWAY_PORT,
 ) -> int:
-    """With `settings` put into the spec. The exit code: 0 succeeded, 1 failed, with the cause in one message, 130 interrupted, after a drain."""
+    """With `settings` put into the spec; `port`: of a service, 0: any. The exit code: 0 succeeded, 1 failed, with the cause in one message, 130
+    interrupted, after a drain."""
     try:
         job = load(manifest, mounts, settings)
         if _is_over(job):
             return 0
-        here = Here(job)
+        here = Here(job, port)
         remember_rewards(job.spec)
     except (ManifestError, ConfigurationError) as error:
         print(error, file=sys.stderr)
@@ -81,8 +84,8 @@ def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> lis
 class Here:
     """One job on this machine."""
 
-    def __init__(self, job: Job) -> None:
-        """Raises ManifestError when the machine lacks GPUs."""
+    def __init__(self, job: Job, port: int) -> None:
+        """`port`: of a service, 0: any. Raises ManifestError when the machine lacks GPUs, or the port is taken."""
         self._job, self._spec = job, job.spec
         self._uid = uuid.uuid4().hex
         self._address = loopback()
@@ -91,6 +94,7 @@ class Here:
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
         self._replicas = [server for role, pods in self._servers() for server in self._replicas_of(role, pods)]
+        self._gateway = Gateway.of(job, self._address, port)
         self._attempt_ports: dict[tuple[int, str], int] = {}
         root = Path(job.spec.checkpoint.path)
         self._state = LocalState(before=last_attempt(root))
@@ -112,6 +116,9 @@ class Here:
                 command = (role,) if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ("pool", role)
                 for pod in pods:
                     processes.add(pod, self._gpus[pod], *command, "--port", str(self._ports[pod]))
+            if self._gateway:
+                processes.add(names.pod(self._job.name, names.ROLE_GATEWAY, 0), {}, *self._gateway.command)
+                print(self._gateway.invitation)
             while True:
                 seen = self._see()
                 for text in self._evaluations.new():
@@ -122,7 +129,7 @@ class Here:
                     if following.code == 0:
                         print(summary(seen))
                     if following.code == INTERRUPTED:
-                        print(continued(seen, again))
+                        print(f"to go on: {again}" if self._gateway else continued(seen, again))
                     return following
                 self._state = following
                 self._replicas = [one.advance(seen.servers, self._address, free_port) for one in self._replicas]
@@ -184,6 +191,7 @@ class Here:
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
             pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.pools},
+            gateway=self._gateway.work_url if self._gateway else "",
             servers=[one.group for one in self._replicas if one.group],
             spec=spec,
         )

@@ -58,7 +58,8 @@ class CheckpointedNetwork:
     base: Base | None
     """The base model of its adapters; None: all parameters are trained."""
     optimizer: Any
-    scheduler: OptimizerParamScheduler
+    scheduler: OptimizerParamScheduler | None
+    """None: each step brings its own learning rate."""
     offloader: Offloader
     """Parameters and optimizer state must be on the device."""
 
@@ -142,15 +143,26 @@ def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[s
     return objectives[0]
 
 
+def objective_of(directory: Path, state: State) -> dict[str, Any]:
+    """The state of the objective in what `save` wrote. Raises as `load` does; nothing is loaded."""
+    return _common(directory, state)["objective"]
+
+
 def _place(directory: Path, network: str) -> Path:
     return own if (own := directory / network).is_dir() else directory
 
 
-def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
-    common = dist_checkpointing.load_common_state_dict(str(directory))
+def _common(directory: Path, state: State) -> dict[str, Any]:
+    """What all ranks have in common, if it belongs to the state. Raises ConfigurationError."""
+    common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(directory))
     _require_networks(common["names"], state)
     for name, network in state.networks.items():
         require_same(common["bases"][name], network.base)
+    return common
+
+
+def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
+    common = _common(directory, state)
     wanted = _sharded(state, loading=True)
     same_layout = common["layout"] == state.layout
     if not same_layout:
@@ -177,7 +189,8 @@ def _put(loaded: dict[str, Any], network: CheckpointedNetwork) -> None:
         module.load_state_dict(loaded["model"][i], strict=network.base is None)
     _keep_settings(loaded["optimizer"], network.optimizer)
     network.optimizer.load_state_dict(loaded["optimizer"])
-    network.scheduler.load_state_dict(loaded["scheduler"])
+    if network.scheduler:
+        network.scheduler.load_state_dict(loaded["scheduler"])
 
 
 def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
@@ -210,7 +223,8 @@ def _sharded_network(network: CheckpointedNetwork, loading: bool) -> dict[str, A
     optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=_metadata())
     if not loading:
         _share_out(model)
-    return {"model": model, "optimizer": optimizer, "scheduler": network.scheduler.state_dict()}
+    schedule = {"scheduler": network.scheduler.state_dict()} if network.scheduler else {}
+    return {"model": model, "optimizer": optimizer, **schedule}
 
 
 def _share_out(model: dict[Any, Any]) -> None:

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_api.spec.model import LoraSpec
 from rljob_trainer.checkpoint.files import appears, sync_file
-from rljob_trainer.megatron.engine import Engine
 from rljob_trainer.megatron.lora_parts import PREFIX
 from rljob_trainer.megatron.parallel_state import current_device
 from rljob_trainer.wire.weights.plan import Phase
@@ -149,16 +148,13 @@ TEMPLATE = "chat_template.jinja"
 """The chat template, where the model has it in a file of its own."""
 
 
-def write_adapters(engine: Engine, lora: LoraSpec, source: Path, target: Path) -> None:
-    """Write the policy's adapters into the new directory `target`. Rank 0 writes. Collective; complete when it returns.
+def write_adapters(adapters: Iterator[tuple[str, torch.Tensor]], lora: LoraSpec, source: Path, target: Path) -> None:
+    """Write adapters, as Engine.export_adapters yields them, into the new directory `target`. Rank 0 writes. Collective; complete when it returns.
 
     `source` is the directory of their base model. Query, key and value share one A, as do gate and up. It is written for each of them, unless the
     model's files have them as one tensor.
     """
-    copies = (
-        (name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format))
-        for name, tensor in engine.export_adapters()
-    )
+    copies = ((name, tensor.detach().cpu().clone(memory_format=torch.contiguous_format)) for name, tensor in adapters)
     tensors = {f"{PREFIX}{name}": tensor for name, tensor in copies}
     if dist.get_rank() == 0:
         save_adapters(tensors, lora, source, target)

@@ -5,7 +5,7 @@ model, which checkpoints of adapters record.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -106,17 +106,33 @@ class Adapters:
             if hasattr(wrapped.to_wrap, "post_layernorm"):
                 _put_norm_last(wrapped)
         self._by_matrix = {id(w.to_wrap.weight): w for w in self._wrapped}
+        self._names = {t.global_param_name: w for t in tasks if (w := self._by_matrix.get(id(t.param_weight)))}
+        """Of the matrices with adapters, by megatron's name of each in the whole model."""
         for layer in (w.to_wrap for w in self._wrapped):
             if isinstance(layer, TELayerNormColumnParallelLinear):  # as megatron-bridge sets it on Transformer Engine's
                 layer.return_layernorm_output = True
-        for task in tasks:
-            if wrapped := self._by_matrix.get(id(task.param_weight)):
-                if given:
+        if given:
+            for task in tasks:
+                if wrapped := self._by_matrix.get(id(task.param_weight)):
                     given.load(wrapped, task)
-                else:
-                    _initialize(wrapped, f"{seed} {task.global_param_name}")
+        else:
+            self.begin(seed, lora.rank)
         for module in modules:
             _require_input_gradients(module)
+
+    def begin(self, seed: int, rank: int, chosen: Callable[[str], bool] = lambda _: True) -> None:
+        """Initialize as the peft library does, with B = 0: the first `rank` rows of A, the others with 0. Adapters of matrices that are not
+        `chosen`, by their names, have A = B = 0. Where a row of A and the column of B are 0, so are their gradients."""
+        for name, wrapped in self._names.items():
+            # the adapters of a fused matrix's parts each get an A of their own
+            for part, adapter in _adapters(wrapped):
+                _sample(adapter, f"{seed} {name}{part}", rank if chosen(name) else 0)
+
+    def scale(self, factor: float) -> None:
+        """Scale what the adapters add to their matrices: W x + factor B A x, in place of alpha / rank."""
+        for wrapped in self._wrapped:
+            for _, adapter in _adapters(wrapped):
+                adapter.alpha = factor * adapter.dim
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -173,22 +189,23 @@ def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return torch.cat(parts)
 
 
-def _initialize(wrapped: LoRALinear | PartsLinear, seed: str) -> None:
-    """Initialize as the peft library does, with B = 0. The adapters of a fused matrix's parts each get an A of their own."""
+def _adapters(wrapped: LoRALinear | PartsLinear) -> list[tuple[str, Any]]:
+    """The adapters of a matrix, or of its parts, with what is appended to the matrix's name."""
     if isinstance(wrapped, PartsLinear):
-        for name, adapter in wrapped.adapter.items():
-            _sample(adapter, f"{seed} {name}")
-    else:
-        _sample(wrapped.adapter, seed)
+        return [(f" {name}", adapter) for name, adapter in wrapped.adapter.items()]
+    return [("", wrapped.adapter)]
 
 
-def _sample(adapter: Any, seed: str) -> None:
-    """A uniform in +- 1 / sqrt(in). The whole matrix is sampled and this rank's shard kept, so that A is the same in every layout."""
+def _sample(adapter: Any, seed: str, rank: int) -> None:
+    """A uniform in +- 1 / sqrt(in) in `rank` rows, B = 0. The whole matrix is sampled and this rank's shard kept, so that A is the same in every
+    layout."""
     linear, group = adapter.linear_in, adapter.tp_group
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8]) >> 1)
     bound = linear.input_size**-0.5
-    whole = torch.empty(adapter.dim, linear.input_size).uniform_(-bound, bound, generator=generator)
+    whole = torch.zeros(adapter.dim, linear.input_size)
+    whole[:rank].uniform_(-bound, bound, generator=generator)
     linear.weight.data.copy_(whole.chunk(group.size(), dim=linear.weight.partition_dim)[group.rank()])
+    adapter.linear_out.weight.data.zero_()
 
 
 def _require_input_gradients(module: MegatronModule) -> None:

@@ -201,7 +201,7 @@ class TrainedNetwork(Network):
         self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps)
         self.offloader = Offloader(offload, model.modules, chunks, self.optimizer)
         skips = spec.train.on_non_finite == "skip"
-        self._learner = Learner(chunks, self.optimizer, self.scheduler, self.offloader, skips)
+        self._learner = Learner(chunks, self.optimizer, self.scheduler, self.offloader, optimizer.clip_grad, skips)
         self._epochs = spec.train.epochs_per_step
 
     def learn(self, step: Step, objective: Objective) -> list[Update]:

@@ -47,6 +47,8 @@ class Learner:
     optimizer: Any
     scheduler: OptimizerParamScheduler
     offloader: Offloader
+    most: float
+    """Norm to which gradients are clipped; 0: they are not."""
     skips: bool
     """Skip an optimizer step whose loss or gradient is not finite, instead of raising NonFiniteError."""
     skipped: int = 0
@@ -62,12 +64,12 @@ class Learner:
         Raises what `check` raises, NonFiniteError, and ConfigurationError after MOST_SKIPS skipped steps in a row; parameters and moments are
         unchanged then.
         """
-        for chunk in self.chunks:
-            chunk.zero_grad_buffer()
-        self.optimizer.zero_grad()
+        zero_gradients(self.chunks, self.optimizer)
         measured, rate = gradients(), self.optimizer.param_groups[0]["lr"]
         with self.offloader.using("optimizer"):
-            clipped = self._clip()  # queued before `checked` waits for the device, so that the device does not idle
+            clipped = clip(
+                self.optimizer, self.most
+            )  # queued before `checked` waits for the device, so that the device does not idle
             sums = checked(measured, check)
             norm = float(clipped) if sums.is_finite else math.nan
             if math.isfinite(norm):
@@ -89,15 +91,23 @@ class Learner:
             fix = "go back with `resume --from-step N` to before the first of them, with a lower learning rate or without the data that cause it"
             raise ConfigurationError(FIELD, "skip", rule, fix)
 
-    def _clip(self) -> torch.Tensor | float:
-        """Clip the gradient; returns its norm before. This is the first half of ChainedOptimizer.step; `step_with_ready_grads` is the second."""
-        self.optimizer.prepare_grads()
-        norm = self.optimizer.get_grad_norm()
-        for part in self.optimizer.chained_optimizers:
-            parameters, most = part.get_parameters(), part.config.clip_grad
-            if parameters and most > 0:
-                clip_grad_by_total_norm_fp32(parameters, most, norm)
-        return norm
+
+def zero_gradients(chunks: Sequence[DistributedDataParallel], optimizer: Any) -> None:
+    """Forget what was accumulated."""
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    optimizer.zero_grad()
+
+
+def clip(optimizer: Any, most: float) -> torch.Tensor | float:
+    """Clip the gradient to a norm of `most`, 0: not; returns its norm before. This is the first half of ChainedOptimizer.step;
+    `step_with_ready_grads` is the second."""
+    optimizer.prepare_grads()
+    norm = optimizer.get_grad_norm()
+    for part in optimizer.chained_optimizers:
+        if most > 0 and (parameters := part.get_parameters()):
+            clip_grad_by_total_norm_fp32(parameters, most, norm)
+    return norm
 
 
 def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], None]) -> MetricAccumulator:
@@ -123,27 +133,13 @@ def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str,
 def build_optimizer(
     o: Optimizer, chunks: Sequence[DistributedDataParallel], steps: int
 ) -> tuple[Any, OptimizerParamScheduler]:
-    """`steps`: optimizer steps of the whole job, over which the learning rate decays after a linear warm-up.
+    """Megatron's distributed AdamW with its schedule. `steps`: optimizer steps of the whole job, over which the learning rate decays after a linear
+    warm-up.
 
     Step i of n warm-up steps uses i / n of the learning rate. Megatron uses (i - 1) / n, with which the first step has no effect; its scheduler gets
     parameters that describe the same line as ours.
     """
-    model = chunks[0].config
-    config = OptimizerConfig(
-        optimizer="adam",
-        lr=o.learning_rate,
-        min_lr=o.min_learning_rate,
-        weight_decay=o.weight_decay,
-        adam_beta1=o.beta1,
-        adam_beta2=o.beta2,
-        adam_eps=o.epsilon,
-        clip_grad=o.clip_grad,
-        bf16=model.bf16,
-        params_dtype=model.params_dtype,
-        use_distributed_optimizer=True,
-        overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
-    )
-    optimizer = get_megatron_optimizer(config, list(chunks))
+    optimizer = build_adam(o, chunks)
     rising = max(0, o.warmup_steps - 1)
     last = max(steps, rising + 1)
     scheduler = OptimizerParamScheduler(
@@ -162,3 +158,23 @@ def build_optimizer(
         override_opt_param_scheduler=True,  # after a resume the spec's numbers hold, not the checkpoint's; the count of steps is the checkpoint's
     )
     return optimizer, scheduler
+
+
+def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel]) -> Any:
+    """Megatron's distributed AdamW, without a schedule."""
+    model = chunks[0].config
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=o.learning_rate,
+        min_lr=o.min_learning_rate,
+        weight_decay=o.weight_decay,
+        adam_beta1=o.beta1,
+        adam_beta2=o.beta2,
+        adam_eps=o.epsilon,
+        clip_grad=o.clip_grad,
+        bf16=model.bf16,
+        params_dtype=model.params_dtype,
+        use_distributed_optimizer=True,
+        overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
+    )
+    return get_megatron_optimizer(config, list(chunks))

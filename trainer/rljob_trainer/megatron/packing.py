@@ -39,13 +39,13 @@ class PackedRow:
     """[t], indices in the row of this rank's tokens (its CP partition)."""
 
     def spread(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Per-trajectory values of response tokens, [count] each -> [t] on this rank, 0 for other tokens."""
-        nothing = torch.zeros(1, dtype=values[0].dtype if values else torch.float32)
+        """Per-trajectory values of response tokens, [count, ...] each -> [t, ...] on this rank, 0 for other tokens."""
+        nothing = values[0].new_zeros(1, *values[0].shape[1:]) if values else torch.zeros(1)
         return torch.cat([*values, nothing]).index_select(0, self.places)
 
     def collect(self, part: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `spread`, in float32 on the CPU. Tokens of other context-parallel ranks are 0, so the sum over ranks is complete."""
-        found = torch.zeros(sum(self.counts) + 1)
+        found = torch.zeros(sum(self.counts) + 1, *part.shape[1:])
         found[self.places] = part.detach().float().cpu()
         return list(found[:-1].split(self.counts))
 
@@ -65,7 +65,8 @@ class MicroBatch:
     sequences: Sequences
     """Which trajectory of the row each token belongs to."""
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
-    """[name] -> [t] float32, fixed quantities of response tokens, 0 for other tokens; see `put`. Always has `mask`, 1 for tokens in the loss."""
+    """[name] -> [t] float32, or [t, K] of several values for each, fixed quantities of response tokens, 0 for other tokens; see `put`. Always has
+    `mask`, 1 for tokens in the loss."""
     images: dict[str, torch.Tensor] = field(default_factory=dict)
     """Additional inputs of a model with a vision tower; empty without images. Of each distinct image: `pixel_values` [p, values of a patch], and on
     the CPU `image_grid_thw` [i, 3]. Of each image token: `image_places` [v], its index in the row, and `image_rows` [v], its row in the tower's
@@ -75,7 +76,7 @@ class MicroBatch:
     """[layer number, from 1] -> uint8, the experts to which its router sends each of its tokens. See routing.Routing."""
 
     def put(self, name: str, values: Mapping[int, torch.Tensor] | Sequence[torch.Tensor]) -> None:
-        """Add a column. `values`: [row] -> [count], per trajectory."""
+        """Add a column. `values`: [row] -> [count, ...], per trajectory."""
         column = self.row.spread([values[i] for i in self.row.rows])
         self.columns[name] = column.to(self.targets.device).float()
 

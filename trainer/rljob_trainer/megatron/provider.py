@@ -248,10 +248,10 @@ def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
         # Gradients are summed over tokens, micro-batches and ranks, because the loss weights contain the global denominator (losses.token_weights).
         # Otherwise megatron would divide by the number of micro-batches, and DDP by that of ranks (schedules.py, forward_step_calc_loss).
         "calculate_per_token_loss": True,
-        "finalize_model_grads_func": _finalize,
+        "finalize_model_grads_func": reduce_gradients,
     }
 
 
-def _finalize(models: list[torch.nn.Module], _tokens: torch.Tensor | None, **kwargs: Any) -> None:
-    """megatron's finalize_model_grads, without its division by the number of tokens."""
+def reduce_gradients(models: list[torch.nn.Module], _tokens: torch.Tensor | None = None, **kwargs: Any) -> None:
+    """megatron's finalize_model_grads, without its division by the number of tokens. Gradients must be reduced once only, after all passes."""
     finalize_model_grads(models, None, **kwargs)

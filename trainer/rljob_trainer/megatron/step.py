@@ -156,13 +156,16 @@ def _mini_batch(batch: Batch, plan: PackingPlan, parallel: ParallelState, with_l
 
 
 def gather(
-    measured: Sequence[tuple[MicroBatch, torch.Tensor]], counts: Sequence[int], parallel: ParallelState
+    measured: Sequence[tuple[MicroBatch, torch.Tensor]],
+    counts: Sequence[int],
+    parallel: ParallelState,
+    each: tuple[int, ...] = (),
 ) -> list[torch.Tensor]:
-    """Per-token values [t] of each rank's micro-batches -> per-trajectory values [count] on every rank. Collective.
+    """Per-token values [t, *each] of each rank's micro-batches -> per-trajectory values [count, *each] on every rank. Collective.
 
     Every token is contributed by exactly one rank (ParallelState.reports_metrics) and all others add zeros, so the sum is exact.
     """
-    found = [torch.zeros(n) for n in counts]
+    found = [torch.zeros(n, *each) for n in counts]
     for micro, part in measured if parallel.reports_metrics else ():
         for i, values in zip(micro.row.rows, micro.row.collect(part), strict=True):
             found[i] = values

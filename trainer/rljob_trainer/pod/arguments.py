@@ -11,6 +11,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec
 from rljob_api.spec.servers import Servers
+from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL, backend
@@ -71,6 +72,8 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
         own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}
+    if spec.task == "service":
+        own |= _of_service(spec.service)
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
     if spec.trainer.device == "cpu":
         default |= {"enforce-eager": True} | WHOLE_PROMPTS
@@ -79,6 +82,19 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
     if _on_several_gpus(spec, rollout.gpus):
         default |= WITHOUT_MULTICAST
     return list(_command_line(default | rollout.vllm_args | own))
+
+
+def _of_service(service: ServiceSpec) -> dict[str, Any]:
+    """Of servers that serve snapshots of clients next to the base model."""
+    return {
+        "middleware": "rljob_trainer.server.sample.ServiceFront",
+        "logprobs-mode": "raw_logprobs",  # the ranks measure without temperature, too
+        "enable-lora": True,
+        "max-loras": min(service.max_models, service.max_snapshots),
+        "max-cpu-loras": service.max_snapshots,
+        "max-lora-rank": next(n for n in LORA_RANKS if n >= service.max_rank),
+        "lora-target-modules": _adapted(ADAPTED),
+    }
 
 
 def _cut(servers: Servers, part: PodPart | None) -> dict[str, Any]:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.arrays import Stream, allocated, chunks, raw
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import Caller, DriverCalls, RoleCalls, remote
 from rljob_trainer.wire.channel import LENGTH, connect, encode
+from rljob_trainer.wire.service import ServiceCalls
 
 HEARTBEAT_SECONDS = 0.2
 RETRY_SECONDS = 0.1
@@ -99,12 +102,7 @@ class DriverClient(Client):
     @staticmethod
     def connect(path: Path, error_file: Path, seconds: float) -> "DriverClient":
         """Connect, waiting for a driver that is still starting, but not for one that has failed. Raises DriverLost."""
-        starting = (FileNotFoundError, ConnectionRefusedError)
-        return DriverClient(
-            _connected(
-                lambda: connect(path), starting, seconds, "the driver did not start: see driver.log", error_file.exists
-            )
-        )
+        return DriverClient(_to_own_driver(path, error_file, seconds))
 
     steps = remote(DriverCalls.steps)
     start = remote(DriverCalls.start)
@@ -137,6 +135,28 @@ class DriverClient(Client):
         self._socket.close()
 
 
+class ServiceClient(Client):
+    """Calls of the trainer's rank 0 in `task: service`. wire/service.py describes them."""
+
+    @staticmethod
+    def connect(directory: Path, seconds: float) -> "ServiceClient":
+        """See DriverClient.connect. `directory`: of the attempt."""
+        return ServiceClient(_to_own_driver(directory / "driver.sock", directory / "error-driver.json", seconds))
+
+    ready = remote(ServiceCalls.ready)
+    next = remote(ServiceCalls.next)
+
+    def done(self, result: bytes) -> None:
+        """See ServiceCalls.done."""
+        arrays: dict[str, Array] = {"result": np.frombuffer(result, np.uint8)}
+        self.call(ServiceCalls.done.__name__, {}, Stream.of(arrays))
+
+    def end(self) -> None:
+        """See ServiceCalls.end. Closes the connection."""
+        self.call(ServiceCalls.end.__name__, {})
+        self._socket.close()
+
+
 class RoleClient(Client):
     """Calls of rank 0 of another gang (wire/calls.py). All raise DriverLost when the driver is gone, or does not answer within the seconds given to
     `connect`."""
@@ -162,6 +182,13 @@ class RoleClient(Client):
         """See RoleCalls.end. Closes the connection."""
         self.call(RoleCalls.end.__name__, {})
         self._socket.close()
+
+
+def _to_own_driver(path: Path, error_file: Path, seconds: float) -> socket.socket:
+    """A connection to the driver next to this rank."""
+    starting = (FileNotFoundError, ConnectionRefusedError)
+    lost = "the driver did not start: see driver.log"
+    return _connected(lambda: connect(path), starting, seconds, lost, error_file.exists)
 
 
 def _connected(

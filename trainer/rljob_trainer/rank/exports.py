@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from rljob_api import names
@@ -45,7 +44,8 @@ class Exports:
         target = names.huggingface_dir(self._root, step)
         if lora := self._spec.model.lora:
             source = Path(self._spec.model.path)
-            self._write(names.adapter_dir(self._root, step), partial(write_adapters, self._engine, lora, source))
+            write = lambda scratch: write_adapters(self._engine.export_adapters(), lora, source, scratch)  # noqa: E731
+            self._write(names.adapter_dir(self._root, step), write)
         self._write(target, self._model)
         return str(target)
 

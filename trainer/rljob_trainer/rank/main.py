@@ -49,6 +49,7 @@ def _import() -> None:
     compat.install()
     importlib.import_module("rljob_trainer.rank.attempt")
     importlib.import_module("rljob_trainer.rank.role")
+    importlib.import_module("rljob_trainer.rank.service")
 
 
 def main() -> None:
@@ -75,7 +76,11 @@ def run(directory: Path) -> str:
     """
     control, role = read_control(directory), os.environ.get(names.ENV_ROLE, names.ROLE_TRAINER)
     _join(directory, control)
-    if role == names.ROLE_TRAINER:
+    if role == names.ROLE_TRAINER and control.spec.task == "service":
+        from rljob_trainer.rank import service
+
+        result = service.run(directory, control)
+    elif role == names.ROLE_TRAINER:
         result = loop.run(_attempt(directory, control))
     else:
         from rljob_trainer.rank import role as gang  # imports megatron, which has to be patched first

@@ -80,17 +80,17 @@ async def generate(policy: PolicyVersion, scope: Scope, receive: Receive, send: 
 async def _answer(policy: PolicyVersion, request: Request) -> Response:
     try:
         body = await request.json()
-        completions = await _unless_gone(request, _generate(request.app.state.engine_client, policy, body))
+        completions = await unless_gone(request, _generate(request.app.state.engine_client, policy, body))
     except ContextTooLongError as error:
         return JSONResponse({"error": str(error), "code": CONTEXT_TOO_LONG}, 400)
     except (KeyError, TypeError, ValueError) as error:
         return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
     except Exception as error:  # vLLM logs the reason; a dead engine ends the server
-        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400 if _is_refusal(error) else 500)
+        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400 if is_refusal(error) else 500)
     return Response(status_code=CLIENT_LEFT) if completions is None else JSONResponse(encode(completions))
 
 
-def _is_refusal(error: Exception) -> bool:
+def is_refusal(error: Exception) -> bool:
     """Whether vLLM says that the request is wrong."""
     from vllm.exceptions import VLLMClientError  # vLLM is there, as it has raised something: see sampling_parameters
 
@@ -159,7 +159,7 @@ def sampling_parameters(body: dict[str, Any]) -> Any:
     return SamplingParams(**NEUTRAL | own | further | form | text)
 
 
-async def _unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone[T](request: Request, work: Coroutine[Any, Any, T]) -> T | None:
     """The result of `work`, or None when the client disconnects first; `work` is cancelled then."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_gone(request))
     try:

@@ -32,7 +32,7 @@ class Completion(NamedTuple):
 
 def pack_tokens(tokens: Sequence[int] | Ints) -> str:
     """The `prompt` of a request."""
-    return _pack(tokens, "<i4")
+    return pack(tokens, "<i4")
 
 
 def unpack_tokens(packed: str) -> list[int]:
@@ -50,7 +50,7 @@ def encode_images(images: Sequence[Placed]) -> list[dict[str, Any]]:
             "place": place,
             "grid": list(image.grid),
             "merge": image.merge,
-            "pixels": _pack(image.pixels, "<f4"),
+            "pixels": pack(image.pixels, "<f4"),
         }
         for place, image in images
     ]
@@ -65,28 +65,30 @@ def decode(body: dict[str, Any]) -> list[Completion]:
     """The responses in a body that `encode` made, with arrays of int32 and float32."""
     return [
         Completion(
-            _unpack(tokens, "<i4"), _unpack(log_probs, "<f4"), reason, _routed(routing), [(a, b) for a, b in later]
+            unpack(tokens, "<i4"), unpack(log_probs, "<f4"), reason, _routed(routing), [(a, b) for a, b in later]
         )
         for tokens, log_probs, reason, later, *routing in body["responses"]
     ]
 
 
 def _numbers(response: Completion) -> list[str]:
-    return [_pack(response.tokens, "<i4"), _pack(response.log_probs, "<f4"), response.finish_reason]
+    return [pack(response.tokens, "<i4"), pack(response.log_probs, "<f4"), response.finish_reason]
 
 
 def _routing(response: Completion) -> list[Any]:
     experts = response.routed_experts
-    return [] if experts is None else [_pack(experts, "|u1"), list(experts.shape)]
+    return [] if experts is None else [pack(experts, "|u1"), list(experts.shape)]
 
 
 def _routed(routing: list[Any]) -> Experts | None:
-    return _unpack(routing[0], "|u1").reshape(routing[1]) if routing else None
+    return unpack(routing[0], "|u1").reshape(routing[1]) if routing else None
 
 
-def _pack(numbers: Any, kind: str) -> str:
+def pack(numbers: Any, kind: str) -> str:
+    """An array of numpy's type `kind` as text."""
     return base64.b64encode(np.asarray(numbers, kind).tobytes()).decode()
 
 
-def _unpack(text: str, kind: str) -> Any:
+def unpack(text: str, kind: str) -> Any:
+    """The inverse of `pack`, of one dimension. Raises ValueError."""
     return np.frombuffer(base64.b64decode(text), kind)

@@ -14,12 +14,14 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.wire.generate import decode, encode_images, pack_tokens
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.parsing import Parsed, ParseRequest
+from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
 from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
     ATTEMPT_HEADER,
     GENERATE,
     INTERRUPT,
     PARSE,
+    SAMPLE,
     STATE,
     STEP_HEADER,
     AttemptSuperseded,
@@ -127,6 +129,13 @@ class RolloutClient:
         if STEP_HEADER not in headers:
             raise ReplicaLost(f"{self.endpoint.pod}: its answer names no policy")
         return _generations(body, request.n, int(headers[STEP_HEADER]))
+
+    async def sample(self, request: SampleRequest) -> SampleAnswer:
+        """Samples for a client of a service. Otherwise like `generate`."""
+        answer = SampleAnswer.read((await self._call("POST", SAMPLE, request.body()))[0])
+        if any(sample.finish_reason == "abort" for sample in answer.samples):
+            raise ReplicaLost(f"{self.endpoint.pod}: it ended the request early")
+        return answer
 
     async def parse(self, request: ParseRequest) -> Parsed:
         """What a response says. Raises as `generate`, and ParserUnusableError."""

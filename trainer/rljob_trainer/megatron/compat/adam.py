@@ -33,8 +33,7 @@ def _patch_fused() -> None:
 
     def state_dict_from_the_start(self: Any) -> dict[str, Any]:
         """:1190 hands on what moments there are, and FusedAdam makes them at its first step."""
-        if self.optimizer:
-            self.init_state_fn(self.optimizer, self.config)
+        allocate(self)
         return state_dict(self)
 
     cls.state_dict = state_dict_from_the_start
@@ -56,7 +55,7 @@ def _patch_torch() -> None:
 
     def state_dict_from_the_start(self: Any) -> dict[str, Any]:
         """:839 asserts that a step was taken; a resumed run loads before its first."""
-        _allocate(self.optimizer)
+        allocate(self)
         return state_dict(self)
 
     def load_with_own_steps(self: Any, state: dict[str, Any]) -> None:
@@ -91,10 +90,17 @@ def _fuse(optimizer: torch.optim.Optimizer | None) -> None:
                 state["step"] = state["step"].to(p.device)
 
 
-def _allocate(optimizer: torch.optim.Optimizer | None) -> None:
-    """Give every parameter the state that AdamW makes at its first step."""
-    if optimizer is None:  # a rank may hold no part of the parameters
+def allocate(optimizer: Any) -> None:
+    """Give every parameter of a DistributedOptimizer the state that Adam makes at its first step."""
+    if optimizer.optimizer is None:  # a rank may hold no part of the parameters
         return
+    if has_fused_adam():
+        optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
+    else:
+        _allocate(optimizer.optimizer)
+
+
+def _allocate(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for p in group["params"]:
             if not optimizer.state[p]:

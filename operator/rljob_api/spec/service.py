@@ -1,0 +1,36 @@
+"""spec.service: what a service offers to the loops of its clients."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from rljob_api.base import Model
+from rljob_api.spec.common import AbsolutePath, PositiveInt
+
+ALPHA = 32
+"""alpha of every client's adapters, whatever their rank: Tinker's."""
+MOST_RANK = 256
+"""Largest rank of a client's adapters."""
+
+
+class ServiceSpec(Model):
+    """The service of `task: service`: clients with loops of their own train adapters of one base model and sample from them."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[^\s:]+$", max_length=256)] | None = None
+    """What clients call the base model, for example `Qwen/Qwen3-8B`: they load its tokenizer by this name. Unset: `model.path`."""
+    max_models: Annotated[int, Field(ge=1, le=256)] = 8
+    """Models that clients train at a time, each with adapters of its own. A further one is refused until another one's session has ended."""
+    max_rank: Annotated[int, Field(ge=1, le=MOST_RANK)] = 32
+    """Largest rank of a client's adapters. Memory for this rank is reserved."""
+    max_snapshots: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Snapshots for sampling that a server keeps in memory. Others are read from the volume again when somebody samples from them."""
+    max_tokens: PositiveInt = 4096
+    """Longest sequence: of a training sample, or of a prompt and its response."""
+    session_timeout_seconds: PositiveInt = 600
+    """A client that has said nothing for so long is taken for gone: its models are dropped. What it has saved stays."""
+    checkpoint_seconds: PositiveInt = 120
+    """Seconds between two checkpoints of a model that a client trains. After a failure it continues from the last one, and repeats the requests that
+    came since."""
+    keys: AbsolutePath | None = None
+    """Directory of keys, for example of a Secret that `volumes` mounts: each file is named for a client, and holds its key, which begins with `tml-`.
+    Unset: whoever can reach the service may use it."""

@@ -1,0 +1,167 @@
+"""A loop of the official SDK against a service on this machine: real ranks, a real vLLM server, and the gateway. One service serves all tests."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tinker
+import yaml
+from tinker import types
+
+from api.specs import raw_spec
+from trainer.pod.gang import wait_for
+from trainer.server.models import make
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 300
+STEP = types.AdamParams(learning_rate=1e-2)
+
+
+@dataclass
+class Run:
+    """`python -m rljob_trainer run` of a service."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    url: str
+    model: str
+
+    def kill(self, what: str) -> None:
+        """SIGKILL the process in whose command line this stands."""
+        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if what in " ".join(_command(p))]
+        assert found, what
+        min(found, key=lambda p: p.create_time()).kill() if what == "gateway" else found[-1].kill()
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    root = tmp_path_factory.mktemp("service")
+    model, output = make(root / "model", seed=3), root / "output"
+    spec = raw_spec(
+        task="service",
+        model={"path": str(model), "dtype": "float32"},
+        service={"checkpointSeconds": 1},
+        checkpoint={"path": str(root / "run")},
+    )
+    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "loops"}, "spec": spec}
+    (root / "service.yaml").write_text(yaml.safe_dump(manifest))
+    command = [sys.executable, "-u", "-m", "rljob_trainer", "run", str(root / "service.yaml"), "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    with output.open("wb") as log:
+        process = subprocess.Popen([*command, "--work", str(root / "work")], env=environment, stdout=log, stderr=log)
+    try:
+        found = wait_for("address", lambda: re.search(r"TINKER_BASE_URL=(\S+)", output.read_text()), SECONDS)
+        yield Run(process, output, found[1], str(model))
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 130, output.read_text()
+
+
+@pytest.fixture(scope="module")
+def service(run: Run) -> Iterator[tinker.ServiceClient]:
+    os.environ["TINKER_TELEMETRY"] = "0"
+    with tinker.ServiceClient(base_url=run.url, api_key="tml-any") as client:
+        yield client
+
+
+def model_of(service: tinker.ServiceClient, run: Run, rank: int = 4) -> Any:
+    created = service.create_lora_training_client(base_model=run.model, rank=rank, seed=1, train_unembed=False)
+    return created.result(timeout=SECONDS)
+
+
+def datum(first: int) -> types.Datum:
+    tokens = [first + i for i in range(19)]
+    targets = types.TensorData.from_numpy(np.array([*tokens[1:], 7]))
+    weights = types.TensorData.from_numpy(np.ones(19, np.float32))
+    inputs = {"target_tokens": targets, "weights": weights}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
+
+
+def log_probs(output: Any) -> np.ndarray:
+    return np.concatenate([found["logprobs"].to_numpy() for found in output.loss_fn_outputs])
+
+
+def learnt(training: Any, run: Run, kills: dict[int, str]) -> tuple[list[float], bytes]:
+    """Losses and norms of five steps, and the log-probabilities at the end. `kills`: what is killed while a step is under way."""
+    numbers = []
+    for step in range(5):
+        passes = [training.forward_backward([datum(10 + i), datum(30 + i)], "cross_entropy") for i in range(2)]
+        stepped = training.optim_step(STEP)
+        if what := kills.get(step):
+            run.kill(what)
+        losses = [found.result(timeout=SECONDS).metrics["loss:sum"] for found in passes]
+        numbers += [*losses, *stepped.result(timeout=SECONDS).metrics.values()]
+    return numbers, log_probs(training.forward([datum(12)], "cross_entropy").result(timeout=SECONDS)).tobytes()
+
+
+def test_a_loop_learns_samples_what_it_has_learnt_and_continues_from_what_it_saved(
+    run: Run, service: tinker.ServiceClient
+) -> None:
+    training, other = model_of(service, run), model_of(service, run, rank=2)
+    assert training.get_info().lora_rank == 4
+    for _ in range(8):
+        loss = training.forward_backward([datum(10)], "cross_entropy")
+        training.optim_step(STEP).result(timeout=SECONDS)
+    first = other.forward([datum(10)], "cross_entropy").result(timeout=SECONDS).metrics["loss:sum"]
+    assert loss.result(timeout=SECONDS).metrics["loss:sum"] < 0.8 * first
+
+    sampler = training.save_weights_and_get_sampling_client().result(timeout=SECONDS)
+    base = service.create_sampling_client(base_model=run.model)
+    tokens = types.ModelInput.from_ints([10 + i for i in range(20)])
+    mine = log_probs(training.forward([datum(10)], "cross_entropy").result(timeout=SECONDS))[:18]
+    served = np.array(sampler.compute_logprobs(tokens).result(timeout=SECONDS)[1:19])
+    assert served == pytest.approx(mine, abs=2e-5)
+    assert np.abs(np.array(base.compute_logprobs(tokens).result(timeout=SECONDS)[1:19]) - mine).max() > 0.1
+
+    params = types.SamplingParams(max_tokens=6, temperature=1.0, seed=5, stop=[])
+    found = [sampler.sample(tokens, 2, params).result(timeout=SECONDS).sequences for _ in range(2)]
+    assert [s.tokens for s in found[0]] == [s.tokens for s in found[1]]
+    assert {(len(s.tokens), len(s.logprobs), s.stop_reason) for s in found[0]} == {(6, 6, "length")}
+    every = types.SamplingParams(max_tokens=30, temperature=1.0, stop=list(range(128)))
+    ended = sampler.sample(tokens, 1, every).result(timeout=SECONDS).sequences[0]
+    assert (ended.stop_reason, len(ended.tokens)) == ("stop", 1)
+
+    path = training.save_state("half").result(timeout=SECONDS).path
+    training.forward_backward([datum(50)], "cross_entropy")
+    training.optim_step(STEP).result(timeout=SECONDS)
+    again = service.create_training_client_from_state_with_optimizer(path)
+    assert log_probs(again.forward([datum(10)], "cross_entropy").result(timeout=SECONDS))[:18].tolist() == mine.tolist()
+    named = training.save_weights_for_sampler("done").result(timeout=SECONDS).path
+    assert service.create_sampling_client(model_path=named).sample(tokens, 1, params).result(timeout=SECONDS).sequences
+
+
+def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: Run, service: tinker.ServiceClient) -> None:
+    training = model_of(service, run)
+    refused = training.forward_backward([datum(10)], "a_loss_of_mine")
+    served = training.forward([datum(10)], "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match="a_loss_of_mine is not served"):
+        refused.result(timeout=SECONDS)
+    assert served.result(timeout=SECONDS).metrics["loss:sum"] > 0
+    with pytest.raises(tinker.APIStatusError, match="from 1 to 8"):
+        model_of(service, run, rank=9)
+
+
+def test_a_run_whose_gateway_and_ranks_are_killed_ends_with_the_same_bits(
+    run: Run, service: tinker.ServiceClient
+) -> None:
+    undisturbed = learnt(model_of(service, run), run, {})
+    disturbed = learnt(model_of(service, run), run, {1: "gateway", 3: "rljob_trainer.rank.main"})
+    assert disturbed == undisturbed
+    assert "attempt 2" in run.output.read_text()

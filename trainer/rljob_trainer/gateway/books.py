@@ -1,0 +1,140 @@
+"""A model's line with its journal, and who waits for its results."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rljob_trainer.gateway.journal import Journal, JournalRecord
+from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
+from rljob_trainer.wire.service import Failure, encode
+
+CREATED, ASKED, ANSWERED, CHECKPOINT = "created", "asked", "answered", "checkpoint"
+
+
+class Book:
+    """One model. What changes it is on the disk before it counts."""
+
+    def __init__(self, line: RequestLine, journal: Journal | None) -> None:
+        """`journal`: None for a model that was refused, of which nothing is kept."""
+        self.line, self._journal = line, journal
+        self._writing = asyncio.Lock()
+        self._answered = asyncio.Condition()
+        self.saved_at = time.monotonic()
+        """When its last checkpoint was begun."""
+
+    @staticmethod
+    async def create(path: Path, line: RequestLine, first: Asked) -> "Book":
+        """A new model, whose creation is request 0."""
+        book = Book(line, await asyncio.to_thread(Journal, path))
+        await book._write(_created(line), _asked(0, first))
+        line.accept(0, first)
+        return book
+
+    @staticmethod
+    def refused(line: RequestLine, first: Asked, why: Failure) -> "Book":
+        """A model that there is no room for: all of its requests fail with the reason."""
+        line.entries[0], line.failed = first, encode(why)
+        return Book(line, None)
+
+    @staticmethod
+    def restore(path: Path) -> "Book | None":
+        """The model of a journal; None: a crash left nothing of its creation."""
+        journal = Journal(path)
+        if not journal.records:
+            journal.remove()
+            return None
+        line = _line(journal.records)
+        journal.records.clear()
+        return Book(line, journal)
+
+    async def ask(self, seq: int, entry: Asked) -> Arrival:
+        """A client's request; `new` once it is on the disk."""
+        async with self._writing:
+            arrival = self.line.arrival(seq, entry)
+            if arrival == "new":
+                if self._journal:
+                    await asyncio.to_thread(self._journal.append, _asked(seq, entry))
+                self.line.accept(seq, entry)
+            return arrival
+
+    async def answer(self, seq: int, result: bytes) -> None:
+        await self._write(JournalRecord({"kind": ANSWERED, "seq": seq}, result))
+        self.line.finish(seq, result)
+        await self.tell()
+
+    async def fail(self, why: Failure) -> None:
+        """All requests of the model fail, those to come too."""
+        self.line.failed = encode(why)
+        await self.tell()
+
+    async def checkpointed(self, seq: int, directory: str) -> None:
+        """A checkpoint is on the disk; the journal drops what it makes superfluous."""
+        async with self._writing:
+            self.line.checkpointed(seq, directory)
+            if self._journal:
+                await asyncio.to_thread(self._journal.replace, list(_records(self.line)))
+
+    async def result(self, seq: int, seconds: float) -> bytes | None:
+        """The result of a request, which is waited for; None: there is none yet. Raises KeyError when the request is not known (any more)."""
+        entry = self.line.entries[seq]
+        async with self._answered:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._answered.wait_for(lambda: entry.result or self.line.failed)
+            except TimeoutError:
+                return None
+        if entry.result and entry.fetched is None:
+            entry.fetched = time.monotonic()
+        return entry.result or self.line.failed
+
+    async def remove(self) -> None:
+        """Forget the model: whoever waits for a result gets a failure."""
+        if self._journal:
+            async with self._writing:
+                await asyncio.to_thread(self._journal.remove)
+
+    async def tell(self) -> None:
+        async with self._answered:
+            self._answered.notify_all()
+
+    async def _write(self, *records: JournalRecord) -> None:
+        async with self._writing:
+            if self._journal:
+                await asyncio.to_thread(self._journal.append, *records)
+
+
+def _created(line: RequestLine) -> JournalRecord:
+    fields = {"kind": CREATED, "model": line.model, "start": line.start, "optimizer": line.optimizer}
+    return JournalRecord(fields, line.creation)
+
+
+def _asked(seq: int, entry: Asked) -> JournalRecord:
+    fields = {"seq": seq, "digest": entry.digest, "work": entry.kind, "saves": entry.saves, "tokens": entry.tokens}
+    return JournalRecord({"kind": ASKED} | fields, entry.body)
+
+
+def _records(line: RequestLine) -> Iterable[JournalRecord]:
+    """What a journal has to hold now."""
+    yield _created(line)
+    if line.checkpoint:
+        yield JournalRecord({"kind": CHECKPOINT, "seq": line.watermark, "directory": line.checkpoint})
+    for seq, entry in sorted(line.entries.items()):
+        yield _asked(seq, entry)
+        if entry.result is not None:
+            yield JournalRecord({"kind": ANSWERED, "seq": seq}, entry.result)
+
+
+def _line(records: Iterable[JournalRecord]) -> RequestLine:
+    first, *others = records
+    line = RequestLine(first.fields["model"], first.body, first.fields["start"], first.fields["optimizer"])
+    for fields, body in others:
+        match fields["kind"]:
+            case "asked":
+                told = {name: fields[name] for name in ("saves", "tokens")}
+                line.accept(fields["seq"], Asked(fields["digest"], fields["work"], body, **told))
+            case "answered":
+                line.finish(fields["seq"], body)
+            case "checkpoint":
+                line.checkpointed(fields["seq"], fields["directory"])
+    return line

@@ -1,0 +1,124 @@
+"""The requests of one model: their order, which the ranks have executed, and what to send them next. Pure: no files, no clock, no network.
+
+    0 is the model's creation, 1, 2, 3, ... are the client's numbers, in any order of arrival and without gaps in execution.
+
+`watermark` is the last request that the newest checkpoint has; those after it are repeated in every epoch. `place` is the last request that the ranks
+have executed in this epoch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+Arrival = Literal["new", "same", "other"]
+"""A request is new, or repeated, or another one has its number already."""
+
+
+@dataclass
+class Asked:
+    """One request."""
+
+    digest: str
+    """Of what was asked."""
+    kind: str
+    """Name of the message in wire/service.py."""
+    body: bytes
+    """That message; empty once no epoch repeats it."""
+    tokens: int = 0
+    """What it costs the ranks."""
+    saves: str = ""
+    """What the client calls the files that it writes; empty: it writes none."""
+    result: bytes | None = None
+    """The body of a Result or a Failure."""
+    fetched: float | None = None
+    """When the client got the result first."""
+
+
+@dataclass
+class RequestLine:
+    """The requests of one model."""
+
+    model: str
+    creation: bytes
+    """The body of its CreateModel."""
+    start: str = ""
+    """Directory of the state that the client began with; empty: none."""
+    optimizer: bool = False
+    """Whether it began with that state's optimizer, too."""
+    entries: dict[int, Asked] = field(default_factory=dict)
+    done: int = -1
+    """All requests up to this one have a result."""
+    watermark: int = -1
+    """The last request that the newest checkpoint has; -1: there is none."""
+    checkpoint: str = ""
+    """Directory of the newest checkpoint; empty: none."""
+    failed: bytes | None = None
+    """The Failure of the model itself: every request gets it."""
+    place: int | None = None
+    """None: the ranks do not have the model yet."""
+    uncovered: int = 0
+    """Bytes of the requests after the watermark."""
+    built: int = 0
+    """Pieces of work of its making that are done in this epoch."""
+
+    def arrival(self, seq: int, request: Asked) -> Arrival:
+        """What a request is that comes now."""
+        if seq <= self.watermark or seq in self.entries:
+            known = self.entries.get(seq)
+            return "same" if known is None or known.digest == request.digest else "other"
+        return "new"
+
+    def accept(self, seq: int, request: Asked) -> None:
+        """A new request is on the disk."""
+        self.entries[seq] = request
+        self.uncovered += len(request.body)
+
+    def restart(self) -> None:
+        """A new epoch begins: the ranks have nothing."""
+        self.place, self.built = None, 0
+
+    def due(self) -> int | None:
+        """The request that the ranks are to execute next, once they have the model. None: it has not come yet."""
+        if self.place is None or self.failed:
+            return None
+        self.place = self._skipped(self.place)
+        return self.place + 1 if self.place + 1 in self.entries else None
+
+    def executed(self, seq: int, result: bytes) -> bool:
+        """The ranks have executed a request. Whether the result is new; else it is that of a repetition."""
+        assert self.place is not None and seq == self.place + 1, f"request {seq} after {self.place}"
+        self.place = seq
+        return self.entries[seq].result is None
+
+    def finish(self, seq: int, result: bytes) -> None:
+        """A result is on the disk, and may be fetched."""
+        self.entries[seq].result = result
+        while (following := self.entries.get(self.done + 1)) and following.result is not None:
+            self.done += 1
+
+    def checkpointed(self, seq: int, directory: str) -> None:
+        """A checkpoint after request `seq` is on the disk. Requests up to it are never repeated."""
+        self.watermark, self.checkpoint, self.done = seq, directory, max(self.done, seq)
+        for number, entry in self.entries.items():
+            if number <= seq:
+                self.uncovered -= len(entry.body)
+                entry.body = b""
+
+    def at_step(self) -> bool:
+        """Whether a checkpoint now would lose nothing: the last request was an optimizer step, which leaves no gradient behind."""
+        last = self.entries.get(self.place or 0)
+        return last is not None and last.kind == "OptimStep" and self.place == self.done and self.done > self.watermark
+
+    def forget(self, before: float) -> None:
+        """Drop results that were fetched before a time, of requests that are never repeated."""
+        for seq in [s for s in self._behind() if (f := self.entries[s].fetched) is not None and f < before]:
+            del self.entries[seq]
+
+    def _behind(self) -> Iterator[int]:
+        return (seq for seq in self.entries if 0 < seq <= self.watermark)
+
+    def _skipped(self, place: int) -> int:
+        """A save that is done is not repeated: its files are there, and it changes nothing."""
+        while (following := self.entries.get(place + 1)) and following.saves and following.result is not None:
+            place += 1
+        return place

@@ -1,0 +1,77 @@
+"""The gateway's process: serve clients and the driver until SIGTERM."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+from aiohttp import web
+
+from rljob_api import names
+from rljob_api.protocol import Control
+from rljob_trainer.gateway.keys import Keys
+from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.servers import SamplingServers
+from rljob_trainer.gateway.service import GatewayService
+from rljob_trainer.gateway.wire.routes import Routes
+from rljob_trainer.gateway.work import WorkRoutes
+from rljob_trainer.textfile import read_text
+
+SWEEP_SECONDS = 5.0
+CONTROL_SECONDS = 0.2
+"""Interval at which the control message is looked for."""
+GOODBYE_SECONDS = 1.0
+"""For requests under way when the gateway ends; long polls are cut."""
+DIRECTORY = "service"
+"""Below spec.checkpoint.path."""
+
+log = logging.getLogger(__name__)
+
+
+async def run(channel: Path, token: str, address: str, port: int, work_port: int) -> None:
+    """Serve clients at `port` and the driver at `work_port` until SIGTERM. `channel`: the directory with the control message."""
+    control = await _control(channel / names.CONTROL_KEY)
+    spec = control.spec
+    service = await asyncio.to_thread(_opened, control)
+    servers = SamplingServers(token)
+    samples = Samples(servers.sample)
+    keys = Keys(Path(spec.service.keys) if spec.service.keys else None)
+    clients = Routes(service, samples, keys, spec.service.name or spec.model.path).app
+    driver = WorkRoutes(service.desk, servers, control.job_uid, token).app
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    runners = [await _serve(clients, address, port), await _serve(driver, address, work_port)]
+    log.info("serving at port %d", port)
+    sweeping = asyncio.create_task(_sweep(service, samples))
+    try:
+        await asyncio.wait({sweeping, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        if sweeping.done():
+            sweeping.result()
+    finally:
+        sweeping.cancel()
+        await asyncio.gather(*(runner.cleanup() for runner in runners))
+        await samples.close()
+
+
+def _opened(control: Control) -> GatewayService:
+    return GatewayService(control.spec.service, Path(control.spec.checkpoint.path) / DIRECTORY)
+
+
+async def _control(file: Path) -> Control:
+    while not (text := read_text(file)):  # noqa: ASYNC110 another process writes it
+        await asyncio.sleep(CONTROL_SECONDS)
+    return Control.model_validate_json(text)
+
+
+async def _serve(app: web.Application, address: str, port: int) -> web.AppRunner:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE_SECONDS)
+    await runner.setup()
+    await web.TCPSite(runner, address, port).start()
+    return runner
+
+
+async def _sweep(service: GatewayService, samples: Samples) -> None:
+    while True:
+        await asyncio.sleep(SWEEP_SECONDS)
+        await service.sweep()
+        samples.sweep()

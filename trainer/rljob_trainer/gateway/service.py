@@ -1,0 +1,285 @@
+"""What clients have: sessions, models, samplers, and what they have saved. Independent of the protocol in which they ask."""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.gateway.books import Book
+from rljob_trainer.gateway.desk import Desk, ServiceFiles, remove
+from rljob_trainer.gateway.journal import Journal, JournalRecord
+from rljob_trainer.gateway.line import Asked, RequestLine
+from rljob_trainer.wire.sample import Adapter, SampleRequest
+from rljob_trainer.wire.service import CreateModel, Failure, ForwardBackward, Work, decode_work, encode
+
+GRACE_SECONDS = 600.0
+"""For this long a result can be fetched again."""
+MOST_UNCOVERED = 2**30
+"""Bytes of requests of one model that may wait for the ranks, or for a checkpoint after them."""
+MOST_SESSIONS = 10_000
+
+log = logging.getLogger(__name__)
+
+
+class UnknownError(LookupError):
+    """There is no such thing, or not for this client."""
+
+
+class BusyError(RuntimeError):
+    """The client has to try again later."""
+
+
+@dataclass
+class OpenSession:
+    """A client's process."""
+
+    client: str
+    heard: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a client has saved under a name."""
+
+    model: str
+    client: str
+    directory: str
+    time: float
+    rank: int
+    mlp: bool
+    attention: bool
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What a client samples from."""
+
+    client: str
+    directory: str = ""
+    """Of the snapshot; empty: the base model."""
+    path: str = ""
+    """The snapshot's name; empty: it has none."""
+
+    def of(self, request: SampleRequest) -> SampleRequest:
+        """The request, for what this sampler samples from."""
+        return replace(request, adapter=Adapter(self.directory, self.directory)) if self.directory else request
+
+
+class GatewayService:
+    """Everything that a client can name. What it creates is on the disk when the method returns."""
+
+    def __init__(self, spec: ServiceSpec, root: Path) -> None:
+        """`root`: a directory of the checkpoint's volume. What a former gateway wrote there is there again."""
+        self.spec, self._files = spec, ServiceFiles(root)
+        self.sessions: dict[str, OpenSession] = {}
+        self.books: dict[str, Book] = {}
+        self.saved: dict[str, SavedModel] = {}
+        self.samplers: dict[str, Sampler] = {}
+        self._journal, self._writing = Journal(root / "service.log"), asyncio.Lock()
+        self._creating = asyncio.Lock()
+        self._restore()
+        self.desk = Desk(self._files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved)
+
+    def _restore(self) -> None:
+        for fields, _ in self._journal.records:
+            values = {name: value for name, value in fields.items() if name not in ("kind", "id")}
+            match fields["kind"]:
+                case "session":
+                    self.sessions[fields["id"]] = OpenSession(**values)
+                case "closed":
+                    self.sessions.pop(fields["id"], None)
+                case "saved":
+                    self.saved[fields["id"]] = SavedModel(**values)
+                case "deleted":
+                    self.saved.pop(fields["id"], None)
+                case "sampler":
+                    self.samplers[fields["id"]] = Sampler(**values)
+        self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) in self.sessions}
+        self._journal.records.clear()
+        self._journal.replace(self._records())
+        found = [Book.restore(path) for path in sorted(self._files.journals.glob("*.log"))]
+        self.books = {book.line.model: book for book in found if book}
+
+    async def open_session(self, client: str) -> str:
+        """A new session. Raises BusyError."""
+        if len(self.sessions) >= MOST_SESSIONS:
+            raise BusyError(f"there are {MOST_SESSIONS} sessions")
+        name = secrets.token_hex(8)
+        await self._write("session", name, client=client)
+        self.sessions[name] = OpenSession(client)
+        return name
+
+    def hear(self, client: str, session: str) -> None:
+        """The client lives. Raises UnknownError."""
+        self._session(client, session).heard = time.monotonic()
+
+    async def close_session(self, client: str, session: str) -> None:
+        """The client is done: its models and samplers are forgotten. Raises UnknownError."""
+        self._session(client, session)
+        await self._end(session)
+
+    async def create(self, client: str, created: CreateModel, start: str = "", optimizer: bool = False) -> None:
+        """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
+        Raises UnknownError for its session."""
+        self.hear(client, _session_of(created.model))
+        async with self._creating:  # a client that repeats its request may not wait for the answer
+            if created.model not in self.books:
+                self.books[created.model] = await self._created(created, start, optimizer)
+        self.desk.changed()
+
+    async def _created(self, created: CreateModel, start: str, optimizer: bool) -> Book:
+        body = encode(created)
+        line = RequestLine(created.model, body, self._directory(created.model, start), optimizer)
+        first = Asked(_digest(body), type(created).__name__, b"")
+        if sum(not book.line.failed for book in self.books.values()) >= self.spec.max_models:
+            why = f"this service trains {self.spec.max_models} models at a time (spec.service.maxModels): end another session first"
+            return Book.refused(line, first, Failure(message=why))
+        if start and not line.start:
+            return Book.refused(line, first, Failure(message=f"there is no {start}"))
+        return await Book.create(self._files.journal(line.model), line, first)
+
+    async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "") -> None:
+        """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.
+
+        Args:
+            work: what the ranks are to do; or why this request fails, in its turn
+            saves: what the client calls the files that it writes: a path, or the name of a sampler, which has no `/`
+
+        Raises UnknownError for the model, BusyError when too much is waiting.
+        """
+        book = self.book(client, model)
+        self.hear(client, _session_of(model))
+        body = encode(work)
+        if book.line.uncovered + len(body) > MOST_UNCOVERED:
+            raise BusyError(f"{model} has {book.line.uncovered} bytes of requests waiting")
+        tokens = sum(len(datum.tokens) for datum in work.data) if isinstance(work, ForwardBackward) else 0
+        arrival = await book.ask(seq, Asked(_digest(body, saves), type(work).__name__, body, tokens, saves))
+        if arrival == "other":
+            await book.fail(Failure(message=f"request {seq} of {model} came twice, with different contents"))
+        self.desk.changed()
+
+    def book(self, client: str, model: str) -> Book:
+        """A model of a client. Raises UnknownError."""
+        self._session(client, _session_of(model))
+        if model not in self.books:
+            raise UnknownError(f"there is no model {model}")
+        return self.books[model]
+
+    async def sample_from(self, client: str, name: str, path: str = "") -> None:
+        """A new sampler: of what was saved as `path`, or of the base model. Raises UnknownError."""
+        self.hear(client, _session_of(name))
+        directory = self.named(client, path).directory if path else ""
+        await self._add_sampler(name, Sampler(client, directory, path))
+
+    def sampler(self, client: str, name: str) -> Sampler:
+        """Raises UnknownError."""
+        found = self.samplers.get(name)
+        if found is None or found.client != client:
+            raise UnknownError(f"there is no sampler {name}")
+        return found
+
+    def named(self, client: str, path: str) -> SavedModel:
+        """What the client has saved as `path`. Raises UnknownError."""
+        found = self.saved.get(path)
+        if found is None or found.client != client:
+            raise UnknownError(f"there is no {path}")
+        return found
+
+    async def delete(self, client: str, path: str) -> None:
+        """Delete what was saved as `path`. Raises UnknownError."""
+        found = self.named(client, path)
+        await self._write("deleted", path)
+        del self.saved[path]
+        await asyncio.to_thread(remove, found.directory)
+
+    async def sweep(self) -> None:
+        """End sessions of clients that are gone, and drop results that nobody fetches any more."""
+        now = time.monotonic()
+        for name, session in list(self.sessions.items()):
+            if now - session.heard > self.spec.session_timeout_seconds:
+                log.warning("session %s has said nothing for %d s", name, self.spec.session_timeout_seconds)
+                await self._end(name)
+        for book in self.books.values():
+            book.line.forget(now - GRACE_SECONDS)
+
+    async def _end(self, session: str) -> None:
+        await self._write("closed", session)
+        self.sessions.pop(session, None)
+        self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) != session}
+        for model in [m for m in self.books if _session_of(m) == session]:
+            book = self.books.pop(model)
+            await book.fail(Failure(message="the session has ended"))
+            await book.remove()
+            self.desk.drop(model)
+            if book.line.checkpoint:
+                await asyncio.to_thread(remove, book.line.checkpoint)
+
+    async def _has_saved(self, book: Book, seq: int, directory: str) -> None:
+        """Of Desk: a request has written a directory for a client."""
+        session, name = self.sessions.get(_session_of(book.line.model)), book.line.entries[seq].saves
+        if session is None:
+            return
+        if "/" not in name:
+            await self._add_sampler(name, Sampler(session.client, directory))
+            return
+        made = creation(book)
+        saved = SavedModel(book.line.model, session.client, directory, time.time(), made.rank, made.mlp, made.attention)
+        await self._write("saved", name, **asdict(saved))
+        self.saved[name] = saved
+
+    async def _add_sampler(self, name: str, sampler: Sampler) -> None:
+        if self.samplers.get(name) != sampler:
+            await self._write("sampler", name, **asdict(sampler))
+            self.samplers[name] = sampler
+
+    def _session(self, client: str, name: str) -> OpenSession:
+        session = self.sessions.get(name)
+        if session is None or session.client != client:
+            raise UnknownError(f"there is no session {name}")
+        return session
+
+    def _living(self) -> list[Book]:
+        return list(self.books.values())
+
+    def _directory(self, model: str, path: str) -> str:
+        """Of what the client of a model has saved as `path`; empty: there is no such thing."""
+        session, found = self.sessions.get(_session_of(model)), self.saved.get(path)
+        return found.directory if session and found and found.client == session.client else ""
+
+    def _records(self) -> Iterator[JournalRecord]:
+        for name, session in self.sessions.items():
+            yield JournalRecord({"kind": "session", "id": name, "client": session.client})
+        for path, saved in self.saved.items():
+            yield JournalRecord({"kind": "saved", "id": path} | asdict(saved))
+        for name, sampler in self.samplers.items():
+            yield JournalRecord({"kind": "sampler", "id": name} | asdict(sampler))
+
+    async def _write(self, kind: str, name: str, **fields: object) -> None:
+        async with self._writing:
+            await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
+
+
+def creation(book: Book) -> CreateModel:
+    """How a model was created."""
+    created = decode_work(book.line.creation)
+    assert isinstance(created, CreateModel), "request 0"
+    return created
+
+
+def _session_of(name: str) -> str:
+    """The session of a model or sampler."""
+    return name.partition(":")[0]
+
+
+def _digest(body: bytes, saves: str = "") -> str:
+    return hashlib.sha256(saves.encode() + b"\0" + body).hexdigest()
+
+
+def seed_of(name: str) -> int:
+    """A seed for what a client gave none: the same whenever it is asked for."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:3], "big")

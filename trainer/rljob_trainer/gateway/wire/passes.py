@@ -1,0 +1,126 @@
+"""Forward and backward passes: their bodies as work, and results as bodies."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from rljob_trainer.gateway.wire.messages import DTYPES, FLOAT32, MESSAGES
+from rljob_trainer.wire.batch import Array
+from rljob_trainer.wire.service import Datum, ForwardBackward, Result
+
+TARGETS = "target_tokens"
+LARGEST = 2**26
+"""Most values of one tensor: a sparse one is small in a body."""
+
+
+class Pass:
+    """A body whose model and number are known; `work` reads the rest."""
+
+    def __init__(self, body: bytes) -> None:
+        """Raises ValueError when the body is no such message, or names no model."""
+        try:
+            self._message = MESSAGES["ForwardBackwardRequest"].FromString(body)
+        except DecodeError as error:
+            raise ValueError(f"the body is no ForwardBackwardRequest: {error}") from None
+        self.model, self.seq = str(self._message.model_id), int(self._message.seq_id)
+        if not self.model or self.seq < 1:
+            raise ValueError("the body has no model_id, or no seq_id above 0")
+
+    def work(self, longest: int) -> ForwardBackward:
+        """`longest`: most tokens of a datum. Raises ValueError for what the client has to correct."""
+        message = self._message
+        if not message.data:
+            raise ValueError("there is no datum")
+        return ForwardBackward(
+            model=self.model,
+            seq=self.seq,
+            data=tuple(_datum(datum, i, longest) for i, datum in enumerate(message.data)),
+            loss=message.loss_fn,
+            config=dict(sorted(_config(message).items())),
+            forward_only=message.forward_only,
+        )
+
+
+def encode(result: Result) -> bytes:
+    """The body of a result."""
+    flat = [np.ascontiguousarray(values, "<f4") for values in result.log_probs]
+    output = MESSAGES["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord", metrics=dict(result.metrics))
+    record = output.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(flat))
+    field = record.fields["logprobs"]
+    field.data, field.dtype = b"".join(values.tobytes() for values in flat), FLOAT32
+    field.offsets = np.cumsum([0, *(values.nbytes for values in flat)]).astype("<i8").tobytes()
+    if flat and flat[0].ndim == 2:
+        field.trailing_shape.append(flat[0].shape[1])
+    return cast(bytes, output.SerializeToString())
+
+
+def _config(message: Any) -> dict[str, float]:
+    texts = [name for name, value in message.loss_fn_config_v2.items() if value.HasField("text")]
+    if texts:
+        raise ValueError(f"loss_fn_config: {', '.join(texts)} must be a number")
+    return dict(message.loss_fn_config) | {name: v.number for name, v in message.loss_fn_config_v2.items()}
+
+
+def _datum(message: Any, index: int, longest: int) -> Datum:
+    tokens = np.concatenate([np.zeros(0, "<i4"), *_tokens(message.model_input, index)])
+    found = {name: _tensor(tensor, f"datum {index}: {name}") for name, tensor in sorted(message.loss_fn_inputs.items())}
+    if len(tokens) > longest:
+        raise ValueError(f"datum {index} has {len(tokens)} tokens; at most {longest} are served")
+    if TARGETS not in found:
+        raise ValueError(f"datum {index} has no {TARGETS}")
+    targets = found.pop(TARGETS).astype("<i8")
+    _check(index, tokens, targets, found)
+    return Datum(tokens, targets, {name: values.astype("<f4") for name, values in found.items()})
+
+
+def _check(index: int, tokens: Array, targets: Array, columns: Mapping[str, Array]) -> None:
+    if targets.ndim not in (1, 2) or len(targets) != len(tokens) or not targets.size:
+        shape = list(targets.shape)
+        raise ValueError(
+            f"datum {index}: {TARGETS} has shape {shape}; it must be [N] or [N, K] for N = {len(tokens)} tokens"
+        )
+    for name, values in columns.items():
+        if values.shape != targets.shape:
+            shapes = f"{list(values.shape)}, {TARGETS} {list(targets.shape)}"
+            raise ValueError(f"datum {index}: {name} has shape {shapes}; both must be equal")
+
+
+def _tokens(chunks: Any, index: int) -> Iterator[Array]:
+    for chunk in chunks:
+        if not chunk.HasField("encoded_text"):
+            raise ValueError(f"datum {index}: only text is served, no images and no audio")
+        yield np.frombuffer(chunk.encoded_text.tokens, "<i4")
+
+
+def _tensor(message: Any, where: str) -> Array:
+    shape = tuple(message.shape)
+    if (
+        message.dtype not in DTYPES
+        or any(n < 0 for n in shape)
+        or len(shape) > 2
+        or np.prod(shape, dtype=float) > LARGEST
+    ):
+        raise ValueError(f"{where}: a tensor of type {message.dtype} and shape {list(shape)} is not read")
+    kind = DTYPES[message.dtype]
+    try:
+        if message.HasField("sparse_csr"):
+            return _dense(message.sparse_csr, kind, shape)
+        return np.frombuffer(message.dense, kind).reshape(shape)
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _dense(sparse: Any, kind: str, shape: tuple[int, ...]) -> Array:
+    """A matrix from its compressed rows."""
+    if len(shape) != 2:
+        raise ValueError("a sparse tensor has two dimensions")
+    begins, columns = np.frombuffer(sparse.crow_indices, "<i8"), np.frombuffer(sparse.col_indices, "<i8")
+    values = np.frombuffer(sparse.values, kind)
+    found = np.zeros(shape, kind)
+    counts = np.diff(begins)
+    if len(counts) != shape[0] or (counts < 0).any() or counts.sum() != len(values) or (columns < 0).any():
+        raise ValueError("its rows do not fit its values")
+    found[np.repeat(np.arange(shape[0]), counts), columns] = values
+    return found

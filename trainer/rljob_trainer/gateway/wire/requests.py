@@ -1,0 +1,188 @@
+"""The clients' requests that are JSON, and what the service is asked by them. Fields that are not read are ignored: clients of other versions have
+more."""
+
+import json
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from aiohttp import web
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
+
+from rljob_trainer.wire.sample import SampleRequest
+from rljob_trainer.wire.service import Failure, OptimStep
+
+SCHEME = "tinker://"
+WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
+"""What a path names, between the model and the name: a state, or a snapshot."""
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
+"""What a client calls what it saves: one part of a path."""
+Text = Annotated[str, StringConstraints(max_length=4096)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
+Seq = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class ClientRequest(BaseModel):
+    """A body."""
+
+    model_config = ConfigDict(protected_namespaces=(), extra="ignore")
+
+
+class OfSession(ClientRequest):
+    session_id: Text
+
+
+class LoraConfig(ClientRequest):
+    rank: int
+    seed: int | None = None
+    train_unembed: bool = True
+    train_mlp: bool = True
+    train_attn: bool = True
+
+
+class NewModel(OfSession):
+    model_seq_id: Count
+    base_model: Text
+    lora_config: LoraConfig | None = None
+
+
+class OfModel(ClientRequest):
+    model_id: Text
+
+
+class Numbered(OfModel):
+    seq_id: Seq
+
+
+class AdamParams(ClientRequest):
+    learning_rate: FiniteNumber = 1e-4
+    beta1: Annotated[FiniteNumber, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[FiniteNumber, Field(ge=0, lt=1)] = 0.95
+    eps: Annotated[FiniteNumber, Field(ge=0)] = 1e-12
+    weight_decay: Annotated[FiniteNumber, Field(ge=0)] = 0.0
+    grad_clip_norm: Annotated[FiniteNumber, Field(ge=0)] = 0.0
+
+
+class OptimStepParams(ClientRequest):
+    """The rest of an optimizer step: what is wrong with it fails the step, and not its submission."""
+
+    adam_params: AdamParams = Field(validation_alias=AliasChoices("adam_params", "optimizer_params"))
+
+    def work(self, model: str, seq: int) -> OptimStep:
+        return OptimStep(model=model, seq=seq, **self.adam_params.model_dump())
+
+
+class SaveWeights(ClientRequest):
+    path: Name | None = None
+
+
+class SaveWeightsForSampler(ClientRequest):
+    path: Name | None = None
+    sampling_session_seq_id: Count | None = None
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    """`inflight` asks for what is saved now or later: a snapshot is that, too."""
+
+
+class LoadWeights(ClientRequest):
+    """Of a new model (session_id, model_seq_id), or of one that is there (model_id, seq_id)."""
+
+    path: Text
+    optimizer: bool = False
+    session_id: Text | None = None
+    model_seq_id: Count | None = None
+    model_id: Text | None = None
+    seq_id: Seq | None = None
+
+
+class CreateSamplingSession(OfSession):
+    sampling_session_seq_id: Count
+    base_model: Text | None = None
+    model_path: Text | None = None
+
+
+class OfSampler(ClientRequest):
+    sampling_session_id: Text
+
+
+class Chunk(ClientRequest):
+    type: Text
+    tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = []
+
+
+class Prompt(ClientRequest):
+    chunks: list[Chunk]
+
+
+class SamplingParams(ClientRequest):
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: Text | list[Text] | list[int] | None = None
+    temperature: Annotated[FiniteNumber, Field(ge=0)] = 1.0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_p: Annotated[FiniteNumber, Field(gt=0, le=1)] = 1.0
+
+
+class Asample(OfSampler):
+    """A request for samples, as far as it is needed to answer it at once."""
+
+    seq_id: Annotated[int, Field(ge=0, lt=2**62)]
+    num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+
+
+class SampleParams(ClientRequest):
+    """The rest of it: what is wrong with it fails the samples, and not their submission."""
+
+    prompt: Prompt
+    sampling_params: SamplingParams
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: Any = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+
+    def request(self, n: int, seed: int, longest: int) -> SampleRequest | Failure:
+        """`seed`: for clients that name none. `longest`: most tokens of prompt and sample."""
+        params, tokens = self.sampling_params, [t for chunk in self.prompt.chunks for t in chunk.tokens]
+        if why := self._refusal(tokens, longest):
+            return Failure(message=why)
+        stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
+        return SampleRequest(
+            tokens=np.asarray(tokens, "<i4"),
+            n=n,
+            seed=seed if params.seed is None else params.seed % 2**62,
+            max_tokens=longest - len(tokens) if params.max_tokens is None else params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=max(params.top_k, 0),
+            stop=[text for text in stop if isinstance(text, str)],
+            stop_tokens=[token for token in stop if isinstance(token, int)],
+            ends=params.stop is None,
+            prompt_log_probs=bool(self.prompt_logprobs),
+        )
+
+    def _refusal(self, tokens: list[int], longest: int) -> str:
+        """Why it is refused; empty: it is not."""
+        further = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
+        if named := [name for name in (*further, "prompt_logprobs_last_n") if getattr(self, name)]:
+            return f"{', '.join(named)} is not served"
+        if any(chunk.type != "encoded_text" for chunk in self.prompt.chunks):
+            return "only text is served, no images and no audio"
+        if not tokens:
+            return "the prompt is empty"
+        if len(tokens) + (self.sampling_params.max_tokens or 1) > longest:
+            return f"prompt and sample have more than {longest} tokens (spec.service.maxTokens)"
+        return ""
+
+
+class RetrieveFuture(ClientRequest):
+    request_id: Text
+
+
+class WeightsInfo(ClientRequest):
+    tinker_path: Text
+
+
+async def read[R: ClientRequest](request: web.Request, kind: type[R]) -> R:
+    """The body. Raises ValidationError, ValueError."""
+    return kind.model_validate(json.loads(await request.read()))

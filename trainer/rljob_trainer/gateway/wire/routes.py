@@ -1,0 +1,269 @@
+"""The clients' HTTP: every route below /api/v1/, and who may call it.
+
+A refused submission would stop the client's model for ever, since the client has counted it: once model and number are known, a request is accepted,
+and what is wrong with it fails its future. Results are waited for (`retrieve_future`) for POLL_SECONDS at most: clients close after 45.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from rljob_api.type_errors import first_problem
+from rljob_trainer.gateway.keys import Keys
+from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownError, creation, seed_of
+from rljob_trainer.gateway.wire import answers, requests
+from rljob_trainer.gateway.wire.listing import RouteAnswer, SavedRoutes
+from rljob_trainer.gateway.wire.passes import Pass
+from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, ClientRequest, read
+from rljob_trainer.wire import service as work
+from rljob_trainer.wire.service import Failure
+
+API = "/api/v1/"
+POLL_SECONDS = 35.0
+LARGEST_BODY = 64 * 2**20
+"""Most bytes of a request. Clients cut their passes into chunks of some 5 MB."""
+
+
+RouteHandler = Callable[[str, web.Request], Awaitable[RouteAnswer]]
+"""Of the client's name and the request."""
+
+
+class Routes:
+    """An application of aiohttp."""
+
+    def __init__(self, service: GatewayService, samples: Samples, keys: Keys, base_model: str) -> None:
+        """`base_model`: what clients call it."""
+        self._service, self._samples, self._keys, self._base = service, samples, keys, base_model
+        self._spec = service.spec
+        self.app = web.Application(client_max_size=LARGEST_BODY)
+        listing = SavedRoutes(service, base_model)
+        posts: dict[str, RouteHandler] = {
+            "client/config": self._nothing,
+            "client/dynamic_config": self._nothing,
+            "telemetry": self._accepted,
+            "create_session": self._create_session,
+            "session_heartbeat": self._heartbeat,
+            "sessions/{session}/finish": self._finish,
+            "create_model": self._create_model,
+            "load_weights": self._load_weights,
+            "get_info": self._info,
+            "forward_backward": self._forward_backward,
+            "optim_step": self._optim_step,
+            "save_weights": self._save_weights,
+            "save_weights_for_sampler": self._save_for_sampler,
+            "create_sampling_session": self._create_sampler,
+            "asample": self._sample,
+            "retrieve_future": self._retrieve,
+            "cancel_future": self._cancel,
+            "weights_info": listing.weights_info,
+        }
+        gets: dict[str, RouteHandler] = {
+            "healthz": self._health,
+            "get_server_capabilities": self._capabilities,
+            "samplers/{sampler}": self._sampler,
+            "training_runs/{run}": listing.run,
+            "training_runs/{run}/checkpoints": listing.checkpoints,
+        }
+        for method, handlers in (("POST", posts), ("GET", gets)):
+            for path, handler in handlers.items():
+                self.app.router.add_route(method, API + path, self._guarded(handler))
+        self.app.router.add_delete(API + "training_runs/{run}/checkpoints/{kind}/{name}", self._guarded(listing.delete))
+
+    def _guarded(self, handler: RouteHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            client = self._keys.client(request.headers.get("X-API-Key", ""))
+            if client is None:
+                return _refused(401, "this service does not know the API key")
+            try:
+                found = await handler(client, request)
+            except ValidationError as error:
+                return _refused(400, first_problem(error))
+            except ValueError as error:
+                return _refused(400, str(error))
+            except UnknownError as error:
+                return _refused(404, str(error.args[0]))
+            except BusyError as error:
+                return _refused(429, str(error))
+            return found if isinstance(found, web.Response) else web.json_response(found)
+
+        return answer
+
+    async def _nothing(self, client: str, request: web.Request) -> RouteAnswer:
+        """Flags: none, so that clients use their defaults."""
+        return {}
+
+    async def _accepted(self, client: str, request: web.Request) -> RouteAnswer:
+        """It may hold stack traces and headers of a client, and is not looked at."""
+        return {"status": "accepted"}
+
+    async def _health(self, client: str, request: web.Request) -> RouteAnswer:
+        return {"status": "ok"}
+
+    async def _capabilities(self, client: str, request: web.Request) -> RouteAnswer:
+        model = {"model_name": self._base, "max_context_length": self._spec.max_tokens}
+        return {"supported_models": [model | {"trainable": True, "sampleable": True}]}
+
+    async def _create_session(self, client: str, request: web.Request) -> RouteAnswer:
+        return {"session_id": await self._service.open_session(client), "type": "create_session"}
+
+    async def _heartbeat(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.OfSession)
+        try:
+            self._service.hear(client, asked.session_id)
+        except UnknownError:
+            return _refused(410, "the session has ended")
+        return {"type": "session_heartbeat"}
+
+    async def _finish(self, client: str, request: web.Request) -> RouteAnswer:
+        await self._service.close_session(client, request.match_info["session"])
+        return {}
+
+    async def _create_model(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.NewModel)
+        model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
+        if asked.base_model != self._base:
+            return _refused(400, f"this service trains {self._base}, not {asked.base_model}")
+        if lora is None or not 0 < lora.rank <= self._spec.max_rank:
+            return _refused(400, f"lora_config.rank must be from 1 to {self._spec.max_rank} (spec.service.maxRank)")
+        seed = seed_of(model) if lora.seed is None else lora.seed % 2**31
+        await self._service.create(
+            client,
+            work.CreateModel(
+                model=model, seq=0, rank=lora.rank, seed=seed, mlp=lora.train_mlp, attention=lora.train_attn
+            ),
+        )
+        return _future(model, 0)
+
+    async def _load_weights(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.LoadWeights)
+        if asked.model_id is not None and asked.seq_id is not None:
+            load = work.LoadState(model=asked.model_id, seq=asked.seq_id, path=asked.path, optimizer=asked.optimizer)
+            return await self._ask(client, load)
+        model = f"{asked.session_id}:train:{asked.model_seq_id}"
+        saved = self._service.named(client, asked.path)
+        created = work.CreateModel(
+            model=model, seq=0, rank=saved.rank, seed=seed_of(model), mlp=saved.mlp, attention=saved.attention
+        )
+        await self._service.create(client, created, asked.path, asked.optimizer)
+        return _future(model, 0)
+
+    async def _info(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.OfModel)
+        made = creation(self._service.book(client, asked.model_id))
+        described = {"model_id": asked.model_id, "is_lora": True, "lora_rank": made.rank, "model_name": self._base}
+        data = {"arch": "", "model_name": self._base, "tokenizer_id": self._base}
+        return described | {"type": "get_info", "model_data": data, "optimizer_config": {"type": "adamw"}}
+
+    async def _forward_backward(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = Pass(await request.read())
+        try:
+            found: work.Work | Failure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
+        except ValueError as error:
+            found = Failure(message=str(error))
+        return await self._ask(client, found, asked.model, asked.seq)
+
+    async def _optim_step(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.Numbered)
+        params = await _rest(request, requests.OptimStepParams)
+        found = params if isinstance(params, Failure) else params.work(asked.model_id, asked.seq_id)
+        return await self._ask(client, found, asked.model_id, asked.seq_id)
+
+    async def _save_weights(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.Numbered)
+        rest = await _rest(request, requests.SaveWeights)
+        if isinstance(rest, Failure):
+            return await self._ask(client, rest, asked.model_id, asked.seq_id)
+        path = f"{SCHEME}{asked.model_id}/{WEIGHTS}/{rest.path or asked.seq_id}"
+        return await self._ask(client, work.SaveState(model=asked.model_id, seq=asked.seq_id, path=""), saves=path)
+
+    async def _save_for_sampler(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.Numbered)
+        rest = await _rest(request, requests.SaveWeightsForSampler)
+        if isinstance(rest, Failure):
+            return await self._ask(client, rest, asked.model_id, asked.seq_id)
+        name = f"{SCHEME}{asked.model_id}/{SAMPLER_WEIGHTS}/{rest.path or asked.seq_id}"
+        if rest.path is None and rest.sampling_session_seq_id is not None:
+            name = _sampler(asked.model_id.partition(":")[0], rest.sampling_session_seq_id)
+        return await self._ask(client, work.SaveForSampler(model=asked.model_id, seq=asked.seq_id, path=""), saves=name)
+
+    async def _ask(
+        self, client: str, found: work.Work | Failure, model: str = "", seq: int = 0, saves: str = ""
+    ) -> RouteAnswer:
+        """Have the service do a request of a model. `model` and `seq`: of a failure, which has none of its own."""
+        if not isinstance(found, Failure):
+            model, seq = found.model, found.seq
+        await self._service.ask(client, model, seq, found, saves)
+        return _future(model, seq)
+
+    async def _create_sampler(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.CreateSamplingSession)
+        if asked.model_path is None and asked.base_model != self._base:
+            return _refused(400, f"this service samples from {self._base}, not {asked.base_model}")
+        name = _sampler(asked.session_id, asked.sampling_session_seq_id)
+        await self._service.sample_from(client, name, asked.model_path or "")
+        return {"sampling_session_id": name, "type": "create_sampling_session"}
+
+    async def _sampler(self, client: str, request: web.Request) -> RouteAnswer:
+        name = request.match_info["sampler"]
+        path = self._service.sampler(client, name).path
+        return {"sampler_id": name, "base_model": self._base, "model_path": path or None}
+
+    async def _sample(self, client: str, request: web.Request) -> RouteAnswer:
+        asked = await read(request, requests.Asample)
+        name = f"{asked.sampling_session_id}:{asked.seq_id}"
+        sampler = self._service.sampler(client, asked.sampling_session_id)
+        params = await _rest(request, requests.SampleParams)
+        longest = self._spec.max_tokens
+        found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed_of(name), longest)
+        self._samples.ask(client, name, found if isinstance(found, Failure) else sampler.of(found))
+        return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(asked.num_samples)]}
+
+    async def _retrieve(self, client: str, request: web.Request) -> RouteAnswer:
+        name = (await read(request, requests.RetrieveFuture)).request_id
+        model, _, number = name.rpartition(":")
+        try:
+            if ":train:" in name:
+                return await self._of_model(client, model, int(number))
+            found = await self._samples.result(client, name, POLL_SECONDS)
+        except LookupError as error:
+            return _refused(410, f"{name} is not known (any more): {error.args[0]}")
+        if found is None:
+            return answers.again(name, "waiting for a server")
+        return answers.failed(found) if isinstance(found, Failure) else answers.of_samples(found)
+
+    async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
+        book = self._service.book(client, model)
+        entry = book.line.entries[seq]
+        if (found := await book.result(seq, POLL_SECONDS)) is None:
+            return answers.again(f"{model}:{seq}", "waiting for the ranks")
+        names = {"CreateModel": {"model_id": model}, "LoadState": {"model_id": model}}.get(entry.kind, {})
+        if entry.saves:
+            names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
+        return answers.of_request(entry.kind, found, names)
+
+    async def _cancel(self, client: str, request: web.Request) -> RouteAnswer:
+        self._samples.cancel(client, (await read(request, requests.RetrieveFuture)).request_id)
+        return {}
+
+
+async def _rest[R: ClientRequest](request: web.Request, kind: type[R]) -> R | Failure:
+    """The part of a body whose mistakes fail the future."""
+    try:
+        return await read(request, kind)
+    except ValidationError as error:
+        return Failure(message=first_problem(error))
+
+
+def _future(model: str, seq: int) -> RouteAnswer:
+    return {"request_id": f"{model}:{seq}", "model_id": model}
+
+
+def _sampler(session: str, number: int) -> str:
+    return f"{session}:sample:{number}"
+
+
+def _refused(status: int, why: str) -> web.Response:
+    return web.json_response({"detail": why}, status=status)

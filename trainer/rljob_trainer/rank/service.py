@@ -1,0 +1,165 @@
+"""The ranks' loop of `task: service`: they do the work of clients together, one piece at a time, in the order in which it comes.
+
+Rank 0 alone is connected to the driver. It broadcasts each body, which all ranks read: bodies are small next to what they cost (5 MB at most for some
+thousand sequences), and so every rank refuses the same work.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import assert_never
+
+import numpy as np
+
+from rljob_api.protocol import Control
+from rljob_api.rules.lora import WEIGHTS
+from rljob_trainer.checkpoint.checks import prove_shared
+from rljob_trainer.checkpoint.files import give_name, make_directory, sync
+from rljob_trainer.checkpoint.saving import Part
+from rljob_trainer.checkpoint.torch_dist import Writing
+from rljob_trainer.megatron.huggingface import write_adapters
+from rljob_trainer.megatron.service import ServiceEngine
+from rljob_trainer.rank.driver_client import ServiceClient, heartbeat_of
+from rljob_trainer.wire.arrays import raw
+from rljob_trainer.wire.batch import Array
+from rljob_trainer.wire.calls import TaskOutcome
+from rljob_trainer.wire.collective import Ranks
+from rljob_trainer.wire.service import (
+    CreateModel,
+    DropModel,
+    Failure,
+    ForwardBackward,
+    LoadState,
+    NextWork,
+    OptimStep,
+    RefusedWork,
+    Result,
+    SaveForSampler,
+    SaveState,
+    Work,
+    decode_work,
+    encode,
+)
+
+METADATA = ".metadata"
+"""The last file of a torch_dist directory."""
+
+log = logging.getLogger(__name__)
+
+
+def run(directory: Path, control: Control) -> TaskOutcome:
+    """Do the work of clients until the job is over. Returns how it ended. Raises ConfigurationError, and DriverLost on rank 0."""
+    spec, seconds = control.spec, control.spec.lifecycle.stall_timeout_seconds
+    ranks = Ranks(seconds)
+    if ranks.is_first:
+        make_directory(Path(spec.checkpoint.path))
+    prove_shared(Path(spec.checkpoint.path), ranks)
+    client = ServiceClient.connect(directory, seconds) if ranks.is_first else None
+    engine = ServiceEngine(spec, heartbeat_of(client))
+    if client:
+        client.ready(engine.backend)
+    outcome = ServiceRanks(ranks, client, engine, Path(spec.model.path)).until_over()
+    ranks.barrier()
+    if client:
+        client.end()
+    return outcome
+
+
+class ServiceRanks:
+    """What the ranks do with each piece of work. Every method is collective."""
+
+    def __init__(self, ranks: Ranks, client: ServiceClient | None, engine: ServiceEngine, base: Path) -> None:
+        """`base`: directory of the base model."""
+        self._ranks, self._client, self._engine, self._base = ranks, client, engine, base
+
+    def until_over(self) -> TaskOutcome:
+        """Do the work that comes until the driver says that the job is over. Returns how it ended."""
+        while True:
+            found: NextWork = self._ranks.broadcast(self._client.next() if self._client else None)
+            if "work" in found:
+                result = self._result(decode_work(self._body(found["work"])))
+                if self._client:
+                    self._client.done(encode(result))
+            elif "over" in found:
+                return found["over"]
+
+    def _body(self, size: int) -> memoryview:
+        block: Array = np.empty(size, np.uint8)
+        if self._client:
+            self._client.read_into(raw(block))
+        self._ranks.broadcast_arrays({"work": block})
+        return raw(block)
+
+    def _result(self, work: Work) -> Result | Failure:
+        try:
+            return self._do(work)
+        except RefusedWork as error:
+            log.info("refused %s %d of %s: %s", type(work).__name__, work.seq, work.model, error)
+            return Failure(message=str(error))
+
+    def _do(self, work: Work) -> Result:
+        match work:
+            case CreateModel():
+                return self._engine.create(work)
+            case DropModel():
+                return self._engine.drop(work.model)
+            case ForwardBackward():
+                return self._engine.forward_backward(work)
+            case OptimStep():
+                return self._engine.optim_step(work)
+            case SaveState():
+                self._write(Path(work.path), lambda scratch: self._save(work, scratch))
+                return Result()
+            case LoadState():
+                return self._load(work)
+            case SaveForSampler():
+                self._write(Path(work.path), lambda scratch: self._export(work, scratch))
+                return Result(digest=self._ranks.broadcast(self._digest(Path(work.path))))
+            case _:
+                assert_never(work)
+
+    def _save(self, work: SaveState, scratch: Path) -> None:
+        part = Part(_ClientSaving(self._engine, work.model), self._ranks)
+        part.begin(work.seq, scratch, alongside=False)
+        part.complete(wait=True)
+
+    def _load(self, work: LoadState) -> Result:
+        if not self._ranks.all((Path(work.path) / METADATA).is_file()):
+            raise RefusedWork(f"{work.path} holds no state of a model")
+        return self._engine.load(work)
+
+    def _export(self, work: SaveForSampler, scratch: Path) -> None:
+        settings, tensors = self._engine.adapters(work.model)
+        write_adapters(tensors, settings, self._base, scratch)
+
+    def _write(self, target: Path, write: Callable[[Path], None]) -> None:
+        """Write a directory under a temporary name, and rename it once it is complete and durable. Raises RefusedWork when there is one."""
+        if self._ranks.broadcast(target.exists()):
+            raise RefusedWork(f"{target} exists already")
+        scratch = target.with_name(f".{target.name}.tmp")
+        if self._client:
+            make_directory(target.parent)
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._ranks.barrier()
+        write(scratch)
+        if self._client:
+            sync(scratch, self._engine.heartbeat)
+            give_name(scratch, target)
+        self._ranks.barrier()
+
+    def _digest(self, directory: Path) -> str:
+        """See Result.digest; empty on all ranks but the first."""
+        return hashlib.sha256((directory / WEIGHTS).read_bytes()).hexdigest() if self._client else ""
+
+
+class _ClientSaving:
+    """A client's model, as checkpoint.saving saves it."""
+
+    def __init__(self, engine: ServiceEngine, model: str) -> None:
+        self._engine, self._model = engine, model
+        self.layout, self.heartbeat = engine.layout, engine.heartbeat
+
+    def save(self, directory: Path, alongside: bool) -> Writing:
+        return self._engine.save(self._model, directory)

@@ -1,0 +1,266 @@
+"""What a client of `task: service` has the ranks do, one piece of work at a time, and what comes of it. No torch here.
+
+The gateway numbers the work of each client's model, `seq`, writes it down, and hands it out in that order. The driver passes bodies on as they are
+(`encode`): from the gateway to rank 0, which broadcasts them to all ranks, and the results back. Only gateway and ranks read them. A rank keeps
+nothing across attempts: after a restart the gateway has models created and loaded again, and repeats what they had learnt since. The fence is that
+of every attempt: rank 0 talks to the driver of its own attempt over a socket, and that driver shows the gateway token and attempt.
+
+A body is one block of bytes: the length of its JSON (8 bytes, big-endian), the JSON, then the arrays one after another, little-endian. The JSON has
+the message with the number of an array in place of each, and type and shape of all arrays. `decode` checks everything that it reads by types, and
+raises ValueError.
+
+Work that a client got wrong (a loss without its columns, say) fails alone: its result is a Failure of the category `user`, the model is as it was,
+and the next piece follows. Anything else that goes wrong on a rank ends the attempt, as for every task.
+"""
+
+import json
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from math import prod
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from rljob_trainer.wire.batch import Array
+from rljob_trainer.wire.calls import TaskOutcome
+from rljob_trainer.wire.trajectory import Floats, Ints
+
+_KINDS = ("<i4", "<i8", "<f4")
+_LENGTH = struct.Struct(">Q")
+_ARRAY = "array"
+_ARRAYS = ConfigDict(arbitrary_types_allowed=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Datum:
+    """One sequence of N tokens, each of which has a target, or K of them. Its targets need not be the next tokens."""
+
+    tokens: Ints
+    """[N] int32"""
+    targets: npt.NDArray[np.int64]
+    """[N] or [N, K] int64. The log-probabilities of targets[i] are those that the model predicts after tokens[: i + 1]."""
+    columns: Mapping[str, Floats] = field(default_factory=dict)
+    """By name, of the shape of `targets`: float32, what the loss asks for: `weights`, `logprobs`, `advantages`, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    model: str
+    """The client's model: the gateway's name for it."""
+    seq: int
+    """Number of the work among that of its model, from 0, its creation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateModel(_Work):
+    """Make adapters for a client: A from `seed`, the same in every layout, and B = 0; scaled by 32 / rank, as Tinker's."""
+
+    rank: int
+    """From 1 to spec.service.maxRank."""
+    seed: int
+    mlp: bool = True
+    attention: bool = True
+    unembed: bool = False
+    """The output layer; refused, until servers can have adapters for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropModel(_Work):
+    """Forget a model. Its files remain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBackward(_Work):
+    """Measure log-probabilities, and add the gradient of the loss, a sum over tokens, to what the model has accumulated since its last step."""
+
+    data: tuple[Datum, ...]
+    loss: str
+    """`cross_entropy`, `importance_sampling`, `ppo`, `cispo`, `dro` or `gspo`; the ranks refuse others."""
+    config: Mapping[str, float] = field(default_factory=dict)
+    """Of the loss: `clip_low_threshold`, `clip_high_threshold`, `beta`."""
+    forward_only: bool = False
+    """Accumulate nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimStep(_Work):
+    """One step of AdamW with the accumulated gradient, which is zero afterwards, as it is where nothing was accumulated. A gradient that is not
+    finite is dropped, and the work refused."""
+
+    learning_rate: float
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    """Above 0."""
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+    """The largest norm of the gradient; 0: it is not clipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveState(_Work):
+    """Write the model, with its optimizer's state and without gradients, into the new directory `path`, durable once it is there."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState(_Work):
+    """Continue from what SaveState wrote, in any layout, also under another name. It drops accumulated gradients.
+
+    The rank and the targets are those that the model was created with, and have to be those of the files.
+    """
+
+    path: str
+    optimizer: bool
+    """With the optimizer's state; else as if no step had been made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveForSampler(_Work):
+    """Write the adapters into the new directory `path`, in the format of the peft library, durable once it is there. See Result.digest."""
+
+    path: str
+
+
+Work = CreateModel | DropModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Result:
+    """What came of a piece of work."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """By name and reduction. ForwardBackward: `loss:sum`. OptimStep: `grad_norm:mean`, before clipping."""
+    log_probs: tuple[Floats, ...] = ()
+    """ForwardBackward: for each datum those of its targets, of their shape, under the model before any of it."""
+    digest: str = ""
+    """SaveForSampler: sha256 of the file adapter_model.safetensors, in hex."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Work that was refused. The model is as it was before."""
+
+    message: str
+    category: Literal["user", "server"] = "user"
+
+
+class RefusedWork(ValueError):
+    """Work that its client got wrong: its result is a Failure with this message."""
+
+
+class NextWork(TypedDict, total=False):
+    """The next piece of work, or what there is instead of it; empty: nothing yet, ask again."""
+
+    work: int
+    """Bytes of its body, which follows as one array of uint8."""
+    over: TaskOutcome
+    """No work will come any more."""
+
+
+class ServiceCalls(ABC):
+    """Calls of the trainer's rank 0 to the driver. `heartbeat` and `awaiting` are notices, which have no answer (calls.py)."""
+
+    @abstractmethod
+    def heartbeat(self, count: int) -> None:
+        """See DriverCalls.heartbeat."""
+
+    @abstractmethod
+    def awaiting(self, what: str) -> None:
+        """See DriverCalls.awaiting."""
+
+    @abstractmethod
+    async def ready(self, backend: str) -> None:
+        """The base model is loaded; no client has a model yet. `backend`: what the trainer computes with, for the report."""
+
+    @abstractmethod
+    async def next(self) -> NextWork:
+        """The next piece of work, or what there is instead of it, within about a second."""
+
+    @abstractmethod
+    async def done(self, arrays: dict[str, Array]) -> None:
+        """The last piece is done. `arrays`: `result`, the body [bytes] uint8 of a Result or a Failure."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """The ranks have heard that the job is over."""
+
+
+def encode(message: Work | Result | Failure) -> bytes:
+    """The body of a message."""
+    arrays: list[Array] = []
+    found = _lowered(message, arrays)
+    described = [[array.dtype.str, list(array.shape)] for array in arrays]
+    head = json.dumps({"kind": type(message).__name__, "message": found, "arrays": described}).encode()
+    return b"".join([_LENGTH.pack(len(head)), head, *(array.tobytes() for array in arrays)])
+
+
+def decode_work(body: bytes | memoryview) -> Work:
+    """The inverse of `encode`; arrays are views of the body. Raises ValueError."""
+    return _decode(body, _WORK)
+
+
+def decode_result(body: bytes | memoryview) -> Result | Failure:
+    """The inverse of `encode`; arrays are views of the body. Raises ValueError."""
+    return _decode(body, _RESULTS)
+
+
+def _readers(*kinds: Any) -> dict[str, TypeAdapter[Any]]:
+    for kind in (*kinds, Datum):
+        kind.__pydantic_config__ = _ARRAYS
+    return {kind.__name__: TypeAdapter(kind) for kind in kinds}
+
+
+def _lowered(value: Any, arrays: list[Array]) -> Any:
+    """The value as JSON. Its arrays are appended to `arrays`."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.str not in _KINDS:
+            raise TypeError(f"an array of {value.dtype} is not sent")
+        arrays.append(value)
+        return {_ARRAY: len(arrays) - 1}
+    if is_dataclass(value):
+        return {f.name: _lowered(getattr(value, f.name), arrays) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _lowered(v, arrays) for name, v in value.items()}
+    return [_lowered(v, arrays) for v in value] if isinstance(value, tuple | list) else value
+
+
+def _raised(value: Any, arrays: list[Array]) -> Any:
+    """The inverse of `_lowered`, with dictionaries for dataclasses."""
+    if isinstance(value, dict):
+        if value.keys() == {_ARRAY}:
+            return arrays[value[_ARRAY]]
+        return {name: _raised(v, arrays) for name, v in value.items()}
+    return [_raised(v, arrays) for v in value] if isinstance(value, list) else value
+
+
+def _decode(body: bytes | memoryview, readers: Mapping[str, TypeAdapter[Any]]) -> Any:
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        start = _LENGTH.size + length
+        head = json.loads(bytes(body[_LENGTH.size : start]))
+        arrays = list(_arrays(memoryview(body)[start:], head["arrays"]))
+        return readers[head["kind"]].validate_python(_raised(head["message"], arrays))
+    except (struct.error, LookupError, TypeError, ValidationError) as error:
+        raise ValueError(f"this is no message of a service: {error}") from error
+
+
+def _arrays(block: memoryview, described: list[list[Any]]) -> Iterator[Array]:
+    at = 0
+    for kind, shape in described:
+        if kind not in _KINDS:
+            raise ValueError(f"arrays have no type {kind}")
+        count = prod(shape)
+        yield np.frombuffer(block, kind, count, at).reshape(shape)
+        at += count * np.dtype(kind).itemsize
+    if at != len(block):
+        raise ValueError(f"{len(block)} bytes follow, where {at} are described")
+
+
+_WORK = _readers(CreateModel, DropModel, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler)
+_RESULTS = _readers(Result, Failure)
