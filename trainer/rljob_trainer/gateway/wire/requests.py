@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from rljob_trainer.wire.sample import SampleRequest
 from rljob_trainer.wire.service import Failure, OptimStep
+from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, SMALLEST_EPSILON
 
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
@@ -17,7 +18,7 @@ WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """What a client calls what it saves: one part of a path."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
-FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False, le=LARGEST_NUMBER)]
 Seq = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -55,10 +56,10 @@ class Numbered(OfModel):
 
 
 class AdamParams(ClientRequest):
-    learning_rate: FiniteNumber = 1e-4
+    learning_rate: Annotated[FiniteNumber, Field(ge=0)] = 1e-4
     beta1: Annotated[FiniteNumber, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[FiniteNumber, Field(ge=0, lt=1)] = 0.95
-    eps: Annotated[FiniteNumber, Field(ge=0)] = 1e-12
+    eps: Annotated[FiniteNumber, Field(ge=SMALLEST_EPSILON)] = 1e-12
     weight_decay: Annotated[FiniteNumber, Field(ge=0)] = 0.0
     grad_clip_norm: Annotated[FiniteNumber, Field(ge=0)] = 0.0
 
