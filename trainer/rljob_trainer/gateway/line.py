@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rljob_trainer.wire.service import Result, decode_result
+
 Arrival = Literal["new", "same", "other"]
 """A request is new, or repeated, or another one has its number already."""
 
@@ -32,6 +34,12 @@ class Asked:
     """The body of a Result or a Failure."""
     fetched: float | None = None
     """When the client got the result first."""
+
+    @property
+    def stepped(self) -> bool:
+        """Whether it is an optimizer step that the ranks have made. One that they refused leaves the gradient as it was."""
+        made = self.kind == "OptimStep" and self.result is not None
+        return made and isinstance(decode_result(self.result or b""), Result)
 
 
 @dataclass
@@ -105,9 +113,9 @@ class RequestLine:
                 entry.body = b""
 
     def at_step(self) -> bool:
-        """Whether a checkpoint now would lose nothing: the last request was an optimizer step, which leaves no gradient behind."""
+        """Whether a checkpoint now would lose nothing: the last request was an optimizer step that was made, which leaves no gradient behind."""
         last = self.entries.get(self.place or 0)
-        return last is not None and last.kind == "OptimStep" and self.place == self.done and self.done > self.watermark
+        return last is not None and last.stepped and self.place == self.done and self.done > self.watermark
 
     def forget(self, before: float) -> None:
         """Drop results that were fetched before a time, of requests that are never repeated."""
