@@ -223,7 +223,7 @@ class GatewayService:
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name and no sampler stands for any more. A server would end that reads adapters which are gone."""
-        used = {found.directory for found in (*self.saved.values(), *self.samplers.values())}
+        used = {saved.directory for saved in self.saved.values()} | {s.directory for s in self.samplers.values()}
         for directory in set(directories) - used - {""}:
             await asyncio.to_thread(remove, directory)
 
