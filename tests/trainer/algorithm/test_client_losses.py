@@ -145,6 +145,12 @@ def with_bounds() -> Datum:
         (replace(work_of("ppo"), loss="stable_reinforce"), "the loss stable_reinforce is not served: choose one of cr"),
         (work_of("cross_entropy", beta=1.0), "reads no beta"),
         (work_of("dro", beta=math.inf), "beta is inf"),
+        (work_of("dro", beta=math.nan), "beta is nan"),
+        (
+            work_of("cispo", clip_high_threshold=1e39),
+            r"clip_high_threshold is 1e\+39; the loss cispo takes numbers from",
+        ),
+        (work_of("ppo", clip_low_threshold=-1e39), r"clip_low_threshold is -1e\+39"),
         (replace(work_of("ppo"), data=()), "there is no datum"),
         (several(tokens=np.array([], np.int32)), "datum 1: it has no tokens"),
         (several(targets=np.zeros(4, np.int64)), r"datum 1: its targets have the shape \(4,\)"),

@@ -258,6 +258,22 @@ async def test_what_a_client_got_wrong_fails_in_its_turn_and_the_next_request_is
     assert world.ranks.steps(world.model) == [2]
 
 
+async def test_a_step_that_the_ranks_refused_is_no_place_for_a_checkpoint_which_has_no_gradient(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    while await world.work():
+        pass
+    desk, found = world.service.desk, []
+    for seq, result in ((1, Failure(message="eps is 0.0")), (2, Result())):
+        await world.ask(seq)
+        piece = await desk.next("0", False, 0.0)
+        assert piece
+        await desk.done(piece.ticket, encode(result))
+        drained = await desk.next("0", True, 0.0)
+        found.append(drained and type(decode_work(drained.work)))
+    assert found == [None, SaveState]
+
+
 async def test_nobody_reaches_what_is_another_clients(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.begin()

@@ -5,16 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from tinker.proto import tinker_public_pb2 as sdk
 
+from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.keys import ANYBODY, Keys
 from rljob_trainer.gateway.wire import passes
 from rljob_trainer.gateway.wire.answers import of_samples
 from rljob_trainer.gateway.wire.messages import MESSAGES
 from rljob_trainer.gateway.wire.passes import Pass
-from rljob_trainer.gateway.wire.requests import SampleParams
+from rljob_trainer.gateway.wire.requests import OptimStepParams, SampleParams
 from rljob_trainer.wire.sample import SampleAnswer, SampleRequest, ServedSample
-from rljob_trainer.wire.service import Failure, Result
+from rljob_trainer.wire.service import Failure, OptimStep, RefusedWork, Result
+from rljob_trainer.wire.service_bounds import require_numbers
 
 TOKENS, TARGETS = np.arange(5, 8, dtype="<i4"), np.array([9, 0, 3], "<i8")
 
@@ -67,13 +70,29 @@ def test_a_sparse_tensor_is_the_matrix_that_it_stands_for() -> None:
     assert work.data[0].targets.tolist() == [[0, 4], [0, 0], [5, 6]]
 
 
+SPARSE = {"target_tokens": sdk.DTYPE_INT64, "weights": sdk.DTYPE_FLOAT32}
+
+
+def empty_rows(rows: int, columns: int, kind: int = sdk.DTYPE_FLOAT32) -> Any:
+    """A sparse tensor without values: some bytes, whatever its shape."""
+    return sdk.Tensor(sparse_csr=sdk.SparseCsr(), dtype=kind, shape=[rows, columns])
+
+
 WRONG = [
     ({"target_tokens": None}, "datum 0 has no target_tokens"),
     ({"target_tokens": dense([1, 2], sdk.DTYPE_INT64)}, "target_tokens has shape [2]"),
     ({"weights": dense([1, 2])}, "weights has shape [2], target_tokens [3]"),
     ({"weights": sdk.Tensor(dense=b"123", dtype=sdk.DTYPE_FLOAT32, shape=[3])}, "weights"),
-    ({"weights": sdk.Tensor(dense=b"", dtype=sdk.DTYPE_BFLOAT16, shape=[0])}, "is not read"),
-    ({"weights": sdk.Tensor(dense=b"", dtype=sdk.DTYPE_FLOAT32, shape=[2**40, 2**40])}, "is not read"),
+    ({"weights": sdk.Tensor(dense=bytes(6), dtype=sdk.DTYPE_BFLOAT16, shape=[3])}, "is not read"),
+    ({"weights": sdk.Tensor(dense=b"", dtype=sdk.DTYPE_FLOAT32, shape=[2**40, 2**40])}, "16777216 is the most"),
+    ({"weights": sdk.Tensor(dense=b"", dtype=sdk.DTYPE_FLOAT32, shape=[-(2**40), 2**40])}, "16777216 is the most"),
+    (
+        {"weights": sdk.Tensor(dense=b"", dtype=sdk.DTYPE_FLOAT32, shape=[0])},
+        "weights has shape [0], target_tokens [3]",
+    ),
+    ({name: empty_rows(3, 129, kind) for name, kind in SPARSE.items()}, "at most 128 targets of each"),
+    ({name: empty_rows(2**20, 1, kind) for name, kind in SPARSE.items()}, "for N = 3 tokens"),
+    ({f"column {i}": empty_rows(3, 2**20) for i in range(6)}, "18874374 values, and 16777216 is the most"),
     (
         {"weights": sdk.Tensor(sparse_csr=sdk.SparseCsr(crow_indices=b"x"), dtype=sdk.DTYPE_FLOAT32, shape=[3, 9])},
         "weights",
@@ -95,6 +114,42 @@ def test_what_a_client_has_to_correct_is_named_and_model_and_number_are_known_al
 def test_a_datum_that_is_too_long_is_refused() -> None:
     with pytest.raises(ValueError, match="datum 0 has 3 tokens; at most 2 are served"):
         Pass(request().SerializeToString()).work(longest=2)
+
+
+def test_a_call_with_the_most_targets_is_read() -> None:
+    weights = dense(np.ones((3, 128)))
+    work = Pass(
+        request(target_tokens=dense(np.ones((3, 128)), sdk.DTYPE_INT64), weights=weights).SerializeToString()
+    ).work(8)
+    assert work.data[0].targets.shape == (3, 128)
+
+
+NUMBERS = [
+    ({"learning_rate": 1e38}, "learning_rate"),
+    ({"learning_rate": -1e-3}, "learning_rate"),
+    ({"learning_rate": float("inf")}, "learning_rate"),
+    ({"eps": 0.0}, "eps"),
+    ({"eps": 1e-50}, "eps"),
+    ({"weight_decay": 1e39}, "weight_decay"),
+    ({"grad_clip_norm": 1e300}, "grad_clip_norm"),
+    ({"beta1": 1.0}, "beta1"),
+]
+
+
+@pytest.mark.parametrize(("given", "name"), NUMBERS)
+def test_gateway_and_ranks_refuse_numbers_that_the_optimizer_cannot_compute_with(
+    given: dict[str, float], name: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        OptimStepParams.model_validate({"adam_params": given})
+    assert first_problem(refused.value).startswith(f"adam_params.{name}: ")
+    with pytest.raises(RefusedWork, match=f"^{name} is "):
+        require_numbers(OptimStep(**{"model": "m", "seq": 1, "learning_rate": 1e-3} | given))  # type: ignore[arg-type]
+
+
+def test_the_largest_numbers_of_the_optimizer_are_taken() -> None:
+    given = {"learning_rate": 1e20, "eps": 1e-30, "weight_decay": 1e20, "grad_clip_norm": 1e20, "beta1": 0.0}
+    require_numbers(OptimStepParams.model_validate({"adam_params": given}).work("m", 1))
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"", request().SerializeToString()[:9]])

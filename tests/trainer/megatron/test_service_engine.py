@@ -229,6 +229,7 @@ def test_what_a_client_gets_wrong_is_refused_and_changes_nothing(model: Path) ->
             lambda: do(engine, replace(good, data=(long,))),
             lambda: do(engine, step(eps=0.0)),
             lambda: do(engine, step(float("nan"))),
+            lambda: do(engine, step(1e38)),
             lambda: (do(engine, replace(good, data=(infinite,))), do(engine, step())),
         ]
         for attempt in attempts:
@@ -258,6 +259,7 @@ def test_what_a_client_gets_wrong_is_refused_and_changes_nothing(model: Path) ->
         "a sample has 65 tokens, more than a micro-batch of 64 can hold",
         "eps is 0.0",
         "learning_rate is nan",
+        "learning_rate is 1e+38",
         "no step was made: the norm of the gradient is",
     ]
     assert unchanged

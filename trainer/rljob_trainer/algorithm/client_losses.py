@@ -12,7 +12,6 @@ gspo                 ppo with s = exp(mean over the sequence of log p - logprobs
 `low` and `high` are bounds of the ratio, numbers in the loss's configuration or columns of the data.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import torch
 
 from rljob_trainer.algorithm.tokens import Sequences
 from rljob_trainer.wire.service import Datum, ForwardBackward, RefusedWork
+from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, MOST_TARGETS
 
 LossColumns = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]
@@ -29,8 +29,6 @@ ClientLossFunction = Callable[[torch.Tensor, LossColumns, Config, Sequences], to
 
 LOW, HIGH = "clip_low_threshold", "clip_high_threshold"
 DEFAULTS = {LOW: 0.8, HIGH: 1.2, "beta": 0.05}
-MOST_TARGETS = 128
-"""Targets at one position."""
 
 
 def cross_entropy(log_probs: torch.Tensor, columns: LossColumns, config: Config, sequences: Sequences) -> torch.Tensor:
@@ -101,8 +99,9 @@ def loss_of(work: ForwardBackward, vocabulary: int) -> ClientLoss:
         raise RefusedWork(f"the loss {work.loss} is not served: choose one of {', '.join(LOSSES)}")
     if unknown := set(work.config) - set(chosen.settings):
         raise RefusedWork(f"the loss {work.loss} reads no {min(unknown)} in its configuration")
-    if bad := [name for name, value in work.config.items() if not math.isfinite(value)]:
-        raise RefusedWork(f"{bad[0]} is {work.config[bad[0]]}, not a finite number")
+    if bad := [name for name, value in work.config.items() if not abs(value) <= LARGEST_NUMBER]:
+        bounds = f"from {-LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}"
+        raise RefusedWork(f"{bad[0]} is {work.config[bad[0]]}; the loss {work.loss} takes numbers {bounds}")
     if not work.data:
         raise RefusedWork("there is no datum")
     for number, datum in enumerate(work.data):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rljob_trainer.wire.service import Result, decode_result
+
 Arrival = Literal["new", "same", "other"]
 """A request is new, or repeated, or another one has its number already."""
 
@@ -34,6 +36,12 @@ class Asked:
     """The body of a Result or a Failure."""
     fetched: float | None = None
     """When the client got the result first."""
+
+    @property
+    def stepped(self) -> bool:
+        """Whether it is an optimizer step that the ranks have made. One that they refused leaves the gradient as it was."""
+        made = self.kind == "OptimStep" and self.result is not None
+        return made and isinstance(decode_result(self.result or b""), Result)
 
 
 @dataclass
@@ -118,12 +126,12 @@ class RequestLine:
 
     def at_step(self) -> bool:
         """Whether a checkpoint now has something new and loses nothing: no gradient is left since the creation, the last checkpoint, or the last
-        optimizer step."""
+        optimizer step that was made."""
         start = max(self.watermark, 0)
         if self.place is None or self.place != self.done or self.place <= start:
             return False
         last = next((e for seq in range(self.place, start, -1) if (e := self.entries[seq]).changes), None)
-        return last is None or last.kind == "OptimStep"
+        return last is None or last.stepped
 
     def forget(self, before: float) -> None:
         """Drop results that were fetched before a time, of requests that are never repeated."""

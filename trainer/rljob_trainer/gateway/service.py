@@ -210,7 +210,7 @@ class GatewayService:
         found = self.named(client, path)
         await self._write("deleted", path)
         del self.saved[path]
-        await asyncio.to_thread(remove, found.directory)
+        await self._remove_unused(found.directory)
 
     async def sweep(self) -> None:
         """End sessions of clients that are gone, and drop results that nobody fetches any more."""
@@ -228,12 +228,20 @@ class GatewayService:
                 return
             await self._write("closed", session)
             del self.sessions[session]
+        gone = {s.directory for name, s in self.samplers.items() if _session_of(name) == session}
         self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) != session}
+        await self._remove_unused(*gone)
         for model in [m for m in self.books if _session_of(m) == session]:
             book = self.books.pop(model)
             self.desk.drop(model)
             await book.remove(Failure(message="the session has ended"))
             await asyncio.to_thread(remove, book.line.checkpoint)
+
+    async def _remove_unused(self, *directories: str) -> None:
+        """Delete what no name and no sampler stands for any more. A server would end that reads adapters which are gone."""
+        used = {found.directory for found in (*self.saved.values(), *self.samplers.values())}
+        for directory in set(directories) - used - {""}:
+            await asyncio.to_thread(remove, directory)
 
     async def _has_saved(self, book: Book, seq: int, directory: str) -> None:
         """Of Desk: a request has written a directory for a client."""

@@ -23,6 +23,7 @@ from rljob_trainer.megatron.provider import reduce_gradients
 from rljob_trainer.megatron.step import MiniBatch, gather
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.service import Datum, ForwardBackward, OptimStep, RefusedWork, Result
+from rljob_trainer.wire.service_bounds import require_numbers
 from rljob_trainer.wire.trajectory import Floats, Trajectory, demonstration, prompt
 
 TARGETS, PRESENT = "targets", "present"
@@ -70,7 +71,7 @@ class Accumulation:
 
     def step(self, work: OptimStep) -> Result:
         """One step of AdamW with what was accumulated. Raises RefusedWork, with the parameters as they were."""
-        _require_numbers(work)
+        require_numbers(work)
         reduce_gradients(list(self._chunks))
         for group in self._optimizer.param_groups:
             group.update(
@@ -148,18 +149,3 @@ def _padded(values: Array, width: int) -> torch.Tensor:
 def _of_datum(log_probs: torch.Tensor, datum: Datum) -> Floats:
     """[N, K] -> the shape of the datum's targets."""
     return np.ascontiguousarray(log_probs[:, : _width(datum)].numpy()).reshape(datum.targets.shape)
-
-
-def _require_numbers(work: OptimStep) -> None:
-    bounds = {
-        "learning_rate": work.learning_rate >= 0,
-        "beta1": 0 <= work.beta1 < 1,
-        "beta2": 0 <= work.beta2 < 1,
-        "eps": work.eps > 0,
-        "weight_decay": work.weight_decay >= 0,
-        "grad_clip_norm": work.grad_clip_norm >= 0,
-    }
-    for name, holds in bounds.items():
-        value = getattr(work, name)
-        if not (holds and math.isfinite(value)):
-            raise RefusedWork(f"{name} is {value}, which AdamW does not take")

@@ -9,12 +9,14 @@ disconnects, its samples are aborted.
 
 import hashlib
 import secrets
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_trainer.server.generate import CLIENT_LEFT, NEUTRAL, ContextTooLongError, is_refusal, unless_gone
 from rljob_trainer.server.guard import Guard, error
 from rljob_trainer.wire.generate import CONTEXT_TOO_LONG
@@ -69,11 +71,11 @@ async def sample(request: Request) -> Response:
 
 async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
     """`engine`: vLLM's AsyncLLM."""
+    adapter = _adapter(asked.adapter) if asked.adapter else None
     tokens, longest = list(asked.tokens), engine.model_config.max_model_len
     if len(tokens) + asked.max_tokens > longest:  # the engine would silently truncate the sample
         raise ContextTooLongError(f"{len(tokens)} and {asked.max_tokens} more tokens do not fit into {longest}")
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
-    adapter = _adapter(asked.adapter) if asked.adapter else None
     async for found in engine.generate(prompt, _parameters(asked), secrets.token_hex(8), lora_request=adapter):
         final = found
     samples = tuple(
@@ -90,7 +92,12 @@ def _of_prompt(tokens: list[int], found: Any) -> Floats:
 
 
 def _adapter(adapter: Adapter) -> Any:
-    """vLLM's LoRARequest."""
+    """vLLM's LoRARequest. Raises ValueError when there are no adapters in the directory: vLLM would end, which reads them between its steps."""
+    for name in (CONFIG, WEIGHTS):
+        if not (Path(adapter.directory) / name).is_file():
+            raise ValueError(
+                f"the snapshot {adapter.directory} has no {name}: it was deleted, or is no snapshot for samplers"
+            )
     from vllm.lora.request import LoRARequest  # seconds to import: see generate.sampling_parameters
 
     number = int.from_bytes(hashlib.sha256(adapter.name.encode()).digest()[:6], "big") + 1

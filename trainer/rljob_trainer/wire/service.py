@@ -144,7 +144,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Work that was refused. The model is as it was before."""
+    """Work that was refused. The model is as it was before; an OptimStep whose gradient is not finite has dropped it."""
 
     message: str
     category: Literal["user", "server"] = "user"

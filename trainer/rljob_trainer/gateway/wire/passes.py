@@ -1,5 +1,6 @@
 """Forward and backward passes: their bodies as work, and results as bodies."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -9,10 +10,11 @@ from google.protobuf.message import DecodeError
 from rljob_trainer.gateway.wire.messages import DTYPES, FLOAT32, MESSAGES
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.service import Datum, ForwardBackward, Result
+from rljob_trainer.wire.service_bounds import MOST_TARGETS
 
 TARGETS = "target_tokens"
-LARGEST = 2**26
-"""Most values of one tensor: a sparse one is small in a body."""
+MOST_VALUES = 2**24
+"""In all tensors of a call. A body has no room for more of them, but a sparse tensor is small in a body."""
 
 
 class Pass:
@@ -33,6 +35,7 @@ class Pass:
         message = self._message
         if not message.data:
             raise ValueError("there is no datum")
+        _require_room(message)
         return ForwardBackward(
             model=self.model,
             seq=self.seq,
@@ -65,26 +68,37 @@ def _config(message: Any) -> dict[str, float]:
 
 def _datum(message: Any, index: int, longest: int) -> Datum:
     tokens = np.concatenate([np.zeros(0, "<i4"), *_tokens(message.model_input, index)])
-    found = {name: _tensor(tensor, f"datum {index}: {name}") for name, tensor in sorted(message.loss_fn_inputs.items())}
     if len(tokens) > longest:
         raise ValueError(f"datum {index} has {len(tokens)} tokens; at most {longest} are served")
-    if TARGETS not in found:
-        raise ValueError(f"datum {index} has no {TARGETS}")
+    _check(index, len(tokens), {name: list(tensor.shape) for name, tensor in sorted(message.loss_fn_inputs.items())})
+    found = {name: _tensor(tensor, f"datum {index}: {name}") for name, tensor in sorted(message.loss_fn_inputs.items())}
     targets = found.pop(TARGETS).astype("<i8")
-    _check(index, tokens, targets, found)
     return Datum(tokens, targets, {name: values.astype("<f4") for name, values in found.items()})
 
 
-def _check(index: int, tokens: Array, targets: Array, columns: Mapping[str, Array]) -> None:
-    if targets.ndim not in (1, 2) or len(targets) != len(tokens) or not targets.size:
-        shape = list(targets.shape)
+def _require_room(message: Any) -> None:
+    """Before anything is made of a sparse tensor. Raises ValueError."""
+    shapes = [tensor.shape for datum in message.data for tensor in datum.loss_fn_inputs.values()]
+    values = sum(math.prod(map(abs, shape)) for shape in shapes)
+    if values > MOST_VALUES:
         raise ValueError(
-            f"datum {index}: {TARGETS} has shape {shape}; it must be [N] or [N, K] for N = {len(tokens)} tokens"
+            f"the tensors of this call have {values} values, and {MOST_VALUES} is the most: make several calls"
         )
-    for name, values in columns.items():
-        if values.shape != targets.shape:
-            shapes = f"{list(values.shape)}, {TARGETS} {list(targets.shape)}"
-            raise ValueError(f"datum {index}: {name} has shape {shapes}; both must be equal")
+
+
+def _check(index: int, tokens: int, shapes: Mapping[str, list[int]]) -> None:
+    """Whether the tensors of a datum have the shapes that they need. Raises ValueError."""
+    if TARGETS not in shapes:
+        raise ValueError(f"datum {index} has no {TARGETS}")
+    needed = shapes[TARGETS]
+    if len(needed) not in (1, 2) or needed[0] != tokens or min(needed) < 1 or max(needed[1:], default=1) > MOST_TARGETS:
+        raise ValueError(
+            f"datum {index}: {TARGETS} has shape {needed}; it must be [N] or [N, K] for N = {tokens} tokens and at most "
+            f"{MOST_TARGETS} targets of each"
+        )
+    for name, shape in shapes.items():
+        if shape != needed:
+            raise ValueError(f"datum {index}: {name} has shape {shape}, {TARGETS} {needed}; both must be equal")
 
 
 def _tokens(chunks: Any, index: int) -> Iterator[Array]:
@@ -95,15 +109,10 @@ def _tokens(chunks: Any, index: int) -> Iterator[Array]:
 
 
 def _tensor(message: Any, where: str) -> Array:
-    shape = tuple(message.shape)
-    if (
-        message.dtype not in DTYPES
-        or any(n < 0 for n in shape)
-        or len(shape) > 2
-        or np.prod(shape, dtype=float) > LARGEST
-    ):
-        raise ValueError(f"{where}: a tensor of type {message.dtype} and shape {list(shape)} is not read")
-    kind = DTYPES[message.dtype]
+    """`message`: of a shape that was checked. Raises ValueError."""
+    if message.dtype not in DTYPES:
+        raise ValueError(f"{where}: a tensor of type {message.dtype} is not read")
+    kind, shape = DTYPES[message.dtype], tuple(message.shape)
     try:
         if message.HasField("sparse_csr"):
             return _dense(message.sparse_csr, kind, shape)

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from rljob_trainer.wire.sample import SampleRequest
 from rljob_trainer.wire.service import Failure, OptimStep
+from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, SMALLEST_EPSILON
 
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
@@ -17,7 +18,9 @@ WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """What a client calls what it saves: one part of a path."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
-FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False, le=LARGEST_NUMBER)]
+MOST_SAMPLES = 1024
+"""Of one request."""
 Seq = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -55,10 +58,10 @@ class Numbered(OfModel):
 
 
 class AdamParams(ClientRequest):
-    learning_rate: FiniteNumber = 1e-4
+    learning_rate: Annotated[FiniteNumber, Field(ge=0)] = 1e-4
     beta1: Annotated[FiniteNumber, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[FiniteNumber, Field(ge=0, lt=1)] = 0.95
-    eps: Annotated[FiniteNumber, Field(ge=0)] = 1e-12
+    eps: Annotated[FiniteNumber, Field(ge=SMALLEST_EPSILON)] = 1e-12
     weight_decay: Annotated[FiniteNumber, Field(ge=0)] = 0.0
     grad_clip_norm: Annotated[FiniteNumber, Field(ge=0)] = 0.0
 
@@ -126,7 +129,7 @@ class Asample(OfSampler):
     """A request for samples, as far as it is needed to answer it at once."""
 
     seq_id: Annotated[int, Field(ge=0, lt=2**62)]
-    num_samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    num_samples: int = 1
 
 
 class SampleParams(ClientRequest):
@@ -144,7 +147,7 @@ class SampleParams(ClientRequest):
     def request(self, n: int, seed: int, longest: int) -> SampleRequest | Failure:
         """`seed`: for clients that name none. `longest`: most tokens of prompt and sample."""
         params, tokens = self.sampling_params, [t for chunk in self.prompt.chunks for t in chunk.tokens]
-        if why := self._refusal(tokens, longest):
+        if why := _no_count(n) or self._refusal(tokens, longest):
             return Failure(message=why)
         stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
         return SampleRequest(
@@ -175,6 +178,10 @@ class SampleParams(ClientRequest):
         return ""
 
 
+def _no_count(n: int) -> str:
+    return "" if 1 <= n <= MOST_SAMPLES else f"num_samples is {n}; it must be from 1 to {MOST_SAMPLES}"
+
+
 class RetrieveFuture(ClientRequest):
     request_id: Text
 
@@ -185,4 +192,7 @@ class WeightsInfo(ClientRequest):
 
 async def read[R: ClientRequest](request: web.Request, kind: type[R]) -> R:
     """The body. Raises ValidationError, ValueError."""
-    return kind.model_validate(json.loads(await request.read()))
+    try:
+        return kind.model_validate(json.loads(await request.read()))
+    except RecursionError:
+        raise ValueError("the body is nested too deeply to be read") from None

@@ -202,6 +202,10 @@ class Routes:
         asked = await read(request, requests.CreateSamplingSession)
         if asked.model_path is None and asked.base_model != self._base:
             return _refused(400, f"this service samples from {self._base}, not {asked.base_model}")
+        if asked.model_path and f"/{SAMPLER_WEIGHTS}/" not in asked.model_path:
+            return _refused(
+                400, f"{asked.model_path} is no snapshot for samplers: save one with save_weights_for_sampler"
+            )
         name = _sampler(asked.session_id, asked.sampling_session_seq_id)
         await self._service.sample_from(client, name, asked.model_path or "")
         return {"sampling_session_id": name, "type": "create_sampling_session"}
@@ -219,7 +223,8 @@ class Routes:
         longest = self._spec.max_tokens
         found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed_of(name), longest)
         self._samples.ask(client, name, found if isinstance(found, Failure) else sampler.of(found))
-        return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(asked.num_samples)]}
+        samples = 0 if isinstance(found, Failure) else asked.num_samples
+        return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
 
     async def _retrieve(self, client: str, request: web.Request) -> RouteAnswer:
         name = (await read(request, requests.RetrieveFuture)).request_id
