@@ -4,6 +4,7 @@ import asyncio
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -432,3 +433,27 @@ def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path
         journal.replace([JournalRecord({"n": 4}, bytes(1000))])
     journal.append(JournalRecord({"n": 5}))
     assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3, 5]
+
+
+async def test_a_repeated_load_gets_what_its_name_stood_for_the_first_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    ask, load = world.service.ask, LoadState(model=world.model, seq=2, path="a/b", optimizer=True)
+    await world.ask(1)
+    await ask("ann", world.model, 2, load)  # there is none yet
+    await ask("ann", world.model, 3, SaveState(model=world.model, seq=3, path=""), "a/b")
+    await ask("ann", world.model, 4, replace(load, seq=4))
+    await world.idle()
+    directory = world.service.named("ann", "a/b").directory
+    await world.service.delete("ann", "a/b")
+    assert str(Path(directory).relative_to(tmp_path)) in files(tmp_path)
+    other = f"{world.session}:train:1"
+    await world.service.create("ann", CreateModel(model=other, seq=0, rank=4, seed=1))
+    await ask("ann", other, 1, SaveState(model=other, seq=1, path=""), "a/b")
+    await world.idle()
+    world.crash("both")
+    await world.idle()
+    assert world.ranks.steps(world.model) == [1] and world.service.desk.mismatches == 0
+    assert await world.result(2) == Failure(message="there is no a/b")
+    await world.service.close_session("ann", world.session)
+    assert str(Path(directory).relative_to(tmp_path)) not in files(tmp_path)

@@ -10,7 +10,7 @@ from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
 from rljob_trainer.wire.service import Failure, encode
 
-CREATED, ASKED, ANSWERED, CHECKPOINT, FAILED = "created", "asked", "answered", "checkpoint", "failed"
+CREATED, ASKED, ANSWERED, CHECKPOINT, FAILED, FOUND = "created", "asked", "answered", "checkpoint", "failed", "found"
 
 
 class Book:
@@ -61,6 +61,13 @@ class Book:
                     await asyncio.to_thread(self._journal.append, _asked(seq, entry))
                 self.line.accept(seq, entry)
             return arrival
+
+    async def load(self, seq: int, directory: str) -> None:
+        """A request loads this directory, whenever it is executed."""
+        async with self._writing:
+            if self._journal:
+                await asyncio.to_thread(self._journal.append, _found(seq, directory))
+            self.line.entries[seq].found = directory
 
     async def answer(self, seq: int, result: bytes) -> None:
         async with self._writing:
@@ -130,6 +137,10 @@ def _asked(seq: int, entry: Asked) -> JournalRecord:
     return JournalRecord({"kind": ASKED} | fields, entry.body)
 
 
+def _found(seq: int, directory: str) -> JournalRecord:
+    return JournalRecord({"kind": FOUND, "seq": seq, "directory": directory})
+
+
 def _records(line: RequestLine) -> Iterable[JournalRecord]:
     """What a journal has to hold now."""
     yield _created(line)
@@ -137,6 +148,8 @@ def _records(line: RequestLine) -> Iterable[JournalRecord]:
         yield JournalRecord({"kind": CHECKPOINT, "seq": line.watermark, "directory": line.checkpoint})
     for seq, entry in sorted(line.entries.items()):
         yield _asked(seq, entry)
+        if entry.found:
+            yield _found(seq, entry.found)
         if entry.result is not None:
             yield JournalRecord({"kind": ANSWERED, "seq": seq}, entry.result)
     if line.failed:
@@ -151,6 +164,8 @@ def _line(records: Iterable[JournalRecord]) -> RequestLine:
             case "asked":
                 told = {name: fields[name] for name in ("saves", "tokens", "changes")}
                 line.accept(fields["seq"], Asked(fields["digest"], fields["work"], body, **told))
+            case "found":
+                line.entries[fields["seq"]].found = fields["directory"]
             case "answered":
                 line.finish(fields["seq"], body)
             case "checkpoint":

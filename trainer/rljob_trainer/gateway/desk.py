@@ -199,8 +199,7 @@ class Desk:
             kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
             work = replace(work, path=(directory := self._files.new(model, seq, kind)))
         if isinstance(work, LoadState):
-            found = self._find(model, work.path)
-            work = replace(work, path=found) if found else Failure(message=f"there is no {work.path}")
+            work = await self._loading(book, work)
 
         async def finish(result: Result | Failure, body: bytes) -> None:
             if entry.result is None:
@@ -216,6 +215,13 @@ class Desk:
             await finish(work, encode(work))
             return None
         return Piece(secrets.token_hex(8), model, encode(work) if work else entry.body, finish)
+
+    async def _loading(self, book: Book, work: LoadState) -> LoadState | Failure:
+        """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
+        entry = book.line.entries[work.seq]
+        if entry.result is None and not entry.found and (found := self._find(work.model, work.path)):
+            await book.load(work.seq, found)
+        return replace(work, path=entry.found) if entry.found else Failure(message=f"there is no {work.path}")
 
     def _checkpoint(self, book: Book) -> Piece:
         line, seq = book.line, book.line.place

@@ -32,6 +32,8 @@ class Asked:
     """What the client calls the files that it writes; empty: it writes none."""
     changes: bool = True
     """Whether it changes the model: only then is it repeated once it has a result."""
+    found: str = ""
+    """Directory of the state that it loads, since it was executed first: its name may stand for another one later. Empty: it loads none."""
     result: bytes | None = None
     """The body of a Result or a Failure."""
     fetched: float | None = None
@@ -132,6 +134,11 @@ class RequestLine:
             return False
         last = next((e for seq in range(self.place, start, -1) if (e := self.entries[seq]).changes), None)
         return last is None or last.stepped
+
+    def loads(self) -> set[str]:
+        """Directories of a client's states that an epoch may begin with or load."""
+        found = {entry.found for seq, entry in self.entries.items() if seq > self.watermark}
+        return found if self.checkpoint else found | {self.start}
 
     def forget(self, before: float) -> None:
         """Drop results that were fetched before a time, of requests that are never repeated."""

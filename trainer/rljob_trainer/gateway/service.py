@@ -235,11 +235,14 @@ class GatewayService:
             book = self.books.pop(model)
             self.desk.drop(model)
             await book.remove(Failure(message="the session has ended"))
-            await asyncio.to_thread(remove, book.line.checkpoint)
+            await self._remove_unused(book.line.checkpoint, *book.line.loads())
 
     async def _remove_unused(self, *directories: str) -> None:
-        """Delete what no name and no sampler stands for any more. A server would end that reads adapters which are gone."""
-        used = {found.directory for found in (*self.saved.values(), *self.samplers.values())}
+        """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
+        used = {saved.directory for saved in self.saved.values()} | {
+            sampler.directory for sampler in self.samplers.values()
+        }
+        used = used.union(*(book.line.loads() for book in self.books.values()))
         for directory in set(directories) - used - {""}:
             await asyncio.to_thread(remove, directory)
 
