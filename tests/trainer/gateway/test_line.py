@@ -1,21 +1,30 @@
 """A model's requests: whatever comes when, and whatever crashes, each counts once and in order."""
 
 import asyncio
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownError
 from rljob_trainer.wire.service import (
     CreateModel,
+    Datum,
     DropModel,
     Failure,
+    ForwardBackward,
     LoadState,
     OptimStep,
     Result,
+    SaveForSampler,
     SaveState,
     Work,
     decode_result,
@@ -24,7 +33,43 @@ from rljob_trainer.wire.service import (
 )
 
 REQUESTS = 6
+SNAPSHOT, PASS = 3, 5
+"""Those that change nothing."""
+STEPS = [seq for seq in range(1, REQUESTS + 1) if seq not in (SNAPSHOT, PASS)]
 SPEC = ServiceSpec(checkpoint_seconds=1)
+
+
+def forward(model: str, seq: int) -> ForwardBackward:
+    datum = Datum(np.zeros(3, "<i4"), np.zeros(3, "<i8"), {})
+    return ForwardBackward(model=model, seq=seq, data=(datum,), loss="cross_entropy", forward_only=True)
+
+
+def files(root: Path) -> set[str]:
+    """Those of models and of what the ranks have written, by their paths below the service's directory."""
+    return {
+        str(path.relative_to(root))
+        for path in root.glob("*/**/*")
+        if path.is_file() or path.parent.parent.parent == root
+    }
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can become larger than this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def metrics(steps: list[int]) -> Result:
+    return Result(metrics={"grad_norm:mean": float(hash(tuple(steps)))})
+
+
+def expected(seq: int) -> Result:
+    return Result() if seq == SNAPSHOT else metrics([step for step in STEPS if step <= seq])
 
 
 class Ranks:
@@ -41,12 +86,15 @@ class Ranks:
                 self._models[work.model] = []
             case LoadState():
                 self._models[work.model] = list(self._volume[work.path])
-            case SaveState():
+            case SaveState() | SaveForSampler():
                 assert work.path not in self._volume
                 self._volume[work.path] = list(self._models[work.model])
+                Path(work.path).mkdir(parents=True)
             case OptimStep():
                 self._models[work.model].append(work.seq)
-                return Result(metrics={"grad_norm:mean": float(hash(tuple(self._models[work.model])))})
+                return metrics(self._models[work.model])
+            case ForwardBackward():
+                return metrics(self._models[work.model])
         return Result()
 
     def steps(self, model: str) -> list[int]:
@@ -59,29 +107,65 @@ class World:
     def __init__(self, root: Path) -> None:
         self._root, self.volume = root, dict[str, list[int]]()
         self.service, self.session, self.model = GatewayService(SPEC, root), "", ""
-        self.ranks, self._life, self._lost = Ranks(self.volume), 0, ""
+        self.ranks, self._life, self.guest = Ranks(self.volume), 0, ""
 
-    async def begin(self) -> None:
+    async def begin(self, start: str = "") -> None:
         self.session = await self.service.open_session("ann")
         self.model = f"{self.session}:train:0"
-        await self.service.create("ann", CreateModel(model=self.model, seq=0, rank=4, seed=1))
+        await self.service.create("ann", CreateModel(model=self.model, seq=0, rank=4, seed=1), start)
 
     async def ask(self, seq: int) -> None:
-        await self.service.ask("ann", self.model, seq, OptimStep(model=self.model, seq=seq, learning_rate=0.1 * seq))
+        work: Work = OptimStep(model=self.model, seq=seq, learning_rate=0.1 * seq)
+        if seq == SNAPSHOT:
+            work = SaveForSampler(model=self.model, seq=seq, path="")
+        if seq == PASS:
+            work = forward(self.model, seq)
+        await self.service.ask("ann", self.model, seq, work, f"{self.session}:sample:0" if seq == SNAPSHOT else "")
 
-    async def work(self, delivered: bool = True) -> bool:
-        """One piece of work. Without `delivered` the ranks do it, and the gateway never hears of it. False: there was none."""
+    async def visit(self, ends: bool) -> None:
+        """Another client comes, which steps its model; or what came ends."""
+        if ends and self.guest:
+            await self.service.close_session("bob", self.guest)
+            self.guest = ""
+        elif not ends and not self.guest:
+            self.guest = await self.service.open_session("bob")
+            model = f"{self.guest}:train:0"
+            await self.service.create("bob", CreateModel(model=model, seq=0, rank=4, seed=1))
+            await self.service.ask("bob", model, 1, OptimStep(model=model, seq=1, learning_rate=0.1))
+
+    async def offered(self) -> Work | None:
+        """The work that comes next, which stays the same until it is done."""
         for book in self.service.books.values():
             book.saved_at = -1e9  # a checkpoint is due whenever one is possible
         piece = await self.service.desk.next(str(self._life), False, 0.0)
+        return decode_work(piece.work) if piece else None
+
+    async def work(self, delivered: bool = True, full: int | None = None, meanwhile: bool | None = None) -> bool:
+        """One piece of work. False: there was none.
+
+        Args:
+            delivered: else the ranks do it, and the gateway never hears of it
+            full: no file can become larger than this when the gateway hears first
+            meanwhile: what the other client does before that
+        """
+        await self.offered()
+        piece = await self.service.desk.next(str(self._life), False, 0.0)
         if piece is None:
             return False
-        result = self.ranks.do(decode_work(piece.work))
-        if delivered:
-            await self.service.desk.done(piece.ticket, encode(result))
-        else:
+        result = encode(self.ranks.do(decode_work(piece.work)))
+        if meanwhile is not None:
+            await self.visit(meanwhile)
+        if not delivered:
             self._restart_gateway()
+        elif full is not None:
+            with suppress(OSError), full_disk(full):
+                await self.service.desk.done(piece.ticket, result)
+        await self.service.desk.done(piece.ticket, result)
         return True
+
+    async def idle(self) -> None:
+        while await self.work():
+            pass
 
     def _restart_gateway(self) -> None:
         self.service = GatewayService(SPEC, self._root)
@@ -101,6 +185,9 @@ EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(1, REQUESTS)),
         st.tuples(st.just("work"), st.booleans()),
+        st.tuples(st.just("full"), st.integers(0, 2000)),
+        st.tuples(st.just("meanwhile"), st.booleans()),
+        st.tuples(st.just("visit"), st.booleans()),
         st.tuples(st.just("crash"), st.sampled_from(["gateway", "ranks", "both"])),
     ),
     max_size=40,
@@ -116,13 +203,20 @@ async def story(root: Path, events: list[tuple[str, object]]) -> tuple[World, di
                 await world.ask(seq)
             case "work", bool(delivered):
                 await world.work(delivered)
+            case "full", int(size):
+                with suppress(OSError), full_disk(size):
+                    await world.ask(size % REQUESTS + 1)
+                await world.work(full=size)
+            case "meanwhile", bool(ends):
+                await world.work(meanwhile=ends)
+            case "visit", bool(ends):
+                await world.visit(ends)
             case "crash", str(part):
                 world.crash(part)
         for seq in range(1, REQUESTS + 1):
             if seq in world.service.book("ann", world.model).line.entries and (found := await world.result(seq)):
                 assert told.setdefault(seq, found.metrics) == found.metrics  # type: ignore[union-attr]
-    while await world.work():
-        pass
+    await world.idle()
     return world, told
 
 
@@ -133,11 +227,10 @@ def test_every_request_counts_once_and_in_order_whatever_arrives_or_crashes_when
 ) -> None:
     async def check() -> None:
         world, told = await story(tmp_path_factory.mktemp("service"), events)
-        assert world.ranks.steps(world.model) == list(range(1, REQUESTS + 1))
+        assert world.ranks.steps(world.model) == STEPS
         for seq in range(1, REQUESTS + 1):
-            expected = Result(metrics={"grad_norm:mean": float(hash(tuple(range(1, seq + 1))))}).metrics
             found = await world.result(seq)
-            assert isinstance(found, Result) and found.metrics == expected == told.get(seq, expected)
+            assert isinstance(found, Result) and found.metrics == expected(seq).metrics == told.get(seq, found.metrics)
         assert world.service.desk.mismatches == 0
 
     asyncio.run(check())
@@ -151,8 +244,7 @@ async def test_a_number_that_comes_again_with_another_request_fails_the_model_an
     await world.ask(2)
     await world.service.ask("ann", world.model, 2, OptimStep(model=world.model, seq=2, learning_rate=9.0))
     await world.ask(1)
-    while await world.work():
-        pass
+    await world.idle()
     found = await world.result(2)
     assert isinstance(found, Failure) and "came twice, with different contents" in found.message
 
@@ -162,8 +254,7 @@ async def test_what_a_client_got_wrong_fails_in_its_turn_and_the_next_request_is
     await world.begin()
     await world.service.ask("ann", world.model, 1, Failure(message="no such loss"))
     await world.ask(2)
-    while await world.work():
-        pass
+    await world.idle()
     assert await world.result(1) == Failure(message="no such loss")
     assert world.ranks.steps(world.model) == [2]
 
@@ -188,8 +279,7 @@ async def test_nobody_reaches_what_is_another_clients(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.begin()
     await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), saves="tinker://a/b")
-    while await world.work():
-        pass
+    await world.idle()
     assert world.service.named("ann", "tinker://a/b").model == world.model
     for call in (
         lambda: world.service.book("bob", world.model),
@@ -211,11 +301,9 @@ async def test_a_model_too_many_is_refused_until_a_session_ends_and_its_models_l
         await world.service.create("ann", CreateModel(model=f"{world.session}:train:{i}", seq=0, rank=4, seed=1))
     last = await world.service.book("ann", f"{world.session}:train:{SPEC.max_models}").result(0, 0.0)
     assert last and "spec.service.maxModels" in str(decode_result(last))
-    while await world.work():
-        pass
+    await world.idle()
     await world.service.close_session("ann", world.session)
-    while await world.work():
-        pass
+    await world.idle()
     assert world.service.books == {} and world.ranks._models == {}
     with pytest.raises(UnknownError):
         world.service.book("ann", world.model)
@@ -227,3 +315,145 @@ async def test_too_much_that_waits_is_for_later(tmp_path: Path, monkeypatch: pyt
     await world.begin()
     with pytest.raises(BusyError):
         await world.ask(1)
+
+
+@pytest.mark.parametrize("kind", [CreateModel, OptimStep, SaveState, SaveForSampler])
+async def test_what_the_ranks_still_do_for_a_session_that_has_ended_counts_for_nothing(
+    tmp_path: Path, kind: type[Work]
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.idle()
+    await world.visit(ends=False)
+    guest = f"{world.guest}:train:0"
+    await world.service.ask("bob", guest, 2, SaveForSampler(model=guest, seq=2, path=""), f"{world.guest}:sample:0")
+    while not isinstance(await world.offered(), kind):
+        await world.work()
+    await world.work(meanwhile=True)
+    assert files(tmp_path) == {f"models/{world.model.replace(':', '-')}.log"}
+    await world.ask(1)
+    await world.idle()
+    assert getattr(await world.result(1), "metrics", None) == expected(1).metrics
+
+
+async def test_a_model_whose_session_ended_in_a_crash_does_not_come_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    (name,) = files(tmp_path)
+    content = (tmp_path / name).read_bytes()
+    await world.service.close_session("ann", world.session)
+    (tmp_path / name).write_bytes(content)
+    world.crash("gateway")
+    assert world.service.books == {} and files(tmp_path) == set()
+
+
+async def test_a_client_that_only_runs_forward_passes_goes_on_for_ever_and_repeats_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.service.MOST_UNCOVERED", 5000)
+    world = World(tmp_path)
+    await world.begin()
+    for seq in range(1, 60):
+        await world.service.ask("ann", world.model, seq, forward(world.model, seq))
+        await world.idle()
+    line = world.service.book("ann", world.model).line
+    assert line.uncovered == 0 and line.watermark > 0
+    world.crash("both")
+    await world.idle()
+    assert getattr(await world.result(59), "metrics", None) == metrics([]).metrics
+
+
+async def test_all_models_that_are_due_get_their_checkpoints(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.visit(ends=False)
+    await world.ask(1)
+    books = list(world.service.books.values())
+    while any(book.line.done < 1 for book in books):
+        piece = await world.service.desk.next("0", False, 0.0)
+        assert piece
+        await world.service.desk.done(piece.ticket, encode(world.ranks.do(decode_work(piece.work))))
+    await world.idle()
+    assert all(book.line.watermark == 1 for book in books)
+
+
+async def test_before_a_service_ends_a_model_is_saved_that_has_been_saved_for_its_client_since_its_step(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    for seq in (1, 2, SNAPSHOT):
+        await world.ask(seq)
+    desk = world.service.desk
+    while piece := await desk.next("0", False, 0.0):
+        await desk.done(piece.ticket, encode(world.ranks.do(decode_work(piece.work))))
+    last = await desk.next("0", True, 0.0)
+    assert last and isinstance(decode_work(last.work), SaveState)
+
+
+async def test_a_failed_model_keeps_no_bodies_and_has_failed_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(2)
+    await world.service.ask("ann", world.model, 2, forward(world.model, 2))
+    before = await world.result(2)
+    world.crash("gateway")
+    monkeypatch.setattr("rljob_trainer.gateway.service.MOST_UNCOVERED", 10)
+    await world.ask(1)
+    line = world.service.book("ann", world.model).line
+    assert line.uncovered == 0 and not any(entry.body for entry in line.entries.values())
+    assert isinstance(before, Failure) and before == await world.result(1) == await world.result(2)
+
+
+async def test_a_driver_that_comes_while_a_result_of_the_last_one_is_written_keeps_its_work(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.idle()
+    await world.ask(1)
+    desk = world.service.desk
+    last = await desk.next("0", False, 0.0)
+    assert last
+    writing = asyncio.create_task(desk.done(last.ticket, encode(expected(1))))
+    await asyncio.sleep(0)
+    piece = await desk.next("1", False, 0.0)
+    await writing
+    assert piece and isinstance(decode_work(piece.work), DropModel) and await desk.next("1", False, 0.0) == piece
+
+
+def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a.log")
+    journal.append(JournalRecord({"n": 1}))
+    with pytest.raises(OSError, match="large"), full_disk(100):
+        journal.append(JournalRecord({"n": 2}, bytes(1000)))
+    journal.append(JournalRecord({"n": 3}))
+    assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3]
+    with pytest.raises(OSError, match="large"), full_disk(100):
+        journal.replace([JournalRecord({"n": 4}, bytes(1000))])
+    journal.append(JournalRecord({"n": 5}))
+    assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3, 5]
+
+
+async def test_a_repeated_load_gets_what_its_name_stood_for_the_first_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    ask, load = world.service.ask, LoadState(model=world.model, seq=2, path="a/b", optimizer=True)
+    await world.ask(1)
+    await ask("ann", world.model, 2, load)  # there is none yet
+    await ask("ann", world.model, 3, SaveState(model=world.model, seq=3, path=""), "a/b")
+    await ask("ann", world.model, 4, replace(load, seq=4))
+    await world.idle()
+    directory = world.service.named("ann", "a/b").directory
+    await world.service.delete("ann", "a/b")
+    assert str(Path(directory).relative_to(tmp_path)) in files(tmp_path)
+    other = f"{world.session}:train:1"
+    await world.service.create("ann", CreateModel(model=other, seq=0, rank=4, seed=1))
+    await ask("ann", other, 1, SaveState(model=other, seq=1, path=""), "a/b")
+    await world.idle()
+    world.crash("both")
+    await world.idle()
+    assert world.ranks.steps(world.model) == [1] and world.service.desk.mismatches == 0
+    assert await world.result(2) == Failure(message="there is no a/b")
+    await world.service.close_session("ann", world.session)
+    assert str(Path(directory).relative_to(tmp_path)) not in files(tmp_path)

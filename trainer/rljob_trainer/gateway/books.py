@@ -2,34 +2,37 @@
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
 from rljob_trainer.wire.service import Failure, encode
 
-CREATED, ASKED, ANSWERED, CHECKPOINT = "created", "asked", "answered", "checkpoint"
+CREATED, ASKED, ANSWERED, CHECKPOINT, FAILED, FOUND = "created", "asked", "answered", "checkpoint", "failed", "found"
 
 
 class Book:
     """One model. What changes it is on the disk before it counts."""
 
     def __init__(self, line: RequestLine, journal: Journal | None) -> None:
-        """`journal`: None for a model that was refused, of which nothing is kept."""
+        """`journal`: None for a model of which nothing is kept, since it was refused."""
         self.line, self._journal = line, journal
         self._writing = asyncio.Lock()
         self._answered = asyncio.Condition()
         self.saved_at = time.monotonic()
-        """When its last checkpoint was begun."""
+        """When the ranks were last done with a checkpoint of it."""
+        self.gone = False
+        """Whether its session has ended: what the ranks still do for it does not count."""
 
     @staticmethod
     async def create(path: Path, line: RequestLine, first: Asked) -> "Book":
         """A new model, whose creation is request 0."""
-        book = Book(line, await asyncio.to_thread(Journal, path))
-        await book._write(_created(line), _asked(0, first))
+        journal = await asyncio.to_thread(Journal, path)
+        await asyncio.to_thread(journal.append, _created(line), _asked(0, first))
         line.accept(0, first)
-        return book
+        return Book(line, journal)
 
     @staticmethod
     def refused(line: RequestLine, first: Asked, why: Failure) -> "Book":
@@ -53,27 +56,40 @@ class Book:
         async with self._writing:
             arrival = self.line.arrival(seq, entry)
             if arrival == "new":
+                entry = replace(entry, body=b"") if self.line.failed else entry
                 if self._journal:
                     await asyncio.to_thread(self._journal.append, _asked(seq, entry))
                 self.line.accept(seq, entry)
             return arrival
 
+    async def load(self, seq: int, directory: str) -> None:
+        """A request loads this directory, whenever it is executed."""
+        async with self._writing:
+            if self._journal:
+                await asyncio.to_thread(self._journal.append, _found(seq, directory))
+            self.line.entries[seq].found = directory
+
     async def answer(self, seq: int, result: bytes) -> None:
-        await self._write(JournalRecord({"kind": ANSWERED, "seq": seq}, result))
-        self.line.finish(seq, result)
+        async with self._writing:
+            if self._journal:
+                await asyncio.to_thread(self._journal.append, JournalRecord({"kind": ANSWERED, "seq": seq}, result))
+            self.line.finish(seq, result)
         await self.tell()
 
     async def fail(self, why: Failure) -> None:
         """All requests of the model fail, those to come too."""
-        self.line.failed = encode(why)
+        async with self._writing:
+            await self._change(lambda line: line.fail(encode(why)))
         await self.tell()
 
-    async def checkpointed(self, seq: int, directory: str) -> None:
-        """A checkpoint is on the disk; the journal drops what it makes superfluous."""
+    async def checkpointed(self, seq: int, directory: str) -> str:
+        """A checkpoint is on the disk; the journal drops what it makes superfluous. The directory that is no longer needed; empty: there is none."""
         async with self._writing:
-            self.line.checkpointed(seq, directory)
-            if self._journal:
-                await asyncio.to_thread(self._journal.replace, list(_records(self.line)))
+            if self.gone:
+                return directory
+            former = self.line.checkpoint
+            await self._change(lambda line: line.checkpointed(seq, directory))
+            return former
 
     async def result(self, seq: int, seconds: float) -> bytes | None:
         """The result of a request, which is waited for; None: there is none yet. Raises KeyError when the request is not known (any more)."""
@@ -88,20 +104,26 @@ class Book:
             entry.fetched = time.monotonic()
         return entry.result or self.line.failed
 
-    async def remove(self) -> None:
-        """Forget the model: whoever waits for a result gets a failure."""
-        if self._journal:
-            async with self._writing:
+    async def remove(self, why: Failure) -> None:
+        """Forget the model: whoever waits for a result gets the failure."""
+        async with self._writing:
+            if self._journal:
                 await asyncio.to_thread(self._journal.remove)
+            self.gone, self._journal = True, None
+            self.line.fail(encode(why))
+        await self.tell()
 
     async def tell(self) -> None:
         async with self._answered:
             self._answered.notify_all()
 
-    async def _write(self, *records: JournalRecord) -> None:
-        async with self._writing:
-            if self._journal:
-                await asyncio.to_thread(self._journal.append, *records)
+    async def _change(self, change: Callable[[RequestLine], None]) -> None:
+        """Change the line once the journal holds what it will be."""
+        if self._journal:
+            changed = replace(self.line, entries={seq: replace(entry) for seq, entry in self.line.entries.items()})
+            change(changed)
+            await asyncio.to_thread(self._journal.replace, list(_records(changed)))
+        change(self.line)
 
 
 def _created(line: RequestLine) -> JournalRecord:
@@ -111,7 +133,12 @@ def _created(line: RequestLine) -> JournalRecord:
 
 def _asked(seq: int, entry: Asked) -> JournalRecord:
     fields = {"seq": seq, "digest": entry.digest, "work": entry.kind, "saves": entry.saves, "tokens": entry.tokens}
+    fields["changes"] = entry.changes
     return JournalRecord({"kind": ASKED} | fields, entry.body)
+
+
+def _found(seq: int, directory: str) -> JournalRecord:
+    return JournalRecord({"kind": FOUND, "seq": seq, "directory": directory})
 
 
 def _records(line: RequestLine) -> Iterable[JournalRecord]:
@@ -121,8 +148,12 @@ def _records(line: RequestLine) -> Iterable[JournalRecord]:
         yield JournalRecord({"kind": CHECKPOINT, "seq": line.watermark, "directory": line.checkpoint})
     for seq, entry in sorted(line.entries.items()):
         yield _asked(seq, entry)
+        if entry.found:
+            yield _found(seq, entry.found)
         if entry.result is not None:
             yield JournalRecord({"kind": ANSWERED, "seq": seq}, entry.result)
+    if line.failed:
+        yield JournalRecord({"kind": FAILED}, line.failed)
 
 
 def _line(records: Iterable[JournalRecord]) -> RequestLine:
@@ -131,10 +162,14 @@ def _line(records: Iterable[JournalRecord]) -> RequestLine:
     for fields, body in others:
         match fields["kind"]:
             case "asked":
-                told = {name: fields[name] for name in ("saves", "tokens")}
+                told = {name: fields[name] for name in ("saves", "tokens", "changes")}
                 line.accept(fields["seq"], Asked(fields["digest"], fields["work"], body, **told))
+            case "found":
+                line.entries[fields["seq"]].found = fields["directory"]
             case "answered":
                 line.finish(fields["seq"], body)
             case "checkpoint":
                 line.checkpointed(fields["seq"], fields["directory"])
+            case "failed":
+                line.fail(body)
     return line

@@ -85,7 +85,7 @@ class Desk:
             saved: called when a request has written a directory for a client, before the client hears of it
         """
         self._files, self._seconds, self._books, self._find, self._saved = files, checkpoint_seconds, books, find, saved
-        self._turns, self._changed = Turns(), asyncio.Event()
+        self._turns, self._changed, self._deciding = Turns(), asyncio.Event(), asyncio.Lock()
         self._pending: Piece | None = None
         self._life = ""
         self._dropped: list[str] = []
@@ -109,31 +109,39 @@ class Desk:
             life: names the driver, whose ranks have what they were given since it began
             draining: only checkpoints are wanted
         """
-        if life != self._life:
-            self._begin(life)
-        if self._pending is None:  # else the answer that had it was lost
-            self._pending = await self._choose(draining)
-        if self._pending is None and not draining:
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), seconds)
-            except TimeoutError:
-                return None
-            self._pending = await self._choose(draining)
-        return self._pending
+        async with self._deciding:
+            if life != self._life:
+                self._begin(life)
+            piece = await self._offer(draining)
+        if piece or draining:
+            return piece
+        try:
+            await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return None
+        async with self._deciding:
+            return await self._offer(draining) if life == self._life else None
 
     async def done(self, ticket: str, body: bytes) -> None:
-        """The ranks have done a piece. A ticket of another epoch is ignored: what it was about is repeated. Raises ValueError."""
-        piece = self._pending
-        if piece and piece.ticket == ticket:
-            await piece.finish(decode_result(body), body)
-            self._pending = None
+        """The ranks have done a piece. A ticket of another epoch is ignored: what it was about is repeated. Raises ValueError; and OSError, after
+        which the same result can come again."""
+        async with self._deciding:
+            piece = self._pending
+            if piece and piece.ticket == ticket:
+                await piece.finish(decode_result(body), body)
+                self._pending = None
 
     def _begin(self, life: str) -> None:
         """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are."""
         self._life, self._pending = life, None
         for book in self._books():
             book.line.restart()
+
+    async def _offer(self, draining: bool) -> Piece | None:
+        self._changed.clear()
+        if self._pending is None:  # else the answer that had it was lost
+            self._pending = await self._choose(draining)
+        return self._pending
 
     async def _choose(self, draining: bool) -> Piece | None:
         if self._dropped:
@@ -165,11 +173,11 @@ class Desk:
             if isinstance(result, Failure) and line.built:
                 await book.fail(result)
                 return
-            line.built += 1
-            if line.built == len(steps):
-                line.place = max(line.watermark, 0)
+            if line.built + 1 == len(steps):
                 if line.entries.get(0) and line.entries[0].result is None:
                     await book.answer(0, body)
+                line.made()
+            line.built += 1
 
         return self._piece(line.model, steps[line.built], finish)
 
@@ -191,37 +199,42 @@ class Desk:
             kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
             work = replace(work, path=(directory := self._files.new(model, seq, kind)))
         if isinstance(work, LoadState):
-            found = self._find(model, work.path)
-            work = replace(work, path=found) if found else Failure(message=f"there is no {work.path}")
+            work = await self._loading(book, work)
 
         async def finish(result: Result | Failure, body: bytes) -> None:
-            self._turns.spend(model, entry.tokens)
-            if not book.line.executed(seq, body):
+            if entry.result is None:
+                if directory and isinstance(result, Result):
+                    await self._saved(book, seq, directory)
+                await book.answer(seq, body)
+            else:
                 self._compare(model, seq, entry.result, body)
-                return
-            if directory and isinstance(result, Result):
-                await self._saved(book, seq, directory)
-            await book.answer(seq, body)
+            book.line.executed(seq)  # last: after an error before this, the same result comes again
+            self._turns.spend(model, entry.tokens)
 
         if isinstance(work, Failure):
             await finish(work, encode(work))
             return None
         return Piece(secrets.token_hex(8), model, encode(work) if work else entry.body, finish)
 
+    async def _loading(self, book: Book, work: LoadState) -> LoadState | Failure:
+        """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
+        entry = book.line.entries[work.seq]
+        if entry.result is None and not entry.found and (found := self._find(work.model, work.path)):
+            await book.load(work.seq, found)
+        return replace(work, path=entry.found) if entry.found else Failure(message=f"there is no {work.path}")
+
     def _checkpoint(self, book: Book) -> Piece:
         line, seq = book.line, book.line.place
         assert seq is not None, "it is in the ranks"
         directory = self._files.new(line.model, seq, CHECKPOINTS)
-        book.saved_at = time.monotonic()
 
         async def finish(result: Result | Failure, _: bytes) -> None:
+            book.saved_at = time.monotonic()
             if isinstance(result, Failure):
                 log.warning("no checkpoint of %s: %s", line.model, result.message)
                 return
-            former = line.checkpoint
-            await book.checkpointed(seq, directory)
-            if former:
-                await asyncio.to_thread(remove, former)
+            if unneeded := await book.checkpointed(seq, directory):
+                await asyncio.to_thread(remove, unneeded)
 
         return self._piece(line.model, SaveState(model=line.model, seq=seq, path=directory), finish)
 
@@ -229,7 +242,7 @@ class Desk:
         waited = time.monotonic() - book.saved_at >= self._seconds
         return book.line.at_step() and (draining or waited or book.line.uncovered >= UNCOVERED)
 
-    def _compare(self, model: str, seq: int, before: bytes | None, now: bytes) -> None:
+    def _compare(self, model: str, seq: int, before: bytes, now: bytes) -> None:
         if before != now:
             self.mismatches += 1
             log.warning("request %d of %s has another result now that it was repeated", seq, model)

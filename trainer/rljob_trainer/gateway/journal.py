@@ -4,15 +4,19 @@ A record is its length and checksum, then JSON, and bytes. What a crash left hal
 """
 
 import json
+import logging
 import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _HEAD = struct.Struct(">IIQ")
 """Checksum, length of the JSON, length of the bytes."""
+
+log = logging.getLogger(__name__)
 
 
 class JournalRecord(NamedTuple):
@@ -31,27 +35,34 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.records = list(_read(path))
         """Those that were in the file when it was opened."""
-        self._file = path.open("ab")
-        self._file.truncate(sum(len(_encoded(record)) for record in self.records))
+        self._size = sum(len(_encoded(record)) for record in self.records)
+        self._file = path.open("ab", buffering=0)
+        if cut := self._file.tell() - self._size:
+            log.warning("%s: cutting off %d bytes behind its last whole record", path, cut)
+            self._file.truncate(self._size)
         _sync_directory(path.parent)
 
     def append(self, *records: JournalRecord) -> None:
-        """Write records durably. Raises OSError."""
-        self._file.write(b"".join(map(_encoded, records)))
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Write records durably. Raises OSError: then none of them counts, and it can be called again."""
+        block = b"".join(map(_encoded, records))
+        self._file.truncate(self._size)  # what an append that failed has left: no record may stand behind it
+        _write(self._file, block)
+        self._size += len(block)
 
     def replace(self, records: Iterable[JournalRecord]) -> None:
         """Have the file hold these records alone: durably, and at every moment either the old ones or these. Raises OSError."""
-        new = self._path.with_suffix(".new")
-        with new.open("wb") as file:
-            file.write(b"".join(map(_encoded, records)))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self._path)
-        _sync_directory(self._path.parent)
+        block, new = b"".join(map(_encoded, records)), self._path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        file = new.open("ab", buffering=0)
+        try:
+            _write(file, block)
+            new.replace(self._path)
+        except BaseException:
+            file.close()
+            raise
         self._file.close()
-        self._file = self._path.open("ab")
+        self._file, self._size = file, len(block)
+        _sync_directory(self._path.parent)
 
     def close(self) -> None:
         self._file.close()
@@ -59,6 +70,13 @@ class Journal:
     def remove(self) -> None:
         self.close()
         self._path.unlink(missing_ok=True)
+
+
+def _write(file: FileIO, block: bytes) -> None:
+    remaining = memoryview(block)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
+    os.fsync(file.fileno())
 
 
 def _encoded(record: JournalRecord) -> bytes:

@@ -30,6 +30,10 @@ class Asked:
     """What it costs the ranks."""
     saves: str = ""
     """What the client calls the files that it writes; empty: it writes none."""
+    changes: bool = True
+    """Whether it changes the model: only then is it repeated once it has a result."""
+    found: str = ""
+    """Directory of the state that it loads, since it was executed first: its name may stand for another one later. Empty: it loads none."""
     result: bytes | None = None
     """The body of a Result or a Failure."""
     fetched: float | None = None
@@ -89,18 +93,23 @@ class RequestLine:
         """The request that the ranks are to execute next, once they have the model. None: it has not come yet."""
         if self.place is None or self.failed:
             return None
-        self.place = self._skipped(self.place)
         return self.place + 1 if self.place + 1 in self.entries else None
 
-    def executed(self, seq: int, result: bytes) -> bool:
-        """The ranks have executed a request. Whether the result is new; else it is that of a repetition."""
+    def made(self) -> None:
+        """The ranks have the model, as it was at its newest checkpoint, or at its creation."""
+        self.place = self._skipped(max(self.watermark, 0))
+
+    def executed(self, seq: int) -> None:
+        """The ranks have executed a request, and its result is on the disk."""
         assert self.place is not None and seq == self.place + 1, f"request {seq} after {self.place}"
-        self.place = seq
-        return self.entries[seq].result is None
+        self.place = self._skipped(seq)
 
     def finish(self, seq: int, result: bytes) -> None:
         """A result is on the disk, and may be fetched."""
-        self.entries[seq].result = result
+        entry = self.entries[seq]
+        entry.result = result
+        if not entry.changes:
+            self._drop(entry)
         while (following := self.entries.get(self.done + 1)) and following.result is not None:
             self.done += 1
 
@@ -109,13 +118,27 @@ class RequestLine:
         self.watermark, self.checkpoint, self.done = seq, directory, max(self.done, seq)
         for number, entry in self.entries.items():
             if number <= seq:
-                self.uncovered -= len(entry.body)
-                entry.body = b""
+                self._drop(entry)
+
+    def fail(self, why: bytes) -> None:
+        """Nothing of the model is executed any more."""
+        self.failed = why
+        for entry in self.entries.values():
+            self._drop(entry)
 
     def at_step(self) -> bool:
-        """Whether a checkpoint now would lose nothing: the last request was an optimizer step that was made, which leaves no gradient behind."""
-        last = self.entries.get(self.place or 0)
-        return last is not None and last.stepped and self.place == self.done and self.done > self.watermark
+        """Whether a checkpoint now has something new and loses nothing: no gradient is left since the creation, the last checkpoint, or the last
+        optimizer step that was made."""
+        start = max(self.watermark, 0)
+        if self.place is None or self.place != self.done or self.place <= start:
+            return False
+        last = next((e for seq in range(self.place, start, -1) if (e := self.entries[seq]).changes), None)
+        return last is None or last.stepped
+
+    def loads(self) -> set[str]:
+        """Directories of a client's states that an epoch may begin with or load."""
+        found = {entry.found for seq, entry in self.entries.items() if seq > self.watermark}
+        return found if self.checkpoint else found | {self.start}
 
     def forget(self, before: float) -> None:
         """Drop results that were fetched before a time, of requests that are never repeated."""
@@ -126,7 +149,12 @@ class RequestLine:
         return (seq for seq in self.entries if 0 < seq <= self.watermark)
 
     def _skipped(self, place: int) -> int:
-        """A save that is done is not repeated: its files are there, and it changes nothing."""
-        while (following := self.entries.get(place + 1)) and following.saves and following.result is not None:
+        """What changes nothing is not repeated once it has a result: the files of a save are there."""
+        while (following := self.entries.get(place + 1)) and not following.changes and following.result is not None:
             place += 1
         return place
+
+    def _drop(self, entry: Asked) -> None:
+        """No epoch needs the body any more."""
+        self.uncovered -= len(entry.body)
+        entry.body = b""

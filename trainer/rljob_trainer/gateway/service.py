@@ -15,7 +15,16 @@ from rljob_trainer.gateway.desk import Desk, ServiceFiles, remove
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Asked, RequestLine
 from rljob_trainer.wire.sample import Adapter, SampleRequest
-from rljob_trainer.wire.service import CreateModel, Failure, ForwardBackward, Work, decode_work, encode
+from rljob_trainer.wire.service import (
+    CreateModel,
+    Failure,
+    ForwardBackward,
+    SaveForSampler,
+    SaveState,
+    Work,
+    decode_work,
+    encode,
+)
 
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
@@ -102,8 +111,13 @@ class GatewayService:
         self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) in self.sessions}
         self._journal.records.clear()
         self._journal.replace(self._records())
-        found = [Book.restore(path) for path in sorted(self._files.journals.glob("*.log"))]
-        self.books = {book.line.model: book for book in found if book}
+        for path in sorted(self._files.journals.glob("*.log")):
+            book = Book.restore(path)
+            if book and _session_of(book.line.model) in self.sessions:
+                self.books[book.line.model] = book
+            elif book:  # a crash while its session ended
+                path.unlink()
+                remove(book.line.checkpoint)
 
     async def open_session(self, client: str) -> str:
         """A new session. Raises BusyError."""
@@ -126,8 +140,8 @@ class GatewayService:
     async def create(self, client: str, created: CreateModel, start: str = "", optimizer: bool = False) -> None:
         """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
         Raises UnknownError for its session."""
-        self.hear(client, _session_of(created.model))
         async with self._creating:  # a client that repeats its request may not wait for the answer
+            self.hear(client, _session_of(created.model))
             if created.model not in self.books:
                 self.books[created.model] = await self._created(created, start, optimizer)
         self.desk.changed()
@@ -155,10 +169,11 @@ class GatewayService:
         book = self.book(client, model)
         self.hear(client, _session_of(model))
         body = encode(work)
-        if book.line.uncovered + len(body) > MOST_UNCOVERED:
+        if not book.line.failed and book.line.uncovered + len(body) > MOST_UNCOVERED:
             raise BusyError(f"{model} has {book.line.uncovered} bytes of requests waiting")
         tokens = sum(len(datum.tokens) for datum in work.data) if isinstance(work, ForwardBackward) else 0
-        arrival = await book.ask(seq, Asked(_digest(body, saves), type(work).__name__, body, tokens, saves))
+        entry = Asked(_digest(body, saves), type(work).__name__, body, tokens, saves, _changes(work))
+        arrival = await book.ask(seq, entry)
         if arrival == "other":
             await book.fail(Failure(message=f"request {seq} of {model} came twice, with different contents"))
         self.desk.changed()
@@ -208,22 +223,26 @@ class GatewayService:
             book.line.forget(now - GRACE_SECONDS)
 
     async def _end(self, session: str) -> None:
-        await self._write("closed", session)
-        self.sessions.pop(session, None)
+        async with self._creating:  # no model of it begins meanwhile
+            if session not in self.sessions:
+                return
+            await self._write("closed", session)
+            del self.sessions[session]
         gone = {s.directory for name, s in self.samplers.items() if _session_of(name) == session}
         self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) != session}
         await self._remove_unused(*gone)
         for model in [m for m in self.books if _session_of(m) == session]:
             book = self.books.pop(model)
-            await book.fail(Failure(message="the session has ended"))
-            await book.remove()
             self.desk.drop(model)
-            if book.line.checkpoint:
-                await asyncio.to_thread(remove, book.line.checkpoint)
+            await book.remove(Failure(message="the session has ended"))
+            await self._remove_unused(book.line.checkpoint, *book.line.loads())
 
     async def _remove_unused(self, *directories: str) -> None:
-        """Delete what no name and no sampler stands for any more. A server would end that reads adapters which are gone."""
-        used = {saved.directory for saved in self.saved.values()} | {s.directory for s in self.samplers.values()}
+        """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
+        used = {saved.directory for saved in self.saved.values()} | {
+            sampler.directory for sampler in self.samplers.values()
+        }
+        used = used.union(*(book.line.loads() for book in self.books.values()))
         for directory in set(directories) - used - {""}:
             await asyncio.to_thread(remove, directory)
 
@@ -231,6 +250,7 @@ class GatewayService:
         """Of Desk: a request has written a directory for a client."""
         session, name = self.sessions.get(_session_of(book.line.model)), book.line.entries[seq].saves
         if session is None:
+            await asyncio.to_thread(remove, directory)
             return
         if "/" not in name:
             await self._add_sampler(name, Sampler(session.client, directory))
@@ -277,6 +297,13 @@ def creation(book: Book) -> CreateModel:
     created = decode_work(book.line.creation)
     assert isinstance(created, CreateModel), "request 0"
     return created
+
+
+def _changes(work: Work | Failure) -> bool:
+    """Whether the model is another one when it is done."""
+    if isinstance(work, ForwardBackward):
+        return not work.forward_only
+    return not isinstance(work, SaveState | SaveForSampler | Failure)
 
 
 def _session_of(name: str) -> str:
