@@ -204,6 +204,7 @@ def test_the_arguments_of_the_template_say_whether_the_policy_reasons() -> None:
         assert parsed(known, asked) == expected
 
 
+@pytest.mark.slow  # it imports vLLM once more, in a process
 def test_the_route_reads_half_a_character_and_gives_up_what_takes_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
