@@ -206,12 +206,8 @@ def test_what_pads_a_small_rank_stays_zero(model: Path) -> None:
 
 def test_what_a_client_gets_wrong_is_refused_and_changes_nothing(model: Path) -> None:
     good = call(1, "cross_entropy")
-    long = replace(
-        good.data[0],
-        tokens=np.zeros(65, np.int32),
-        targets=np.zeros(65, np.int64),
-        columns={"weights": np.zeros(65, np.float32)},
-    )
+    columns = {"weights": np.zeros(65, np.float32)}
+    long = replace(good.data[0], tokens=np.zeros(65, np.int32), targets=np.zeros(65, np.int64), columns=columns)
     infinite = replace(good.data[0], columns={"weights": np.full(len(good.data[0].tokens), 3e38, np.float32)})
 
     def refusals(engine: Any) -> tuple[list[str], bool]:

@@ -239,9 +239,7 @@ class GatewayService:
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
-        used = {saved.directory for saved in self.saved.values()} | {
-            sampler.directory for sampler in self.samplers.values()
-        }
+        used = {saved.directory for saved in self.saved.values()} | {s.directory for s in self.samplers.values()}
         used = used.union(*(book.line.loads() for book in self.books.values()))
         for directory in set(directories) - used - {""}:
             await asyncio.to_thread(remove, directory)
