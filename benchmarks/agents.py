@@ -102,7 +102,7 @@ async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, director
     assert spec.rollout.agent and spec.workers
     agent = agent_of(spec.rollout.agent, workers, loopback())
     await agent.start()
-    while len(workers._load) < spec.workers.replicas:  # noqa: ASYNC110
+    while len(workers._places) < spec.workers.replicas:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     generator = Generator(spec, "job", tokenizer(), rewards, pool, lambda: None, agent)
     found = await generator.evaluate([HeldOutSet("all", prompts, 1, spec.rollout.sampling)])

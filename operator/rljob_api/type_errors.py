@@ -164,6 +164,7 @@ PATTERNS = {
         "must be a Kubernetes quantity",
         "write digits and one of m, k, Ki, M, Mi, G, Gi, T, Ti, for example 500m or 16Gi",
     ),
+    r"^[^\x00]*$": ("must be a text without NUL, which no process can be given", "leave that character out"),
     r"^[A-Za-z_][A-Za-z0-9_]*$": (
         "must be a name of letters, digits and `_` that begins with no digit",
         "choose such a name",

@@ -29,6 +29,7 @@ def violations(agent: dict[str, Any] | None = None, data: dict[str, Any] | None 
         {"skyrlGym": {"environment": "package.module:Class", "arguments": {"a": [1]}}},
         {"reasoningGym": GSM8K},
         {"openEnv": {"url": "http://env.svc:8000", "observationKey": "text", "sessions": 8}},
+        {"verifiers": GSM8K, "env": {"SETTINGS": "a" * 16384, "LINES": "a\nb"}},
     ],
 )
 def test_an_environment_is_named_by_one_key(agent: dict[str, Any]) -> None:
@@ -129,3 +130,9 @@ def test_rows_are_written_as_json_lines_on_a_volume_that_can_be_written() -> Non
 def test_only_prompts_are_generated() -> None:
     data = {"generated": [SUMS], "train": [SUMS["path"]]}
     assert any("data.generated" in v and "task sft does not read it" in v for v in violations(data=data, task="sft"))
+
+
+@pytest.mark.parametrize("value", ["a" * 16385, "a\0b"])
+def test_a_variable_that_the_kernel_gives_no_process_is_refused(value: str) -> None:
+    (said,) = violations({"verifiers": GSM8K, "env": {"SETTINGS": value}})
+    assert said.startswith("spec.rollout.agent.env.SETTINGS")

@@ -21,8 +21,8 @@ from rljob_api.spec.common import (
 )
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
-
-
+VariableValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=16384)]
+"""The kernel takes 128 KiB with the name, and no NUL; a character may have four bytes."""
 ParserName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 
@@ -132,9 +132,9 @@ class AgentSpec(Model):
     timeout_seconds: PositiveFloat = 60.0
     """Longest time that the agent takes for one trajectory; its waiting for the policy does not count. A trajectory that takes longer has failed: it
     is counted and reported, and leaves the batch; it is never a silent 0."""
-    env: Annotated[dict[VariableName, str], Field(max_length=512)] = {}
-    """Environment variables of the agent's processes, in addition to those of the pod. Secrets belong into `trainer.template.env`, or into
-    `workers.template.env`."""
+    env: Annotated[dict[VariableName, VariableValue], Field(max_length=512)] = {}
+    """Environment variables of the agent's processes, in addition to those of the pod; values of at most 16384 characters. Secrets belong into
+    `trainer.template.env`, or into `workers.template.env`."""
     workers: AgentWorkers | None = None
     """Run the agent in pods of its own. Unset: in processes next to the trainer's rank 0, at most 8. For `python`, `tools`, `verifiers`, `skyrlGym`
     and `reasoningGym`."""

@@ -203,8 +203,8 @@ async def test_a_trajectory_that_ends_every_process_in_which_it_runs_fails(bench
     bench.spec["train"] |= {"promptsPerStep": 12, "samplesPerPrompt": 1}
     with_agent(bench.spec, tmp_path, monkey)
     found, _ = await step(bench)
-    assert 2 <= found.metrics["agent/failed"] == found.metrics["agent/failed_raised"]
-    assert len(found.samples) + found.metrics["agent/failed"] == 12
+    assert found.metrics["agent/failed"] == found.metrics["agent/failed_raised"] == 2.0, "and no other in its processes"
+    assert len(found.samples) == 10
     assert "its process ended during the call" in caplog.text
 
 

@@ -11,11 +11,12 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.agents import remote, workers
+from rljob_trainer.agents.python_file import TRIES
 from rljob_trainer.agents.remote import frame
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import free_port
-from rljob_trainer.pod import relay, worker
+from rljob_trainer.pod import relay, worker_life
 from rljob_trainer.pod.worker import WorkerPod
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.channel import encode
@@ -30,8 +31,8 @@ TOKEN = "token"
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
-    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(worker, "FIRST_BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr(worker_life, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(worker_life, "FIRST_BACKOFF_SECONDS", 0.05)
     monkeypatch.setenv(names.ENV_POD_IP, "127.0.0.1")
     found = Bench(tmp_path)
     found.spec["rewards"], found.service_port = [], free_port()
@@ -54,8 +55,8 @@ class Pod:
 
     async def processes(self, count: int) -> list[psutil.Process]:
         """Once there are so many."""
-        await until(lambda: len(self.inside._children) == count)
-        return [psutil.Process(pid) for pid in self.inside._children]
+        await until(lambda: len(self.inside.pids) == count)
+        return [psutil.Process(pid) for pid in self.inside.pids]
 
     async def end(self) -> None:
         self.task.cancel()
@@ -153,6 +154,50 @@ async def test_a_pod_that_is_lost_costs_no_trajectory_and_one_that_comes_late_ta
     await (await losing).end()
 
 
+async def test_a_trajectory_outlives_any_number_of_pods_that_leave(bench: Bench, tmp_path: Path) -> None:
+    code = ENDS.replace("FIRST", str(tmp_path / "first")).replace("HOW", "await asyncio.Event().wait()")
+    in_pods(bench, tmp_path, code)
+
+    async def leave() -> Pod:
+        for i in range(TRIES):
+            pod = Pod(bench, f"demo-worker-{i}")
+            await until((tmp_path / "first").exists)
+            await pod.end()
+            if i < TRIES - 1:
+                (tmp_path / "first").rmdir()
+        return Pod(bench)
+
+    leaving = asyncio.create_task(leave())
+    bench.spec["train"] |= {"promptsPerStep": 1, "samplesPerPrompt": 1}
+    found, _ = await first_step(bench, Talker("demo-rollout-0"))
+    assert len(found.samples) == 1 and found.metrics["agent/failed"] == 0.0
+    await (await leaving).end()
+
+
+POISON = """
+import asyncio, os
+from rljob_trainer.agents import Trajectory
+
+async def rollout(prompt, policy, row):
+    await asyncio.sleep(0.05 if prompt.answer == "3" else 0.3)
+    if prompt.answer == "3":
+        os._exit(3)
+    turn = await policy.generate(prompt.tokens)
+    return Trajectory(turn.whole)
+"""
+"""Two of twelve prompts end their process, while the others run in it."""
+
+
+async def test_a_row_that_ends_every_process_takes_no_other_along(bench: Bench, tmp_path: Path) -> None:
+    in_pods(bench, tmp_path, POISON)
+    bench.spec["train"]["samplesPerPrompt"] = 1
+    pod = Pod(bench)
+    found, _ = await first_step(bench, Talker("demo-rollout-0"))
+    assert found.metrics["agent/failed"] == found.metrics["agent/failed_raised"] == 2.0
+    assert len(found.samples) == 10
+    await pod.end()
+
+
 async def test_a_connection_that_is_silent_is_given_up_and_its_trajectories_begin_anew(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,11 +207,12 @@ async def test_a_connection_that_is_silent_is_given_up_and_its_trajectories_begi
     hello = {"takes": [], "concurrent": True, "tools": []}
 
     async def freeze() -> Pod:
-        reader, writer = await connected(bench)
-        writer.write(remote.framed(json.dumps(hello).encode()))
-        assert await reader.read(1), "it is given trajectories"
-        await asyncio.wait_for(reader.read(), SECONDS)
-        writer.close()
+        for _ in range(TRIES):
+            reader, writer = await connected(bench)
+            writer.write(remote.framed(json.dumps(hello).encode()))
+            assert await reader.read(1), "it is given trajectories"
+            await asyncio.wait_for(reader.read(), SECONDS)
+            writer.close()
         return Pod(bench)
 
     freezing = asyncio.create_task(freeze())
@@ -209,13 +255,14 @@ async def test_who_does_not_know_the_token_or_is_of_another_attempt_gets_no_traj
 
 
 async def test_a_pod_with_another_token_says_why_it_has_nothing_to_do(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker, "REFUSALS", 3)
+    monkeypatch.setattr(worker_life, "REFUSALS", 3)
     in_pods(bench, tmp_path)
     step, pod = asyncio.create_task(first_step(bench, Talker("demo-rollout-0"))), Pod(bench, token="guess")
     report = await pod.channel.wait(lambda r: r.failure is not None)
-    assert report.failure and report.failure.message == worker.REFUSED
+    assert report.failure and report.failure.message == worker_life.REFUSED
+    assert caplog.text.count("refused a connection") == 1, "the driver does not repeat itself"
     await pod.end()
     step.cancel()
 

@@ -12,6 +12,7 @@ from rljob_trainer.agents.process import AgentProcess
 from rljob_trainer.agents.remote import framed
 from rljob_trainer.agents.workers import NotLoaded, PodWorkers
 from rljob_trainer.machine import loopback
+from rljob_trainer.rewards.worker_process import WorkerLost, WorkerTaken
 from trainer.pod.pods import SECONDS, until
 
 HELLO = {"takes": [], "concurrent": True, "tools": []}
@@ -33,7 +34,7 @@ async def joined(
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
         writer.write(framed(json.dumps(hello).encode()))
         writers.append(writer)
-    await until(lambda: len(found._load) == count or "error" in hello)
+    await until(lambda: len(found._places) == count or hello != HELLO)
     yield found, writers
     for writer in writers:
         writer.close()
@@ -49,7 +50,7 @@ async def test_trajectories_go_to_the_process_with_the_fewest() -> None:
         assert sorted(chosen.count(process) for process in set(chosen)) == [2, 2, 3]
         for one in taken:
             await one.__aexit__(None, None, None)
-        assert set(pods._load.values()) == {0}
+        assert set(pods._places._taken.values()) == {0}
 
 
 async def test_those_who_wait_are_served_in_their_order_and_one_that_gives_up_keeps_no_place(
@@ -74,7 +75,7 @@ async def test_those_who_wait_are_served_in_their_order_and_one_that_gives_up_ke
         await asyncio.wait([c])
         d.cancel()  # it has just been given a place, and has not run since
         await asyncio.wait([d])
-        assert set(pods._load.values()) == {0}
+        assert set(pods._places._taken.values()) == {0}
         end.set()
         await asyncio.wait_for(take(pods, "e", end), SECONDS)
 
@@ -82,8 +83,8 @@ async def test_those_who_wait_are_served_in_their_order_and_one_that_gives_up_ke
 async def test_a_process_that_is_gone_gets_nothing_and_one_that_joins_serves_who_waits() -> None:
     async with joined(2) as (pods, ends):
         ends[0].close()
-        await until(lambda: len(pods._load) == 1)
-        (left,) = pods._load
+        await until(lambda: len(pods._places) == 1)
+        (left,) = pods._places
         for _ in range(3):
             async with pods.one() as process:
                 assert process is left
@@ -103,3 +104,47 @@ async def test_who_waits_hears_that_the_first_process_could_not_load_the_agent()
                 pass
         with pytest.raises(NotLoaded, match="nowhere"):
             await pods.start()
+
+
+async def test_who_wants_to_be_alone_gets_a_process_once_the_others_in_it_have_ended() -> None:
+    async with joined(2) as (pods, _):
+        first, second = pods.one(), pods.one()
+        chosen = [await one.__aenter__() for one in (first, second)]
+        alone = asyncio.create_task(pods.one(alone=True).__aenter__())
+        await until(lambda: sorted(pods._places._taken.values()) == [1, workers.AT_ONCE + 1])
+        other = next(process for process in chosen if pods._places._taken[process] == 1)
+        async with pods.one() as process:
+            assert process is other, "nothing joins it"
+        assert not alone.done()
+        await (second if other is chosen[0] else first).__aexit__(None, None, None)
+        assert await alone is not other
+        async with pods.one() as process:
+            assert process is other
+        await (first if other is chosen[0] else second).__aexit__(None, None, None)
+
+
+async def test_who_waits_to_be_alone_in_a_process_that_ends_does_not_wait_for_ever() -> None:
+    async with joined(1) as (pods, ends), pods.one():
+        alone = pods.one(alone=True)
+        waiting = asyncio.create_task(alone.__aenter__())
+        await until(lambda: set(pods._places._taken.values()) == {workers.AT_ONCE + 1})
+        ends[0].close()
+        assert (await asyncio.wait_for(waiting, SECONDS)).ended
+        await alone.__aexit__(None, None, None)
+
+
+async def test_whoever_shares_a_process_that_another_holds_is_not_to_blame() -> None:
+    async with joined(1) as (pods, _), pods.one() as process:
+        call = asyncio.create_task(process.call({}))
+        with pytest.raises(WorkerLost, match="took longer"):
+            async with pods.one():
+                raise WorkerLost("took longer", "timeout")
+        with pytest.raises(WorkerTaken):
+            await call
+
+
+@pytest.mark.parametrize("strange", [{"error": "no module named nowhere"}, {"takes": []}])
+async def test_who_waits_hears_of_a_process_that_does_not_say_what_it_has_loaded(strange: dict[str, object]) -> None:
+    async with joined(1, strange) as (pods, _):
+        with pytest.raises(NotLoaded, match=r"nowhere|in place of what it has loaded"):
+            await asyncio.wait_for(pods.start(), SECONDS)

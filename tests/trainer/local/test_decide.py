@@ -58,6 +58,18 @@ def test_the_first_attempt_opens_when_every_launcher_has_reported() -> None:
     assert {m.address for m in FIRST.members} == {"::1"}
 
 
+def test_attempts_are_counted_on_from_those_of_earlier_runs() -> None:
+    opened = advance(LocalState(before=3), seen(report("t0"), report("t1")), "run", 3)
+    assert isinstance(opened, LocalState) and (opened.attempt, opened.failures) == (4, 0)
+    failed = seen(*(report(pod, attempt=4, state="stopped", result="failed", failure=CAUSE) for pod in ("t0", "t1")))
+    following = advance(opened, failed, "run", 3)
+    assert isinstance(following, LocalState) and (following.attempt, following.failures) == (5, 1)
+    assert status_line(following, IDLE).startswith("attempt 5: ") and not status_line(opened, IDLE).startswith(
+        "attempt"
+    )
+    assert status_line(replace(following, command="drain"), IDLE).startswith("attempt 5, draining: ")
+
+
 def test_the_job_has_succeeded_when_every_member_has() -> None:
     assert advance(FIRST, seen(ended("t0", "succeeded"), running("t1")), "run", 3) == FIRST
     assert advance(FIRST, seen(ended("t0", "succeeded"), ended("t1", "succeeded")), "run", 3) == JobEnd(0, "succeeded")
@@ -214,21 +226,20 @@ def test_a_status_line_says_where_the_job_is() -> None:
     first = report("t0", attempt=1, state="running", progress=progress)
     live = seen(first, running("t1"), rollout=report("r0", state="running"))
     assert (
-        status_line(FIRST, live)
-        == "attempt 1: step 3/10, reward 0.438, loss 0.0100, 1.2 s, 9 s left; trainers 2/2, rollouts 1/1"
+        status_line(FIRST, live) == "step 3/10, 9 s left, reward 0.438, loss 0.0100, 1.2 s; trainers 2/2, rollouts 1/1"
     )
     unrewarded = progress.model_copy(update={"history": [Point(step=3, loss=0.01, seconds=1.25)]})
     second = seen(report("t0", attempt=1, state="running", progress=unrewarded), running("t1"))
     alone = replace(second, rollouts={})
-    assert status_line(FIRST, alone) == "attempt 1: step 3/10, loss 0.0100, 1.2 s, 9 s left; trainers 2/2"
+    assert status_line(FIRST, alone) == "step 3/10, 9 s left, loss 0.0100, 1.2 s; trainers 2/2"
     evaluated = progress.model_copy(update={"evaluation": {"first": 0.25, "last": 0.3}})
     third = seen(report("t0", attempt=1, state="running", progress=evaluated), running("t1"))
-    assert "1.2 s, held-out 0.300, 9 s left; " in status_line(FIRST, third)
+    assert "9 s left, reward 0.438, held-out reward 0.300, loss 0.0100, 1.2 s; " in status_line(FIRST, third)
     strange = progress.model_copy(update={"evaluation": {"first": 0.25}})  # the last was no number
     fourth = seen(report("t0", attempt=1, state="running", progress=strange), running("t1"))
-    assert "1.2 s, 9 s left; " in status_line(FIRST, fourth)
+    assert "9 s left, reward 0.438, loss 0.0100, 1.2 s; " in status_line(FIRST, fourth)
     loading = seen(report("t0", attempt=1, state="running", progress=Progress()), running("t1"))
-    expected = "attempt 1: loading the model into the trainer; trainers 2/2, rollouts 0/1"
+    expected = "loading the model into the trainer; trainers 2/2, rollouts 0/1"
     assert status_line(FIRST, loading) == expected
     waiting = Progress(phase="waiting", started_from=0, steps=10)
     served = seen(report("t0", attempt=1, state="running", progress=waiting), running("t1"))
@@ -280,7 +291,7 @@ def test_a_wait_goes_on_under_changing_lines_and_says_how_long_it_will_take() ->
     display.show("waiting for vLLM; rollouts 0/2", None, 100.0, Wait(39.6, 61.0))
     display.show("waiting for vLLM; rollouts 1/2", None, 101.0, Wait(41.0, None))
     assert [line.split(" ", 1)[1] for line in log.getvalue().splitlines()] == [
-        "waiting for vLLM; rollouts 0/2 (40 s of about 61 s)",
+        "waiting for vLLM; rollouts 0/2 (40 s; last time 61 s)",
         "waiting for vLLM; rollouts 1/2 (41 s)",
     ]
 
@@ -293,7 +304,7 @@ def test_a_terminal_has_one_line_with_a_bar() -> None:
     display.show("step 1/2", 0.5, 13.0)
     display.end()
     shown = screen.getvalue().split("\r\x1b[K")
-    assert shown == ["", "loading", "loading (12 s)", f"[{'#' * 12}{' ' * 12}] step 1/2\n"]
+    assert shown == ["", "loading", "loading (12 s)", f"[{'#' * 5}{' ' * 5}] step 1/2\n"]
 
 
 def test_a_summary_says_what_is_left() -> None:

@@ -12,7 +12,7 @@ from rljob_api import names
 from rljob_api.protocol import Progress
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.earlier import ANOTHER, Earlier, remember_rewards
+from rljob_trainer.local.earlier import ANOTHER, Earlier, last_attempt, remember_rewards
 from rljob_trainer.local.progress import summary
 from rljob_trainer.local.run import run
 from trainer.checkpoint.saving import open_store, save
@@ -44,7 +44,6 @@ def lines(spec: RLJobSpec) -> list[str]:
 
 def test_a_finished_run_ends_at_once_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_inputs(tmp_path)
-    shutil.rmtree(tmp_path / "run", ignore_errors=True)
     saved(tmp_path / "run", 2, 4)
     spec = raw_spec(train={"steps": 4})
     manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "demo"}, "spec": spec}
@@ -111,6 +110,13 @@ def test_rewards_that_changed_since_are_named(tmp_path: Path) -> None:
     assert lines(fewer)[1] == f"warning: spec.rewards[0], spec.rewards[1]: {warning}"
     remember_rewards(fewer)
     assert len(lines(fewer)) == 1
+
+
+def test_the_last_attempt_of_earlier_runs_is_that_of_the_logs(tmp_path: Path) -> None:
+    assert last_attempt(tmp_path) == 0
+    for name in ("attempt-9", "attempt-10", "attempt-x", "attempt-11.txt", "other"):
+        (tmp_path / "logs" / name).mkdir(parents=True)
+    assert last_attempt(tmp_path) == 10
 
 
 @pytest.mark.parametrize("text", ["", "{", "3", '{"a": 1}', "[[]]"])

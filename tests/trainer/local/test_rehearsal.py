@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
 
 from api.specs import raw_spec
 from rljob_trainer.local.rehearsal import command
@@ -88,6 +92,16 @@ def test_a_job_in_order_shows_prompts_with_their_tokens_and_what_right_and_wrong
     assert "row 1: 4 tokens, answer '5', data source 'sum'\n    2+3=\n" in found.out
     assert "its answer             reward 1, read as '5'\n    another row's answer   reward 0, read as '7'" in found.out
     assert "trial: no mistake was seen" in found.out and not (tmp_path / "run").exists()
+
+
+def test_a_text_that_the_tokenizer_has_no_characters_for_is_said_to_be_nothing(tmp_path: Path) -> None:
+    trial = Trial(tmp_path)
+    alphabet = Tokenizer(WordLevel({character: i for i, character in enumerate("<0123456789+=")}))
+    alphabet.pre_tokenizer = Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=alphabet, eos_token="<").save_pretrained(tmp_path / "model")
+    found = trial.run().out
+    assert "an unrelated text      reward 0, but this tokenizer cannot write it: nothing was said\n" in found
+    assert "another row's answer   reward 0, read as '7'\n" in found and found.count("cannot write it") == len(ROWS)
 
 
 def test_the_command_needs_no_torch(tmp_path: Path) -> None:

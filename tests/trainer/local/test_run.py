@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,17 @@ RUN = """
 import sys
 from pathlib import Path
 from rljob_trainer.local.run import run
-sys.exit(run(Path(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]), "rank_program", "driver_program"))
+sys.exit(run(Path(sys.argv[1]), sys.argv[3:], Path(sys.argv[2]) if sys.argv[2] else None, "rank_program", "driver_program"))
 """
 
 
 class Run:
     """One `run` of a job with two trainers that replays batches, so that it needs no rollouts."""
 
-    def __init__(self, directory: Path, within: Sequence[str] = (), **changes: Any) -> None:
-        """`within`: words in front of the command."""
+    def __init__(
+        self, directory: Path, within: Sequence[str] = (), temporary: Path | None = None, **changes: Any
+    ) -> None:
+        """`within`: words in front of the command. `temporary`: its TMPDIR, where it makes its own directory for logs."""
         self.root, self._output = directory / "data" / "run", directory / "output"
         self.root.mkdir(parents=True)
         for read in ("model", "batches"):
@@ -55,10 +58,12 @@ class Run:
                 "-c",
                 RUN,
                 directory / "rljob.yaml",
-                directory / "work",
+                "" if temporary else directory / "work",
                 f"/data={directory / 'data'}",
             ],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+            | ({"TMPDIR": str(temporary)} if temporary else {}),
             stdout=self._output.open("wb"),
             stderr=subprocess.STDOUT,
         )
@@ -129,9 +134,18 @@ def test_ranks_of_two_nodes_meet_on_a_machine_without_ipv4(runs: list[Run], tmp_
     assert run.end() == (0, "local: succeeded")
 
 
-def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path) -> None:
-    runs.append(run := Run(tmp_path))
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """With a short name: sockets are made in it."""
+    with tempfile.TemporaryDirectory(prefix="t-") as directory:
+        yield Path(directory)
+
+
+def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path, temporary: Path) -> None:
+    runs.append(run := Run(tmp_path, temporary=temporary))
     pids = [run.pid(1, who) for who in (0, 1, "driver")]
+    replace(run.root / "rank-0", "litter")
+    wait_for("what a library leaves in TMPDIR", lambda: list(temporary.glob("rljob-*/of-a-rank-*")))
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (130, "local: interrupted; what was saved is complete")
     assert "finishing the step and saving it; the same again stops at once" in run.output()
@@ -139,13 +153,17 @@ def test_ctrl_c_drains_and_leaves_nothing(runs: list[Run], tmp_path: Path) -> No
         f"to begin again: python -m rljob_trainer run {tmp_path}/rljob.yaml --mount /data={tmp_path}/data"
         in run.output()
     )
-    assert not any(map(alive, pids))
+    assert not any(map(alive, pids)) and list(temporary.iterdir()) == []
 
 
-def test_a_mistake_that_only_a_rank_can_see_ends_the_job_with_one_message(runs: list[Run], tmp_path: Path) -> None:
-    runs.append(run := Run(tmp_path))
+def test_a_mistake_that_only_a_rank_can_see_ends_the_job_with_one_message_and_leaves_the_logs(
+    runs: list[Run], tmp_path: Path, temporary: Path
+) -> None:
+    runs.append(run := Run(tmp_path, temporary=temporary))
     replace(run.root / "rank-0", "configuration")
     assert run.end() == (1, "local: spec.data.train = /nowhere.parquet: does not exist; mount it")
+    (logs,) = temporary.iterdir()
+    assert (logs / "local-trainer-0.log").is_file() and f"are in {logs}, kept if it fails" in run.output()
 
 
 def test_broken_rules_are_listed_before_anything_starts(runs: list[Run], tmp_path: Path) -> None:

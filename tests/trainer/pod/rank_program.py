@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -61,6 +62,8 @@ def follow(file: Path) -> None:
             raise ValueError("the loss is a banana")
         case "configuration":
             raise ConfigurationError("spec.data.train", "/nowhere.parquet", "does not exist", "mount it")
+        case "litter":
+            tempfile.mkdtemp(prefix="of-a-rank-")
         case "exit":
             print("about to leave", flush=True)
             os._exit(7)

@@ -7,7 +7,7 @@ from typing import Any
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.program import MODULE
 from rljob_trainer.agents.session import Session
-from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerGone, WorkerLost, WorkerProcess
+from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerLost, WorkerProcess, WorkerTaken
 
 AT_ONCE = 256
 """Trajectories of one process at a time."""
@@ -28,7 +28,7 @@ class AgentProcess(WorkerProcess):
     async def rollout(self, values: dict[str, Any], session: Session) -> dict[str, Any]:
         """What the function answers in the end. Raises WorkerLost, after which the process has to be stopped."""
         if self.ended:
-            raise WorkerGone("its process is gone")
+            raise WorkerTaken("its process is gone")
         number = next(self._numbers)
         reply = session.reply = self._calls[number] = asyncio.get_running_loop().create_future()
         asking = set[asyncio.Task[None]]()

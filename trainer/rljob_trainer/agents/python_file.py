@@ -15,10 +15,14 @@ from rljob_trainer.agents.session import Session
 from rljob_trainer.agents.workers import AgentProcesses, NotLoaded, OwnWorkers, PodWorkers
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.worker_process import WorkerGone, WorkerLost
+from rljob_trainer.rewards.worker_process import WorkerGone, WorkerLost, WorkerTaken
 
 TRIES = 3
-"""Processes that a trajectory may lose. One that ends every process in which it runs would otherwise be run for ever."""
+"""Processes that may end under a trajectory; in the last one it runs alone, so that it does not answer for others. One that ends every process in
+which it runs would otherwise be run for ever."""
+MOVES = 64
+"""Processes that a trajectory may lose in all. One that is taken away, as when its pod leaves, is no try; but a trajectory may bring that about, by a
+signal to its pod."""
 
 
 class WorkerAgent:
@@ -84,22 +88,24 @@ class WorkerAgent:
 
     async def _reply(self, session: Session, values: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
         """What a process answers in the end, with the session in which it asked. A trajectory whose process is lost begins anew in another."""
-        for left in reversed(range(TRIES)):
+        ended = moved = 0
+        while True:
             try:
-                return session, await self._tried(session, values)
+                return session, await self._tried(session, values, alone=ended == TRIES - 1)
             except WorkerGone as error:
-                if not left:
+                moved += 1
+                ended += moved > MOVES or not isinstance(error, WorkerTaken)
+                if ended == TRIES:
                     raise self._failed("raised", str(error)) from error
                 session = session.anew()
             except WorkerLost as error:
                 raise self._failed("timeout" if error.kind == "timeout" else "raised", str(error)) from error
             except NotLoaded as error:
                 raise self._unloadable(error) from error
-        raise AssertionError("the last try returns or raises")
 
-    async def _tried(self, session: Session, values: dict[str, Any]) -> dict[str, Any]:
-        """Raises WorkerLost: the process is ended."""
-        async with self._workers.one() as process:
+    async def _tried(self, session: Session, values: dict[str, Any], alone: bool) -> dict[str, Any]:
+        """`alone`: nothing else runs in the process meanwhile. Raises WorkerLost: the process is ended."""
+        async with self._workers.one(alone) as process:
             url = self._endpoint.open(session)
             try:
                 return await process.rollout(values | {"base_url": url}, session)

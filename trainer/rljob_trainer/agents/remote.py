@@ -1,7 +1,8 @@
 """A worker process in a pod of its own, over a connection that its pod opens to the driver (pod/worker.py): one for each process.
 
 The pod begins with a message that shows the job's token (driver/pod_listener.py). From then on it relays: what the driver writes goes to the process
-as it is, and each line of the process comes as its length (8 bytes, big-endian) and its bytes. A length of 0 says that the pod is there.
+as it is, and each line of the process comes as its length (8 bytes, big-endian) and its bytes. A length of 0 says that the pod is there, and an empty
+line that it leaves, whatever the process does.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ BEAT_SECONDS = 5.0
 SILENCE_SECONDS = 30.0
 """A pod that says nothing for so long is lost."""
 BEAT = LENGTH.pack(0)
+GOODBYE = b"\n"
+"""The line that says that the pod leaves."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ class Remote:
     """As worker_process.Peer. The pod stops the process when the connection ends, and bounds its processes meanwhile."""
 
     def __init__(self, pod: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self.pod = pod
+        self.pod, self.taken = pod, False
         self._reader, self._writer = reader, writer
 
     def write(self, data: bytes) -> None:
@@ -48,8 +51,11 @@ class Remote:
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS):
                     if line := await frame(self._reader):
-                        return line
+                        break
+            self.taken = line == GOODBYE
+            return b"" if self.taken else line
         except TimeoutError:
+            self.taken = True
             log.warning("%r has said nothing for %g s, and is given up", self.pod, SILENCE_SECONDS)
         except (OSError, EOFError, ValueError) as error:
             log.info("%r has closed its connection: %s", self.pod, error)

@@ -41,6 +41,8 @@ class PodListener:
         self._hosts: dict[str, Host] = {}
         self._server: asyncio.Server | None = None
         self._connected: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._refused: set[str] = set()
+        """Addresses whose connections were refused: they try again for ever."""
 
     def admit(self, role: str, host: Host) -> None:
         """Let pods of this role in from now on."""
@@ -68,7 +70,7 @@ class PodListener:
             hello = await self._greeted(reader)
             host = self._hosts.get(str(hello.get("role")))
             if host is None or not host.is_awaited:
-                log.warning("refused a connection from %s", writer.get_extra_info("peername"))
+                self._warn(str(writer.get_extra_info("peername", ["?"])[0]))
                 return
             await write(writer, {})
             await host.welcome(str(hello.get("pod", "")), reader, writer)
@@ -77,6 +79,11 @@ class PodListener:
         finally:
             writer.close()
             del self._connected[task]
+
+    def _warn(self, address: str) -> None:
+        if address not in self._refused:
+            self._refused.add(address)
+            log.warning("refused a connection from %s; further ones from there are not reported", address)
 
     async def _greeted(self, reader: asyncio.StreamReader) -> dict[str, Any]:
         """The first message; empty: it is none of our pods'."""

@@ -24,6 +24,8 @@ class LocalState:
     """Role of the pod that said so."""
     failures: int = 0
     """Attempts that failed before."""
+    before: int = 0
+    """The last attempt of earlier runs in the same directory."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def _open(state: LocalState, seen: Seen) -> LocalState:
         for role, i, r in found
         if r
     )
-    return LocalState(state.attempt + 1, members, "run", failures=state.failures)
+    return LocalState(max(state.attempt, state.before) + 1, members, "run", failures=state.failures)
 
 
 def _closed(

@@ -31,6 +31,8 @@ class Earlier:
     @staticmethod
     def of(spec: RLJobSpec) -> "Earlier | None":
         """None: the run starts from the model. Raises ConfigurationError for a directory that holds what is no checkpoint of its own."""
+        if spec.task == "service":  # its clients decide what is trained, and from where
+            return None
         root, start = Path(spec.checkpoint.path), spec.checkpoint.resume_from
         if start:
             return Earlier(spec, Path(start), named(Path(start)).step)
@@ -61,6 +63,12 @@ class Earlier:
             yield f"continuing from {self.directory}, step {self.step}{steps}"
         if changed := _changed(self.spec):
             yield f"warning: {', '.join(changed)}: not as in the run that saved step {self.step}; {ANOTHER}"
+
+
+def last_attempt(root: Path) -> int:
+    """The greatest number of an attempt of an earlier run, whose logs those of this one must not continue; 0: there was none."""
+    numbers = (directory.name.rpartition("-")[2] for directory in names.log_dir(root, 0).parent.glob("attempt-*"))
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def remember_rewards(spec: RLJobSpec) -> None:

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -19,12 +20,15 @@ GOODBYE_SECONDS = 10.0
 
 
 class Processes:
-    """One per pod, by its name. Use as a context: at its end none of them, nor anything that they started, lives."""
+    """One per pod, by its name. Use as a context: at its end none of them, nor anything that they started, lives, and their temporary files are
+    deleted."""
 
     def __init__(self, work: Path, job: str, address: str) -> None:
         """`address`: where the processes find each other."""
         self._work, self._job, self._address = work, job, address
         self._channel = work / "channel"
+        self._scratch = ""
+        """Their TMPDIR. Names of sockets in it may have 107 characters, so it is not below `work`."""
         self._token = secrets.token_hex(16)
         self._commands: dict[str, tuple[str, ...]] = {}
         self._environments: dict[str, dict[str, str]] = {}
@@ -34,6 +38,7 @@ class Processes:
         adopt_orphans()
         shutil.rmtree(self._channel, ignore_errors=True)  # a former run's messages
         self._channel.mkdir(parents=True)
+        self._scratch = tempfile.mkdtemp(prefix="rljob-")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,6 +52,7 @@ class Processes:
                 kill_group(process.pid, signal.SIGKILL)
                 process.wait()
         sweep(set())
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def add(self, pod: str, environment: dict[str, str], *arguments: str) -> None:
         """Start `python -m rljob_trainer ARGUMENTS`. `environment`: what this pod alone has."""
@@ -77,6 +83,7 @@ class Processes:
     def _start(self, pod: str) -> None:
         environment = os.environ | self._environments[pod]
         environment |= {
+            "TMPDIR": self._scratch,
             names.ENV_JOB: self._job,
             names.ENV_POD_NAME: pod,
             names.ENV_POD_UID: uuid.uuid4().hex,

@@ -2,11 +2,11 @@
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from rljob_api.protocol import Progress, Report
+from rljob_api.protocol import Command, Progress, Report
 from rljob_trainer.local.decide import LocalState, Seen
 
 STEADY = ("evaluating", "generating", "scoring", "training", "syncing", "saving")
@@ -16,14 +16,16 @@ WAITS = {
     "waiting": "waiting for vLLM to load the model and receive the weights",
 }
 """What takes long before the first step, by phase."""
+ORDERED: Mapping[Command, Sequence[str]] = {"run": (), "drain": ("draining",), "stop": ("stopping",)}
 REPEAT_SECONDS = 30.0
 """Between two lines of a log about the same wait."""
-BAR = 24
+BAR = 10
 """Characters."""
 
 
 def status_line(state: LocalState, seen: Seen) -> str:
-    """For example `attempt 1: step 12/100, reward 0.438, loss 0.0012, 3.4 s, held-out 0.412, 5 min left; trainers 2/2, rollouts 2/2`."""
+    """For example `step 12/100, 5 min left, reward 0.438, held-out reward 0.412, loss 0.0012, 3.4 s; trainers 2/2, rollouts 2/2`. What matters most
+    comes first: a terminal may be narrow. An attempt is named when it is not the run's first one."""
     trainers = sum(_runs(report, state) for report in seen.trainers.values())
     counts = f"trainers {trainers}/{len(seen.trainers)}"
     for role, launchers in seen.gangs.items():
@@ -32,8 +34,9 @@ def status_line(state: LocalState, seen: Seen) -> str:
     counts += "".join(f", {name} {_ready(servers)}" for name, servers in serving.items() if servers)
     if state.attempt == 0:
         return f"starting; {counts}"
-    order = "" if state.command == "run" else f" ({state.command})"
-    return f"attempt {state.attempt}{order}: {_progress(running(state, seen))}; {counts}"
+    attempt = [f"attempt {state.attempt}"] if state.failures else []
+    before = ", ".join([*attempt, *ORDERED[state.command]])
+    return f"{before}{': ' if before else ''}{_progress(running(state, seen))}; {counts}"
 
 
 def running(state: LocalState, seen: Seen) -> Progress | None:
@@ -58,9 +61,8 @@ def summary(seen: Seen) -> str:
     done = progress.steps and progress.started_from is not None and progress.started_from >= progress.steps
     facts = [f"{progress.step} steps" + (", all of an earlier run: nothing was trained" if done else "")]
     if progress.evaluation:
-        unrewarded = any(point.reward is None for point in progress.history)
         values = ", ".join(f"{name} {value:.3f}" for name, value in progress.evaluation.items())
-        facts.append(f"held-out {'loss' if unrewarded else 'reward'}: {values}")
+        facts.append(f"held-out {_score(progress)}: {values}")
     facts += [f"checkpoint: {checkpoint.path}" for checkpoint in progress.checkpoints[-1:]]
     if progress.export:
         facts.append(f"Hugging Face model: {progress.export}")
@@ -79,21 +81,31 @@ def _progress(progress: Progress | None) -> str:
         return f"fetching {progress.fetching}"
     if progress.started_from is None:
         return WAITS.get(progress.phase, progress.phase)
-    parts = [f"step {progress.step}/{progress.steps}"]
-    if progress.history:
-        last = progress.history[-1]
-        parts += [] if last.reward is None else [f"reward {last.reward:.3f}"]
-        parts += [f"loss {last.loss:.4f}", f"{last.seconds:.1f} s"]
-    if (held_out := progress.evaluation.get("last")) is not None:
-        parts.append(f"held-out {held_out:.3f}")
-    if (seconds := left(progress)) is not None:
-        parts.append(f"{duration(seconds)} left")
+    parts = [f"step {progress.step}/{progress.steps}", *_measured(progress)]
     if progress.phase not in STEADY:
         loading = (
             f"loading {', '.join(progress.loading)}" if progress.loading else WAITS.get(progress.phase, progress.phase)
         )
         parts.append(progress.awaiting or loading)
     return ", ".join(parts)
+
+
+def _measured(progress: Progress) -> Iterator[str]:
+    if (seconds := left(progress)) is not None:
+        yield f"{duration(seconds)} left"
+    last = progress.history[-1] if progress.history else None
+    if last and last.reward is not None:
+        yield f"reward {last.reward:.3f}"
+    if (held_out := progress.evaluation.get("last")) is not None:
+        yield f"held-out {_score(progress)} {held_out:.3f}"
+    if last:
+        yield f"loss {last.loss:.4f}"
+        yield f"{last.seconds:.1f} s"
+
+
+def _score(progress: Progress) -> str:
+    """What is measured on held-out data."""
+    return "loss" if any(point.reward is None for point in progress.history) else "reward"
 
 
 def left(progress: Progress) -> float | None:
@@ -142,7 +154,7 @@ class Display:
         if line != self._line:
             self._line, self._since, self._said = line, now, None
         spent = wait.seconds if wait else now - self._since
-        about = f" of about {duration(wait.expected)}" if wait and wait.expected else ""
+        about = f"; last time {duration(wait.expected)}" if wait and wait.expected else ""
         waited = "" if done is not None or spent < 1 else f" ({duration(spent)}{about})"
         if self.stream.isatty():
             bar = "" if done is None else f"[{'#' * int(BAR * done):<{BAR}}] "

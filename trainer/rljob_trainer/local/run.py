@@ -1,6 +1,7 @@
 """The loop of `run`: read the reports, decide, write the control message, print one line per change."""
 
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,7 +19,8 @@ from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec.servers import Servers
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
-from rljob_trainer.local.earlier import Earlier, remember_rewards
+from rljob_trainer.local.earlier import Earlier, last_attempt, remember_rewards
+from rljob_trainer.local.evaluations import Evaluations
 from rljob_trainer.local.gateway import Gateway
 from rljob_trainer.local.manifest import Job, assign_gpus, load
 from rljob_trainer.local.processes import Processes
@@ -29,7 +31,7 @@ from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
 
 POLL_SECONDS = 0.2
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 DRAINING = "finishing the step and saving it; the same again stops at once"
 STOPPING = "stopping"
 
@@ -49,14 +51,18 @@ def run(
         job = load(manifest, mounts, settings)
         if _is_over(job):
             return 0
-        work = work or Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-"))
-        here = Here(job, work.resolve(), port)
+        here = Here(job, port)
         remember_rewards(job.spec)
     except (ManifestError, ConfigurationError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{job.name}: logs of its processes are in {work}, those of its ranks in {job.spec.checkpoint.path}/logs")
-    end = here.run(rank, driver, shlex.join(again(manifest, mounts, settings)))
+    logs, kept = (work, "") if work else (Path(tempfile.mkdtemp(prefix=f"rljob-{job.name}-")), ", kept if it fails")
+    print(
+        f"{job.name}: logs of its processes are in {logs}{kept}, those of its ranks in {job.spec.checkpoint.path}/logs"
+    )
+    end = here.run(logs.resolve(), rank, driver, shlex.join(again(manifest, mounts, settings)))
+    if not work and end.code != FAILED:
+        shutil.rmtree(logs, ignore_errors=True)
     print(f"{job.name}: {end.message}", file=sys.stderr if end.code else sys.stdout)
     return end.code
 
@@ -78,12 +84,11 @@ def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> lis
 class Here:
     """One job on this machine."""
 
-    def __init__(self, job: Job, work: Path, port: int) -> None:
+    def __init__(self, job: Job, port: int) -> None:
         """`port`: of a service, 0: any. Raises ManifestError when the machine lacks GPUs, or the port is taken."""
         self._job, self._spec = job, job.spec
         self._uid = uuid.uuid4().hex
         self._address = loopback()
-        self._processes = Processes(work, job.name, self._address)
         counts = pods_of(self._spec) | gang_sizes(self._spec)  # here there are no spares
         self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
@@ -91,14 +96,17 @@ class Here:
         self._replicas = [server for role, pods in self._servers() for server in self._replicas_of(role, pods)]
         self._gateway = Gateway.of(job, self._address, port)
         self._attempt_ports: dict[tuple[int, str], int] = {}
-        self._state = LocalState()
+        root = Path(job.spec.checkpoint.path)
+        self._state = LocalState(before=last_attempt(root))
         self._wanted: Command = "run"
         self._written: Control | None = None
         self._display, self._waits = Display(sys.stdout), Waits(job.spec)
         self._warned: list[str] = []
+        self._evaluations = Evaluations(names.metrics_file(root))
 
-    def run(self, rank: str, driver: str, again: str) -> JobEnd:
+    def run(self, work: Path, rank: str, driver: str, again: str) -> JobEnd:
         """Ctrl-C and SIGTERM drain; the second one stops. `again`: the command that goes on."""
+        self._processes = Processes(work, self._job.name, self._address)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._interrupt)
         with self._processes as processes:
@@ -113,6 +121,8 @@ class Here:
                 print(self._gateway.invitation)
             while True:
                 seen = self._see()
+                for text in self._evaluations.new():
+                    self._display.say(text)
                 following = advance(self._state, seen, self._wanted, self._spec.lifecycle.max_restarts)
                 if isinstance(following, JobEnd):
                     self._display.end()

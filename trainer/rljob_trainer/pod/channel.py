@@ -34,7 +34,7 @@ class ProtocolMismatch(ConfigurationError):
     def __init__(self, theirs: object, image: str, attempt: int) -> None:
         rule = f"this image, {image or 'unnamed'}, speaks protocol {names.PROTOCOL} of the control, the operator protocol {theirs}"
         super().__init__("spec.image", image, rule, "use a trainer image and an operator image of the same release")
-        self.attempt = attempt
+        self.theirs, self.attempt = theirs, attempt
 
 
 def parse_control(text: str) -> Control:

@@ -1,13 +1,12 @@
 """Between one process of an agent and the driver: a connection, and what goes back and forth on it (agents/remote.py)."""
 
 import asyncio
-import json
 import socket
 from collections.abc import Callable, Mapping
 
 from rljob_api import names
-from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, SILENCE_SECONDS, frame, framed
-from rljob_trainer.rewards.worker_process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost
+from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, GOODBYE, SILENCE_SECONDS, frame, framed
+from rljob_trainer.rewards.worker_process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost, hello_of
 from rljob_trainer.wire.channel import encode
 
 PIECE = 2**16
@@ -43,13 +42,17 @@ class Relay:
         self._said = ""
 
     async def run(self) -> str | None:
-        """Returns when one of them ends: None, the connection; empty, the process, without a word; else what is wrong with the process."""
+        """Returns when one of them ends: None, the connection; empty, the process, without a word; else what is wrong with the process. When
+        cancelled, it tells the driver that the pod leaves."""
         process = [asyncio.create_task(part) for part in (self._up(), self._bound())]
         connection = [asyncio.create_task(part) for part in (self._down(), self._beat())]
         try:
             done, _ = await asyncio.wait([*process, *connection], return_when=asyncio.FIRST_COMPLETED)
             ended = any(part in done and not part.exception() for part in process)
             return self._said if ended or self._said else None
+        except asyncio.CancelledError:
+            self._writer.write(framed(GOODBYE))
+            raise
         finally:
             for part in (*process, *connection):
                 part.cancel()
@@ -59,9 +62,11 @@ class Relay:
         """Returns when the process says nothing more. Raises ConnectionError."""
         line = await self._line()
         if line:
-            self._said = json.loads(line).get("error", "")
-        if line and not self._said:
-            self._loaded()
+            try:
+                hello_of(line)
+                self._loaded()
+            except WorkerLost as error:
+                self._said = str(error)
         while line:
             self._writer.write(framed(line))
             await self._writer.drain()

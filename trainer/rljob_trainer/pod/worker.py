@@ -9,40 +9,25 @@ import asyncio
 import contextlib
 import logging
 import signal
-import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
 
 from rljob_api import names
-from rljob_api.protocol import Control, Failure, Report
+from rljob_api.protocol import Failure, Report
 from rljob_trainer import failure
-from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
-from rljob_trainer.machine import cpus, memory_limit, oom_kills
-from rljob_trainer.pod.relay import Relay, connected
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch
+from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
 from rljob_trainer.processes import adopt_orphans, reap
-from rljob_trainer.rewards.worker_process import Child
-
-if TYPE_CHECKING:
-    from rljob_trainer.pod.channel import Channel
 
 REPORT_SECONDS = 15.0
-RETRY_SECONDS = 0.5
-"""Between two tries to connect: a driver that starts does not listen yet."""
-FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
-"""Between two lives of a process that fails; doubled each time, until one has answered."""
-REFUSALS = 20
-"""In a row, after which they are reported: a driver that ends or begins refuses some."""
-REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
-END_SECONDS = 5.0
-"""Between the last word of a process and its end."""
 
 log = logging.getLogger(__name__)
 
 
-async def main(channel: "Channel", environment: Mapping[str, str], port: int) -> int:
+async def main(channel: Channel, environment: Mapping[str, str], port: int) -> int:
     """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*). `port`: where it says whether it is ready."""
     running = asyncio.create_task(WorkerPod(channel, environment, port).run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
@@ -51,45 +36,22 @@ async def main(channel: "Channel", environment: Mapping[str, str], port: int) ->
     return 0
 
 
-class WorkerOrders(NamedTuple):
-    """What this pod has to run."""
-
-    attempt: int
-    address: str
-    """Of the driver."""
-    port: int
-    command: tuple[str, ...]
-    """Arguments of each process."""
-    variables: Mapping[str, str]
-    processes: int
-
-    @classmethod
-    def of(cls, control: Control | None) -> "WorkerOrders | None":
-        """None: no attempt runs, or the job has no workers any more. What else the spec says, such as how many pods there are, is no matter of this
-        one."""
-        if control is None or control.command == "stop" or not control.service_port:
-            return None
-        agent, trainer = control.spec.rollout.agent, control.gangs.get(names.ROLE_TRAINER)
-        if agent is None or agent.workers is None or trainer is None:
-            return None
-        count = agent.workers.processes or min(cpus(), MAX_PROCESSES)
-        command = Program.of(agent).command
-        return cls(control.attempt, trainer.address, control.service_port, command, agent.env, count)
-
-
 class WorkerPod:
     """`run` runs until cancelled."""
 
-    def __init__(self, channel: "Channel", environment: Mapping[str, str], port: int) -> None:
+    def __init__(self, channel: Channel, environment: Mapping[str, str], port: int) -> None:
         self._channel, self._environment, self._port = channel, environment, port
         self._boot_id = uuid.uuid4().hex
         self._orders: WorkerOrders | None = None
-        self._lives: list[asyncio.Task[None]] = []
-        """What keeps each process running."""
-        self._children: set[int] = set()
-        self._failure: Failure | None = None
-        """Of the last process, unless one has answered since."""
+        self._lives: dict[WorkerLife, asyncio.Task[None]] = {}
+        self._mismatch: Failure | None = None
+        """The operator speaks another protocol."""
         self._news = asyncio.Event()
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the processes that run."""
+        return {life.pid for life in self._lives if life.pid is not None}
 
     async def run(self) -> None:
         adopt_orphans()
@@ -97,10 +59,21 @@ class WorkerPod:
             tasks.create_task(self._answer_probes())
             tasks.create_task(self._report())
             try:
-                async for control in self._channel.controls():
-                    await self._obey(WorkerOrders.of(control), tasks)
+                await self._follow(tasks)
             finally:
                 await self._end()
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            try:
+                async for control in self._channel.controls():
+                    self._mismatch = None
+                    await self._obey(WorkerOrders.of(control), tasks)
+            except ProtocolMismatch as mismatch:
+                log.error("%s", mismatch)
+                self._mismatch = failure.classify(_of_this_pod(mismatch))
+                self._news.set()
+                await asyncio.sleep(REPORT_SECONDS)
 
     async def _obey(self, orders: WorkerOrders | None, tasks: asyncio.TaskGroup) -> None:
         if orders == self._orders:
@@ -108,67 +81,27 @@ class WorkerPod:
         await self._end()
         self._orders = orders
         self._news.set()
-        if orders:
-            self._lives = [tasks.create_task(self._keep_running(orders)) for _ in range(orders.processes)]
+        lives = (
+            [WorkerLife(orders, self._environment, self._news.set) for _ in range(orders.processes)] if orders else []
+        )
+        self._lives = {life: tasks.create_task(life.run()) for life in lives}
 
     async def _end(self) -> None:
-        for life in self._lives:
+        for life in self._lives.values():
             life.cancel()
         if self._lives:
-            await asyncio.wait(self._lives)
-        self._lives = []
+            await asyncio.wait(self._lives.values())
+        self._lives = {}
 
-    async def _keep_running(self, orders: WorkerOrders) -> None:
-        backoff, refusals = FIRST_BACKOFF_SECONDS, 0
-        while True:
-            try:
-                reader, writer = await connected((orders.address, orders.port), orders.attempt, self._environment)
-            except (OSError, EOFError, ValueError) as error:
-                refusals = refusals + 1 if isinstance(error, EOFError) else 0
-                if refusals == REFUSALS:
-                    self._failed(_why(REFUSED))
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            refusals = 0
-            try:
-                found = await self._one_life(orders, reader, writer)
-            finally:
-                writer.close()
-            if found is None:
-                backoff = FIRST_BACKOFF_SECONDS
-                continue
-            log.warning("%s: %s", found.exception, found.message)
-            self._failed(found)
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, LONGEST_BACKOFF_SECONDS)
-
-    async def _one_life(
-        self, orders: WorkerOrders, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Failure | None:
-        """Run one process until it ends or the connection does. Why it failed; None: it did not."""
-        kills = oom_kills()
-        child = await Child.start(MODULE, orders.command, orders.variables)
-        self._children.add(child.pid)
-        try:
-            said = await Relay(child, reader, writer, lambda: self._failed(None)).run()
-            if said is None:
-                return None
-            found = _why(said) if said else await _how_it_ended(child)
-            return failure.with_memory(found, oom_kills() - kills, memory_limit())
-        finally:
-            await child.stop()
-            self._children.discard(child.pid)
-
-    def _failed(self, why: Failure | None) -> None:
-        """None: a process has loaded the agent."""
-        self._failure = why
-        self._news.set()
+    @property
+    def _is_ready(self) -> bool:
+        return any(life.has_loaded for life in self._lives)
 
     async def _answer_probes(self) -> None:
-        """GET /health: 503 while the last process has failed."""
+        """GET /health: 503 while no process has loaded the agent."""
 
         async def health(_: web.Request) -> web.Response:
-            return web.Response(status=503 if self._failure else 200)
+            return web.Response(status=200 if self._is_ready else 503)
 
         application = web.Application()
         application.add_routes([web.get("/health", health)])
@@ -185,28 +118,24 @@ class WorkerPod:
         while True:
             self._news.clear()
             await self._channel.report(self._state())
-            reap(self._children)
+            reap(self.pids)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
 
     def _state(self) -> Report:
+        failures = [life.failure for life in self._lives if life.failure]
         return Report(
             pod=self._environment[names.ENV_POD_NAME],
             pod_uid=self._environment[names.ENV_POD_UID],
             boot_id=self._boot_id,
             attempt=self._orders.attempt if self._orders else 0,
-            state="idle" if self._failure else "running",
-            failure=self._failure,
+            state="running" if self._is_ready else "idle",
+            failure=self._mismatch or max(failures, key=lambda f: f.time, default=None),
         )
 
 
-def _why(said: str) -> Failure:
-    return Failure(kind="application", exception="AgentFailed", message=said[: failure.LONGEST_TEXT], time=time.time())
-
-
-async def _how_it_ended(child: Child) -> Failure:
-    """Of a process that says nothing more."""
-    try:
-        return failure.ended(await asyncio.wait_for(child.wait(), END_SECONDS), None, "")
-    except TimeoutError:
-        return _why("the process has closed its end of the pipe")
+def _of_this_pod(mismatch: ProtocolMismatch) -> ConfigurationError:
+    """Its image may be another than the job's."""
+    rule = f"the image speaks protocol {names.PROTOCOL} of the control, the operator protocol {mismatch.theirs}"
+    fix = "use one whose package rljob_trainer is of the operator's release; unset, these pods run spec.image"
+    return ConfigurationError("spec.rollout.agent.workers.template.image", "", rule, fix)

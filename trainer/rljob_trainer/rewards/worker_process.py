@@ -44,8 +44,15 @@ class WorkerGone(WorkerLost):
     """The process, or the way to it, ended during the call, and nobody knows by whose fault."""
 
 
+class WorkerTaken(WorkerGone):
+    """It ended for a reason that has nothing to do with the call: its pod leaves, or another call is to blame."""
+
+
 class Peer(Protocol):
     """A process that answers with lines, wherever it runs."""
+
+    taken: bool
+    """The process was taken away, whatever it ran."""
 
     def write(self, data: bytes) -> None:
         """Without waiting, and for nobody when it is gone: `line` says so."""
@@ -69,6 +76,7 @@ class Child:
 
     def __init__(self, process: Process, family: Family):
         self._process, self._family = process, family
+        self.taken = False
         self._looked = time.monotonic()
         """When its processes were counted last."""
 
@@ -193,6 +201,7 @@ class WorkerProcess:
 
     async def stop(self) -> None:
         """Also what the function has started, wherever that went: it would keep running. Calls under way raise WorkerLost."""
+        self._peer.taken = True
         await self._peer.stop()
         await self.end()
 
@@ -203,9 +212,7 @@ class WorkerProcess:
             raise WorkerLost(f"took longer than {self.START_SECONDS:g} s to be imported", "timeout") from error
         if not line:
             raise WorkerGone("its process ended while it was imported")
-        hello: dict[str, Any] = json.loads(line)
-        if "error" in hello:
-            raise WorkerLost(hello["error"])
+        hello = hello_of(line)
         self.takes, self.concurrent, self.hello = hello["takes"], hello["concurrent"], hello
         self._reader = asyncio.create_task(self._read())
 
@@ -215,14 +222,31 @@ class WorkerProcess:
             while line := await self._peer.line():
                 self._received(json.loads(line))
         finally:
+            lost = WorkerTaken if self._peer.taken else WorkerGone
             for call in self._calls.values():
                 if not call.done():
-                    call.set_exception(WorkerGone("its process ended during the call"))
+                    call.set_exception(lost("its process ended during the call"))
 
     def _received(self, reply: dict[str, Any]) -> None:
         call = self._calls.get(reply.pop("number"))
         if call and not call.done():
             call.set_result(reply)
+
+
+def hello_of(line: bytes) -> dict[str, Any]:
+    """What a process says first. Raises WorkerLost when it could not load what it should run."""
+    try:
+        hello: dict[str, Any] = json.loads(line)
+        missing = {"takes", "concurrent"} - hello.keys()
+    except (ValueError, AttributeError):
+        hello, missing = {}, {"takes", "concurrent"}
+    if "error" in hello:
+        raise WorkerLost(str(hello["error"]))
+    if missing:
+        raise WorkerLost(
+            f"its process has said {line[:200]!r} in place of what it has loaded; is its image of this release?"
+        )
+    return hello
 
 
 def _environment() -> dict[str, str]:

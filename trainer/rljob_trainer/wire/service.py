@@ -88,7 +88,8 @@ class ForwardBackward(_Work):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimStep(_Work):
-    """One step of AdamW with the accumulated gradient, which is zero afterwards, as it is where nothing was accumulated."""
+    """One step of AdamW with the accumulated gradient, which is zero afterwards, as it is where nothing was accumulated. A gradient that is not
+    finite is dropped, and the work refused."""
 
     learning_rate: float
     beta1: float = 0.9

@@ -131,10 +131,16 @@ class Page:
             return
         own = "".join(f", {name} {value:g}" for name, value in outcome.metrics.items())
         prediction = "" if outcome.prediction is None else f", read as {shortened(outcome.prediction)!r}"
-        yield f"    {script.name:<22} reward {outcome.result.reward:g}{own}{prediction}"
+        lost = ", but this tokenizer cannot write it: nothing was said" if self._is_lost(script) else ""
+        yield f"    {script.name:<22} reward {outcome.result.reward:g}{own}{prediction}{lost}"
         if self._spec.rollout.agent and script.is_right:
             for branch in outcome.result.rows():
                 yield indented(self._screen.segments(branch.segments, self._tokenizer), "      ")
+
+    def _is_lost(self, script: Script) -> bool:
+        """Whether no character of a text is in the vocabulary."""
+        text = script.turns[-1]
+        return bool(text) and not self._tokenizer.encode(text, add_special_tokens=False)
 
 
 def _ended(findings: Findings, name: str, seconds: float) -> int:

@@ -1,0 +1,105 @@
+"""What a worker pod says of processes that do not get as far as the agent."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from rljob_api import names
+from rljob_trainer.agents.remote import frame
+from rljob_trainer.machine import free_port, loopback
+from rljob_trainer.pod import worker_life
+from rljob_trainer.pod.channel import FileChannel
+from rljob_trainer.pod.worker import WorkerPod
+from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
+from rljob_trainer.wire.channel import encode
+from trainer.pod.pods import until
+
+ENVIRONMENT = {names.ENV_POD_NAME: "demo-worker-0", names.ENV_POD_UID: "uid", names.ENV_ROLLOUT_TOKEN: "token"}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_life, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(worker_life, "FIRST_BACKOFF_SECONDS", 0.02)
+
+
+@asynccontextmanager
+async def driver(hears: bool) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """One that lets everybody in, and closes each connection: at once, or when it has heard what the process has loaded. Its port and what it
+    heard."""
+    heard = list[bytes]()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await frame(reader)
+        writer.write(encode({}))
+        line = b""
+        while hears and not line:
+            line = await frame(reader)
+        heard.append(line)
+        writer.close()
+
+    server = await asyncio.start_server(accept, loopback(), 0)
+    yield server.sockets[0].getsockname()[1], heard
+    server.close()
+
+
+@asynccontextmanager
+async def life(tmp_path: Path, port: int, **variables: str) -> AsyncIterator[WorkerLife]:
+    (tmp_path / "agent.py").write_text("async def rollout(prompt, policy, row): ...")
+    command = ("python", str(tmp_path / "agent.py"), json.dumps(["rollout"]))
+    found = WorkerLife(WorkerOrders(1, loopback(), port, command, variables, 1), ENVIRONMENT, lambda: None)
+    running = asyncio.create_task(found.run())
+    yield found
+    running.cancel()
+    await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("value", ["x" * 200_000, "a\0b"])
+async def test_a_process_that_the_kernel_does_not_start_is_a_failure_that_the_pod_reports(
+    tmp_path: Path, value: str
+) -> None:
+    async with driver(hears=True) as (port, _), life(tmp_path, port, VALUE=value) as found:
+        await until(lambda: found.failure is not None)
+        assert found.failure and found.failure.message.startswith("the process cannot be started: ")
+
+
+async def test_a_driver_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_life, "UNREACHED", 3)
+    port = free_port()
+    async with life(tmp_path, port) as found:
+        await until(lambda: found.failure is not None)
+        assert found.failure and found.failure.message.startswith(f"cannot reach the driver at {loopback()}:{port}: ")
+
+
+async def test_a_driver_that_hangs_up_before_the_agent_is_loaded_is_reported_and_not_asked_without_a_pause(
+    tmp_path: Path,
+) -> None:
+    async with driver(hears=False) as (port, heard), life(tmp_path, port) as found:
+        await until(lambda: found.failure is not None)
+        assert found.failure and found.failure.message == worker_life.HUNG_UP
+        assert len(heard) == worker_life.HANGUPS
+        assert found._backoff >= 0.02 * 2 ** (worker_life.HANGUPS - 1)
+
+
+async def test_the_pause_between_two_processes_begins_anew_once_one_has_loaded_the_agent(tmp_path: Path) -> None:
+    async with driver(hears=True) as (port, heard), life(tmp_path, port) as found:
+        await until(lambda: len(heard) >= 3)
+        assert found._backoff <= 0.04 and found.failure is None
+
+
+async def test_a_pod_of_another_release_says_so_and_is_ready_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / names.CONTROL_KEY).write_text(json.dumps({"protocol": names.PROTOCOL + 1, "attempt": 3}))
+    port, file = free_port(), tmp_path / f"{names.report('demo-worker-0')}.json"
+    running = asyncio.create_task(WorkerPod(FileChannel(tmp_path), ENVIRONMENT, port).run())
+    await until(lambda: file.exists() and '"configuration"' in file.read_text())
+    report = json.loads(file.read_text())
+    assert report["failure"]["field"] == "spec.rollout.agent.workers.template.image" and report["state"] == "idle"
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/health") as answer:
+        assert answer.status == 503
+    running.cancel()
+    await asyncio.wait([running])

@@ -1,0 +1,152 @@
+"""One process of a worker pod: it has a connection to the driver, and runs until it or the connection ends; then the next one begins."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rljob_api import names
+from rljob_api.address import join_host_port
+from rljob_api.protocol import Control, Failure
+from rljob_trainer import failure
+from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
+from rljob_trainer.machine import cpus, memory_limit, oom_kills
+from rljob_trainer.pod.relay import Relay, connected
+from rljob_trainer.rewards.worker_process import Child
+
+RETRY_SECONDS = 0.5
+"""Between two tries to connect: a driver that starts does not listen yet."""
+LONGEST_RETRY_SECONDS = 8.0
+"""Once they have failed long enough to be reported."""
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
+"""Between two lives; doubled each time, until one has loaded the agent."""
+REFUSALS, UNREACHED = 20, 120
+"""In a row, after which they are reported: a driver that ends or begins refuses some, and one begins late."""
+HANGUPS = 3
+"""Connections in a row that ended before a process had loaded the agent, after which that is reported: the end of an attempt is one."""
+REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
+HUNG_UP = "the driver has closed the connection before the process had loaded the agent"
+END_SECONDS = 5.0
+"""Between the last word of a process and its end."""
+
+log = logging.getLogger(__name__)
+
+
+class WorkerOrders(NamedTuple):
+    """What this pod has to run."""
+
+    attempt: int
+    address: str
+    """Of the driver."""
+    port: int
+    command: tuple[str, ...]
+    """Arguments of each process."""
+    variables: Mapping[str, str]
+    processes: int
+
+    @classmethod
+    def of(cls, control: Control | None) -> "WorkerOrders | None":
+        """None: no attempt runs, or the job has no workers any more. What else the spec says, such as how many pods there are, is no matter of this
+        one."""
+        if control is None or control.command == "stop" or not control.service_port:
+            return None
+        agent, trainer = control.spec.rollout.agent, control.gangs.get(names.ROLE_TRAINER)
+        if agent is None or agent.workers is None or trainer is None:
+            return None
+        count = agent.workers.processes or min(cpus(), MAX_PROCESSES)
+        command = Program.of(agent).command
+        return cls(control.attempt, trainer.address, control.service_port, command, agent.env, count)
+
+
+class WorkerLife:
+    """`run` keeps one process running until it is cancelled."""
+
+    def __init__(self, orders: WorkerOrders, environment: Mapping[str, str], changed: Callable[[], None]) -> None:
+        """`environment`: names the pod and has the token (names.ENV_*). `changed` is called when what follows here is another."""
+        self._orders, self._environment, self._changed = orders, environment, changed
+        self.has_loaded = False
+        """The process that runs has loaded the agent."""
+        self.failure: Failure | None = None
+        """Why there is none that has."""
+        self.pid: int | None = None
+        self._backoff, self._hangups = FIRST_BACKOFF_SECONDS, 0
+
+    async def run(self) -> None:
+        while True:
+            reader, writer = await self._connected()
+            try:
+                why = await self._one(reader, writer)
+            finally:
+                writer.close()
+            self._ended(why)
+            await asyncio.sleep(self._backoff)
+            self._backoff = min(2 * self._backoff, LONGEST_BACKOFF_SECONDS)
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """To the driver, however long that takes."""
+        driver, pause = (self._orders.address, self._orders.port), RETRY_SECONDS
+        failed, refused = 0, False
+        while True:
+            try:
+                return await connected(driver, self._orders.attempt, self._environment)
+            except (OSError, EOFError, ValueError) as error:
+                failed = 1 + (failed if refused is isinstance(error, EOFError) else 0)
+                refused = isinstance(error, EOFError)
+                why = REFUSED if refused else f"cannot reach the driver at {join_host_port(*driver)}: {error}"
+            most = REFUSALS if refused else UNREACHED
+            if failed == most:
+                self._fail(said(why))
+            if failed >= most:
+                pause = min(2 * pause, LONGEST_RETRY_SECONDS)
+            await asyncio.sleep(pause)
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Failure | None:
+        """Run one process until it ends or the connection does. Why it failed; None: it did not."""
+        kills = oom_kills()
+        try:
+            child = await Child.start(MODULE, self._orders.command, self._orders.variables)
+        except (OSError, ValueError) as error:  # such as more variables, or processes, than the kernel allows
+            return said(f"the process cannot be started: {error}")
+        self.pid = child.pid
+        try:
+            spoken = await Relay(child, reader, writer, self._loaded).run()
+            if spoken is None:
+                return None
+            why = said(spoken) if spoken else await _how_it_ended(child)
+            return failure.with_memory(why, oom_kills() - kills, memory_limit())
+        finally:
+            await child.stop()
+            self.pid = None
+
+    def _loaded(self) -> None:
+        self.has_loaded, self.failure = True, None
+        self._backoff, self._hangups = FIRST_BACKOFF_SECONDS, 0
+        self._changed()
+
+    def _ended(self, why: Failure | None) -> None:
+        """`why`: the process failed. None: the connection has ended."""
+        if why is None and not self.has_loaded:
+            self._hangups += 1
+            why = said(HUNG_UP) if self._hangups >= HANGUPS else None
+        self.has_loaded = False
+        self._changed()
+        if why:
+            self._fail(why)
+
+    def _fail(self, why: Failure) -> None:
+        log.warning("%s: %s", why.exception, why.message)
+        self.failure = why
+        self._changed()
+
+
+def said(text: str) -> Failure:
+    return Failure(kind="application", exception="AgentFailed", message=text[: failure.LONGEST_TEXT], time=time.time())
+
+
+async def _how_it_ended(child: Child) -> Failure:
+    """Of a process that says nothing more."""
+    try:
+        return failure.ended(await asyncio.wait_for(child.wait(), END_SECONDS), None, "")
+    except TimeoutError:
+        return said("the process has closed its end of the pipe")
