@@ -14,9 +14,9 @@ from rljob_api.families import ParserNames
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.driver import serving
-from rljob_trainer.driver.pool import RolloutPool
+from rljob_trainer.driver.pool import MOST_LOST, RolloutPool
 from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STEP_HEADER, AttemptSuperseded
 
@@ -75,6 +75,7 @@ class Server:
 
     async def parse(self, request: web.Request) -> web.Response:
         """It reads its own name."""
+        await self.thaw()
         if self.status != 200:
             return web.Response(status=self.status)
         return web.json_response(Parsed(self.pod).body())
@@ -233,6 +234,24 @@ async def test_what_a_response_says_is_read_by_whichever_server_is_there() -> No
         await admit(pool, newcomer)
         assert (await asyncio.wait_for(read, SECONDS)).content == "new"
         assert pool.redispatched == 0, "nothing was generated twice"
+
+
+async def test_a_response_that_loses_every_server_stays_unread() -> None:
+    servers = [Server(f"failing-{i}", status=500) for i in range(MOST_LOST + 1)]
+    async with pool_of(*servers) as pool:
+        with pytest.raises(UnreadError, match=f"{MOST_LOST} servers were lost"):
+            await asyncio.wait_for(pool.parse(RESPONSE), SECONDS)
+        assert len(pool.current) == 1
+
+
+async def test_a_server_that_takes_too_long_to_read_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rljob_trainer.wire.rollout_client.PARSE_SECONDS", 0.2)
+    slow = Server("slow", frozen=True)
+    async with pool_of(slow) as pool:
+        with pytest.raises(UnreadError, match="slow took longer"):
+            await asyncio.wait_for(pool.parse(RESPONSE), SECONDS)
+        assert pool.current == [slow.endpoint]
+        slow.frozen = False
 
 
 async def test_a_request_to_read_that_is_wrong_is_refused_and_loses_no_server() -> None:

@@ -1,5 +1,6 @@
 """Who takes part in an update, by the lines of workers alone."""
 
+import threading
 from collections.abc import Iterator
 from itertools import permutations
 
@@ -49,6 +50,18 @@ def lines(message: int, sign: int = 1, **states: Progress) -> dict[str, Line]:
         name: Line(message, states.get(name.replace("/", ""), Progress.DONE), sign, "why")
         for name in ("a/0", "a/1", "b/0", "c/0")
     }
+
+
+def test_all_workers_are_knocked_at_together(attendance: Attendance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on a node that is off takes seconds."""
+    together = threading.Barrier(4)
+
+    def silent(*_: object) -> str:
+        together.wait(60.0)
+        return "silent"
+
+    monkeypatch.setattr("rljob_trainer.rank.weights.attendance.knock", silent)
+    assert not attendance.leave_out() and len(attendance.live) == 3
 
 
 def test_all_means_all_workers_and_the_newest_message(attendance: Attendance) -> None:

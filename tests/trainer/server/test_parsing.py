@@ -5,6 +5,7 @@ The tokenizers are tiny, with the special tokens of their families; those of gpt
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from starlette.testclient import TestClient
 from tokenizers import AddedToken
 
 from rljob_api.families import FAMILIES, ParserNames
-from rljob_trainer.server.parsing import answer, parse, parsed
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
+from rljob_trainer.server import parser_process
+from rljob_trainer.server.parse import parse
+from rljob_trainer.server.parsing import answer, parsed
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, UnreadError
 from rljob_trainer.wire.weights.protocol import PARSE
 from trainer.data import templates
 
@@ -201,17 +204,29 @@ def test_the_arguments_of_the_template_say_whether_the_policy_reasons() -> None:
         assert parsed(known, asked) == expected
 
 
-def test_half_a_character_in_the_arguments_of_a_call_reaches_the_driver() -> None:
-    """A policy may write any escape. The answer of the route has to be written and read with it."""
-    half = '<tool_call>{"name": "add", "arguments": {"unit": "\\ud83d"}}</tool_call>'
-    known = tokenizer(())
-    tokens = known.encode(half, add_special_tokens=False)
-    engine = SimpleNamespace(get_tokenizer=lambda: known, model_config=None)
+@pytest.mark.slow  # it imports vLLM once more, in a process
+def test_the_route_reads_half_a_character_and_gives_up_what_takes_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy may write any escape: the answer has to be written and read with it. And it may write what takes its parser hours."""
+    known = tokenizer(DEEPSEEK_TOKENS)
+    known.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
+    monkeypatch.setattr(parser_process, "SECONDS", 5.0)
     app = Starlette(routes=[Route(PARSE, parse, methods=["POST"])])
-    app.state.engine_client = engine
-    asked = ParseRequest([1], tokens, ended=False, parsers=ParserNames("hermes", ""), tools=[ADD])
-    found = Parsed.of(TestClient(app).post(PARSE, json=asked.body()).json())
-    assert json.loads(found.tool_calls[0]["function"]["arguments"]) == {"unit": "\ud83d"}
+    model = SimpleNamespace(model=str(tmp_path), trust_remote_code=False, tokenizer_mode="auto")
+    app.state.engine_client = SimpleNamespace(model_config=model)
+
+    def route(parser: str, text: str) -> Parsed:
+        tokens = known.encode(text, add_special_tokens=False)
+        asked = ParseRequest([1], tokens, ended=False, parsers=ParserNames(parser, ""), tools=[ADD])
+        return Parsed.of(client.post(PARSE, json=asked.body()).json())
+
+    with TestClient(app) as client:
+        half = route("hermes", '<tool_call>{"name": "add", "arguments": {"unit": "\\ud83d"}}</tool_call>')
+        assert json.loads(half.tool_calls[0]["function"]["arguments"]) == {"unit": "\ud83d"}
+        with pytest.raises(UnreadError, match="took longer than 5 s"):
+            route("deepseek_v3", CALLS + f"{CALL}f{SEP}" * 10_000)
 
 
 def test_a_parser_whose_tokens_the_model_does_not_have_is_unusable_and_says_why() -> None:

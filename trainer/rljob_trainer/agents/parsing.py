@@ -1,5 +1,6 @@
 """What the policy's responses say, read by the rollout servers with vLLM's parsers: the driver has no vLLM."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,11 +8,12 @@ from rljob_api.families import ParserNames, parsers_of
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.model_files import model_config
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, UnreadError
 from rljob_trainer.wire.trajectory import Ints
 
 FIELD = "spec.rollout.agent.toolParser"
 FIX = "name the parser of vLLM that reads what this model writes"
+log = logging.getLogger(__name__)
 AskServer = Callable[[ParseRequest], Awaitable[Parsed]]
 
 
@@ -32,7 +34,8 @@ class ResponseParser:
     async def parsed(
         self, prompt: Ints, tokens: Sequence[int], ended: bool, tools: Sequence[Mapping[str, Any]]
     ) -> Parsed | None:
-        """What a response says; None where there is nothing but its text: no functions to call, and no parser of reasoning.
+        """What a response says; None where there is nothing but its text: no functions to call, and no parser of reasoning, or the parser took
+        too long.
 
         Raises ConfigurationError for parsers that do not fit the model, and what the rollouts raise.
         """
@@ -47,3 +50,6 @@ class ResponseParser:
             shown = " and ".join(filter(None, names))
             rule = f"vLLM cannot read what this model writes with it: {error}"
             raise ConfigurationError(FIELD, shown, rule, FIX) from error
+        except UnreadError as error:
+            log.warning("a turn of %d tokens stays plain text, as if it called nothing: %s", len(tokens), error)
+            return None

@@ -18,13 +18,15 @@ from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.driver.serving import Serving
 from rljob_trainer.driver.slots import Home, Slots
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 
 PROBE_EVERY_SECONDS = 0.5
 MOST_NAMED = 5
 AGAIN_SECONDS = 0.5
 """Interval of interruptions: a request that was still in transit during one is there for the next."""
+MOST_LOST = 8
+"""Servers that may be lost while they read one response. One that loses every server would otherwise go to all of them, for ever."""
 
 log = logging.getLogger(__name__)
 
@@ -151,8 +153,9 @@ class RolloutPool:
             return []
 
     async def parse(self, request: ParseRequest) -> Parsed:
-        """Like RolloutClient.parse, by any server: it needs no place, since it computes nothing. Waits while there is none."""
-        while True:
+        """Like RolloutClient.parse, by any server: it needs no place, since it computes nothing. Waits while there is none. Raises UnreadError also
+        when MOST_LOST servers were lost meanwhile."""
+        for _ in range(MOST_LOST):
             while not self._serving:
                 self._joined.clear()
                 await self._joined.wait()
@@ -161,6 +164,7 @@ class RolloutPool:
                 return await serving.unless_gone(serving.client.parse(request))
             except ReplicaLost as lost:
                 await self._leave(serving, lost)
+        raise UnreadError(f"{MOST_LOST} servers were lost meanwhile, one after another")
 
     async def resumed(self) -> None:
         """Returns while no interruption is under way."""

@@ -1,7 +1,7 @@
 """The ASGI middleware of a rollout server: authorization, attempt fence, weight updates, and generation once the weights are current.
 
 Open routes and the token are those of guard.py. Routes that generate, ours and vLLM's own, are available only while a policy of the current attempt
-is served; what a response says (parsing.py) needs none. Statuses: 400 invalid header or body, 401 no token, 409 a higher attempt owns the server
+is served; what a response says (parse.py) needs none. Statuses: 400 invalid header or body, 401 no token, 409 a higher attempt owns the server
 (body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
 """
 
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Send
 
 from rljob_trainer.server.generate import adapters_of, cache_tokens, generate
 from rljob_trainer.server.guard import Guard, error
-from rljob_trainer.server.parsing import parse
+from rljob_trainer.server.parse import parse
 from rljob_trainer.server.weights.updates import UpdateError, WeightUpdates
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, Gate, PolicyVersion

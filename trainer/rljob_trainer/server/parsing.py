@@ -1,17 +1,12 @@
-"""The parse route: what a response says, as vLLM's own parsers read it (vllm/parser). Nothing is rendered or tokenised here.
+"""What a response says, as vLLM's own parsers read it (vllm/parser). Nothing is rendered or tokenised here. It runs in parser_process.py, for the
+parse route (front.py) and for rehearsals.
 
-What a policy writes may be anything. A call that is malformed gives what vLLM gives, and where a parser raises, the whole text is content. Answers:
-200 with Parsed, or {"unusable": why} where the parser does not fit the model; 400 for an invalid request.
+What a policy writes may be anything. A call that is malformed gives what vLLM gives, and where a parser raises, the whole text is content.
 """
 
-import asyncio
-import json
 import secrets
 from functools import cache
 from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import JSONResponse
 
 from rljob_api.families import ParserNames
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, ToolCall
@@ -19,29 +14,6 @@ from rljob_trainer.wire.weights.protocol import SERVED_MODEL
 
 HARMONY = {"openai", "openai_gptoss"}
 """Parsers of gpt-oss, whose messages vLLM reads from token ids."""
-
-
-class Escaped(JSONResponse):
-    """In ASCII: the arguments of a call may hold half a character, which UTF-8 does not have."""
-
-    def render(self, content: Any) -> bytes:
-        return json.dumps(content).encode()
-
-
-async def parse(request: Request) -> JSONResponse:
-    """The response of the route."""
-    engine = request.app.state.engine_client
-    try:
-        body = await request.json()
-        found = await asyncio.to_thread(answer, engine.get_tokenizer(), body, engine.model_config)
-    except (KeyError, TypeError, ValueError) as error:
-        return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
-    return Escaped(found)
-
-
-def load() -> None:
-    """Import what reading takes, which is seconds. Raises ImportError."""
-    import vllm.parser  # noqa: F401
 
 
 def answer(tokenizer: Any, body: dict[str, Any], model_config: Any = None) -> dict[str, Any]:

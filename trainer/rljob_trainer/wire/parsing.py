@@ -58,11 +58,17 @@ class Parsed:
 
     @staticmethod
     def of(body: dict[str, Any]) -> "Parsed":
-        """What `body` made. Raises ParserUnusableError where the parser does not fit the model."""
+        """What `body` made. Raises ParserUnusableError where the parser does not fit the model, and UnreadError."""
         if "unusable" in body:
             raise ParserUnusableError(body["unusable"])
+        if "unread" in body:
+            raise UnreadError(body["unread"])
         return Parsed(**body)
 
 
 class ParserUnusableError(ValueError):
     """A parser cannot read what this model writes: its tokenizer lacks the tokens that calls begin with, for example."""
+
+
+class UnreadError(Exception):
+    """Reading a response took too long, or ended what read it, so that its text is all there is."""

@@ -13,7 +13,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.wire.generate import decode, encode_images, pack_tokens
 from rljob_trainer.wire.images import Placed
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
+from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
 from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
 from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
@@ -30,6 +30,8 @@ from rljob_trainer.wire.weights.protocol import (
 CONNECT_SECONDS = 30.0
 PROBE_SECONDS = 10.0
 """Time limit of requests that cost the server nothing."""
+PARSE_SECONDS = 900.0
+"""A server limits the reading itself (parser_process.py): longer than the start of its process, and than many turns that it has to give up before."""
 
 
 class ReplicaLost(RuntimeError):
@@ -138,8 +140,12 @@ class RolloutClient:
         return answer
 
     async def parse(self, request: ParseRequest) -> Parsed:
-        """What a response says. Raises as `generate`, and ParserUnusableError."""
-        body, _ = await self._call("POST", PARSE, request.body())
+        """What a response says. Raises as `generate`, ParserUnusableError, and UnreadError, also after PARSE_SECONDS."""
+        try:
+            async with asyncio.timeout(PARSE_SECONDS):
+                body, _ = await self._call("POST", PARSE, request.body())
+        except TimeoutError as error:
+            raise UnreadError(f"{self.endpoint.pod} took longer than {PARSE_SECONDS:g} s") from error
         return Parsed.of(body)
 
     async def interrupt(self) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from rljob_trainer.wire.weights.protocol import Member
 
 SILENT = "worker {} neither received, loaded nor waited for a bucket in time"
 GONE = "worker {} has died"
+MOST_KNOCKS = 64
+"""Workers that are knocked at at the same time."""
 BEHIND = "it could not be connected with the others: {}"
 
 
@@ -83,7 +86,7 @@ class Attendance:
 
     def leave_out(self) -> bool:
         """Leave out servers with a worker that has refused, is silent, or has died. Returns whether there are any."""
-        return self._without(self._lost(self._why_not)) or self._without(self._lost(self._death))
+        return self._without(self._lost(self._why_not)) or self._without(self._lost(self._deaths().get))
 
     def leave_out_others(self, state: Progress) -> None:
         """Leave out servers with a worker that is not in a state; all, if all are in it."""
@@ -110,8 +113,16 @@ class Attendance:
         silent = self._clock() > self._signs[member.name][1] + protocol.SILENT_SECONDS
         return Loss(LossCause.SILENT, SILENT.format(member.worker)) if silent else None
 
-    def _death(self, member: Member) -> Loss | None:
-        return Loss(LossCause.GONE, GONE.format(member.worker)) if knock(member.host, member.port) == "gone" else None
+    def _deaths(self) -> dict[Member, Loss]:
+        """All are knocked at together: each that is silent takes seconds."""
+        members = self.members
+        with ThreadPoolExecutor(MOST_KNOCKS) as pool:
+            found = pool.map(lambda member: knock(member.host, member.port), members)
+            return {
+                m: Loss(LossCause.GONE, GONE.format(m.worker))
+                for m, state in zip(members, found, strict=True)
+                if state == "gone"
+            }
 
     def _state(self, member: Member) -> Progress | None:
         line = self._lines.get(member.name)

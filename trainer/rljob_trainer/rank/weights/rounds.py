@@ -23,6 +23,7 @@ class Round[T](AbstractContextManager["Round[T]"]):
         self.live = dict(parts)
         self.failed: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="publish")
+        self._looking = ThreadPoolExecutor(max(1, len(parts)), thread_name_prefix="watch")
         self._running: dict[str, Future[None]] = {}
 
     def run(self, work: Callable[[T], None], what: str, lost: Callable[[str], str] = lambda _: "") -> None:
@@ -49,7 +50,7 @@ class Round[T](AbstractContextManager["Round[T]"]):
         while late:
             wait(late.values(), WATCH_SECONDS)
             late = {pod: future for pod, future in late.items() if not future.done()}
-            given_up |= {pod: why for pod in late if (why := lost(pod))}
+            given_up |= self._lost(late, lost)
             late = {pod: future for pod, future in late.items() if pod not in given_up}
             if late and not is_named and time.monotonic() - began >= NAMED_SECONDS:
                 is_named = True
@@ -57,6 +58,11 @@ class Round[T](AbstractContextManager["Round[T]"]):
         if is_named:
             self._awaits("")
         return given_up
+
+    def _lost(self, late: Mapping[str, Future[None]], lost: Callable[[str], str]) -> dict[str, str]:
+        """Pod -> why, of those that are lost. All are looked after together: each that is silent takes seconds, in which others may answer."""
+        reasons = dict(zip(late, self._looking.map(lost, late), strict=True))
+        return {pod: why for pod, why in reasons.items() if why and not late[pod].done()}
 
     def drop(self, pod: str, why: str) -> None:
         """Have a server take part no longer."""
@@ -70,6 +76,7 @@ class Round[T](AbstractContextManager["Round[T]"]):
             wait(self._running.values())  # a connection is not for two threads
             for part in self.live.values():
                 self._pool.submit(self._abandon, part)
+        self._looking.shutdown(wait=False)
         self._pool.shutdown(wait=kind is not None)  # leaving a connection that hangs may take as long as a transfer
 
 
