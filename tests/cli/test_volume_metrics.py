@@ -153,6 +153,7 @@ def test_the_page_of_a_run_and_another_one_answers_until_it_is_interrupted_and_t
     port = free_port()
     monkeypatch.setattr(names, "VIEW_PORT", port)
     (tmp_path / "other").mkdir()
+    (tmp_path / "other/metrics.jsonl").touch()
     answers = look(forwarding, f"http://127.0.0.1:{port}/api/runs")
     screen = rljob("view", "demo", "--port", str(port), "--compare", str(tmp_path / "other"))
     assert screen.code == 130 and f"http://localhost:{port} until you press Ctrl-C\n" in screen.err
