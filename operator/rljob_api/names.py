@@ -142,6 +142,11 @@ def is_model_role(role: str) -> bool:
     return role in MODEL_ROLES or (role.startswith(ROLE_REWARD) and role.removeprefix(ROLE_REWARD).isdecimal())
 
 
+def is_placed(role: str) -> bool:
+    """Whether the job's placement is about pods of the role: not workers of agents, which take no GPUs and may be anywhere."""
+    return role != ROLE_WORKER
+
+
 def container(role: str) -> str:
     """Our container in the pods of a role."""
     if is_model_role(role):

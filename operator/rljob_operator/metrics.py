@@ -1,5 +1,6 @@
 """Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice.
-Of several operators only the one that holds the lease reports jobs: the caches of the others are incomplete, and sums would count jobs twice."""
+Of several operators only the one that holds the lease reports jobs, and not before it has listed them: until then its cache is incomplete, as those
+of the others are, and sums would count jobs twice."""
 
 import time
 from collections import Counter
@@ -70,7 +71,7 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
 
 class Metrics:
     """`calls`: counts of requests, by verb and kind; `events`: counts of watch events, by kind; `lag`: see WorkQueue.lag; `clock`: seconds since the
-    epoch; `leads`: see LeaderElector.is_leader."""
+    epoch; `leads`: see LeaderElector.is_leader; `listed`: see Relist.listed."""
 
     def __init__(
         self,
@@ -80,9 +81,10 @@ class Metrics:
         events: Mapping[str, int],
         clock: Callable[[], float] = time.time,
         leads: Callable[[], bool] = lambda: True,
+        listed: Callable[[], bool] = lambda: True,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Observed(cache, calls, lag, events, clock, leads))
+        self._registry.register(_Observed(cache, calls, lag, events, clock, leads, listed))
         self.reconcile = Histogram(
             "rljob_reconcile_seconds", "Duration of one reconcile of a job", buckets=BUCKETS, registry=self._registry
         )
@@ -109,13 +111,14 @@ class _Observed(Collector):
         events: Mapping[str, int],
         clock: Callable[[], float],
         leads: Callable[[], bool],
+        listed: Callable[[], bool],
     ) -> None:
         self._cache, self._calls, self._lag, self._events, self._clock = cache, calls, lag, events, clock
-        self._leads = leads
+        self._leads, self._listed = leads, listed
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_the_operator()
-        if self._leads():
+        if self._leads() and self._listed():
             yield from self._of_jobs()
 
     def _of_the_operator(self) -> Iterator[Metric]:

@@ -59,9 +59,15 @@ class Operator:
         self._cache = ClusterCache(time.time, options.job_policy)
         self._queue = WorkQueue()
         self._handlers = EventHandlers(self._cache, self._queue.add_after, options.progress_interval)
-        leads = self._elector.is_leader
-        self._metrics = Metrics(self._cache, self._api.calls, self._queue.lag, self._handlers.events, leads=leads)
         self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed)
+        self._metrics = Metrics(
+            self._cache,
+            self._api.calls,
+            self._queue.lag,
+            self._handlers.events,
+            leads=self._elector.is_leader,
+            listed=lambda: self._relist.listed,
+        )
         self._requests = DrainRequests(self._api, self._cache, options.job_policy.leave_nodes.requests)
         self._watches = Watches(credentials)
         self._kopf = KopfSide(credentials, self._api, self._relist, self._handlers, options.namespaces)

@@ -38,7 +38,7 @@ async def test_the_metrics_of_a_job_come_from_its_status() -> None:
     assert found["rljob_operator_leader", ""] == 1
 
 
-async def test_an_operator_that_waits_for_the_lease_reports_itself_and_no_job() -> None:
+async def test_an_operator_that_waits_for_the_lease_or_for_its_lists_reports_itself_and_no_job() -> None:
     world = World(steps=12, save_every=6)
     world.apply()
     await world.until(state="Running", step=1)
@@ -49,6 +49,8 @@ async def test_an_operator_that_waits_for_the_lease_reports_itself_and_no_job() 
     assert any(name.startswith("rljob_job") for name, _ in acts)
     assert waits.keys() == {key for key in acts if not key[0].startswith("rljob_job")}
     assert waits["rljob_operator_leader", ""] == 0
+    begins = read(Metrics(world.feed.cache, calls, lambda: 0.5, events, listed=lambda: False))
+    assert begins.keys() == waits.keys() and begins["rljob_operator_leader", ""] == 1
 
 
 async def test_gpu_seconds_go_on_between_two_writes_of_the_status_and_name_the_queue() -> None:

@@ -102,6 +102,18 @@ async def test_nothing_is_served_before_everything_was_listed() -> None:
         assert found.woken == {JOB, OTHER}
 
 
+async def test_everything_counts_as_listed_until_it_begins_anew() -> None:
+    async with case("research", "production") as found:
+        assert not found.relist.listed
+        await found.kopf_lists_all(but="production")
+        assert found.is_complete() and found.relist.listed
+        found.cluster.broken.add(("ConfigMap", "production"))
+        await found.kopf_lists("ConfigMap", "production")
+        assert not found.is_complete() and found.relist.listed, "a namespace that can be read again is listed meanwhile"
+        found.relist.begin()
+        assert not found.relist.listed
+
+
 async def test_what_a_list_after_kopfs_lacks_is_gone() -> None:
     async with case() as found:
         await found.kopf_lists_all()

@@ -8,13 +8,16 @@ import pytest
 from rljob_api import names
 from rljob_api.backends import BACKENDS, BackendName
 from rljob_api.protocol import Failure, Report
+from rljob_operator.policies.decide import Decision
 from rljob_operator.policies.progress import failure_sentence
-from rljob_operator.render.template import pod_template
+from rljob_operator.render import render
+from rljob_operator.render.template import pod_template, template_hash
 from rljob_operator.schedulers import SCHEDULERS
+from rljob_operator.times import stamp
 from simulator.counted import counted
 from simulator.crowd import Crowd
 from simulator.life import end, kill_after_writes, live
-from simulator.makers import META, make_job
+from simulator.makers import META, NOW, Job, make_job
 from simulator.scraping import samples_of
 from simulator.world import NAMESPACE, World
 
@@ -138,6 +141,95 @@ async def test_the_gang_waits_for_no_worker_and_holds_no_place_for_one() -> None
     assert {x.pod for x in placement.assignments} == {"demo-trainer-0", "demo-trainer-1", "demo-rollout-0"}
 
 
+def replicas(crowd: Crowd, job: str) -> int:
+    """That the workers' StatefulSet of a job asks for."""
+    return int(crowd.cluster.objects[("StatefulSet", NAMESPACE, names.gang(job, "worker"))]["spec"]["replicas"])
+
+
+async def test_a_job_that_waits_for_nodes_has_no_workers_on_them_and_is_not_stranded() -> None:
+    crowd = Crowd({"a": 4})
+    crowd.apply("waiting", trainers=4, lifecycle={"strandedSeconds": 20}, rollout=working())
+    for _ in range(50):
+        await crowd.turn()
+        status = crowd.status("waiting")
+        assert crowd.on_nodes("waiting") == {} and not status.stranded_since
+    assert replicas(crowd, "waiting") == 0 and status.workers.text == "0/2"
+    crowd.apply("small", trainers=2)
+    await crowd.turns(5)
+    assert len(crowd.on_nodes("small")) == 3, "whoever waits takes no room from others"
+
+
+@pytest.mark.parametrize("lingering", [False, True])
+async def test_a_preempted_job_leaves_with_its_workers_and_comes_back_with_them(lingering: bool) -> None:
+    crowd = Crowd({"a": 4, "b": 2}, lingering=lingering)
+    crowd.apply("low", trainers=3, rollout=working())
+    await crowd.turns(8)
+    before = crowd.on_nodes("low").keys()
+    assert len(before) == 6, "the cluster is full"
+    crowd.apply("high", trainers=3, priority=10)
+    if lingering:
+        await crowd.turns(10)
+        preemption = crowd.status("low").preemption
+        assert preemption and not preemption.released and replicas(crowd, "low") == 0
+        crowd.lingering = False
+    await crowd.turns(12)
+    preemption = crowd.status("low").preemption
+    assert preemption and preemption.released
+    assert len(crowd.on_nodes("high")) == 4 and crowd.on_nodes("low") == {}
+    crowd.delete("high")
+    await crowd.turns(20)
+    assert crowd.on_nodes("low").keys() == before and crowd.status("low").preemption == preemption
+
+
+async def test_room_that_workers_hold_is_free_for_the_job_that_theirs_leaves_for() -> None:
+    crowd = Crowd({"a": 4})
+    crowd.apply("low", trainers=1, rollout=working())
+    await crowd.turns(8)
+    assert len(crowd.on_nodes("low")) == 4
+    crowd.apply("high", trainers=3, priority=10)
+    await crowd.turns(20)
+    assert len(crowd.on_nodes("high")) == 4 and crowd.on_nodes("low") == {}
+
+
+def of_workers(job: Job, decision: Decision) -> int:
+    """Replicas of the workers' StatefulSet."""
+    sets = {o["metadata"]["name"]: o for o in render(job.snapshot(), decision.status) if o["kind"] == "StatefulSet"}
+    return int(sets[names.gang("demo", "worker")]["spec"]["replicas"])
+
+
+@pytest.mark.parametrize("backend", SCHEDULERS)
+def test_workers_are_made_with_the_gangs_first_node_or_where_a_group_is_admitted_with_all_its_pods(
+    backend: BackendName,
+) -> None:
+    queue = {"queue": "team"} if "queue" in BACKENDS[backend].fields else {}
+    job = make_job(scheduling={"backend": backend} | queue, rollout=working()).having(fresh_token="t")
+    there = job.with_pods()
+    pending = job.with_pods(node="", running=False, ready=False, ip="", phase="Pending")
+    found = {name: of_workers(one, one.decide()) for name, one in (("there", there), ("pending", pending))}
+    assert found == {"there": 2, "pending": 0 if BACKENDS[backend].scalable else 2}
+
+
+@pytest.mark.parametrize("backend", SCHEDULERS)
+def test_a_gang_of_which_only_workers_are_on_nodes_keeps_its_pods(backend: BackendName) -> None:
+    """An autoscaler brings up nodes for the pods that are pending: it would lose sight of them."""
+    queue = {"queue": "team"} if "queue" in BACKENDS[backend].fields else {}
+    job = make_job(scheduling={"backend": backend} | queue, rollout=working())
+    pending = job.with_pods(node="", running=False, ready=False, ip="", unschedulable="Insufficient nvidia.com/gpu")
+    assert job.spec.workers
+    (first, *_) = job.with_pods().pods
+    fresh = template_hash(pod_template(META, job.spec, "worker"))
+    worker = replace(first, name="demo-worker-0", uid="w", role="worker", node="cpu-1", template_hash=fresh)
+    one = replace(pending, pods=(*pending.pods, worker))
+    assert one.next().stranded_since == ""
+    since = stamp(NOW - one.spec.lifecycle.stranded_seconds - 1)
+    decision = one.with_status(stranded_since=since).decide()
+    assert decision.delete == () and decision.status.released_until == "" == decision.status.stranded_since
+    stranded = replace(one, pods=(replace(pending.pods[0], node="node-1"), *one.pods[1:]))
+    decision = stranded.with_status(stranded_since=since).decide()
+    if not BACKENDS[backend].assigns_nodes:  # the operator's own scheduler says itself what it lacks
+        assert {pod.name for pod in decision.delete} == {"demo-trainer-0", "demo-worker-0"}
+
+
 @pytest.mark.parametrize("backend", SCHEDULERS)
 def test_no_scheduler_waits_for_workers(backend: BackendName) -> None:
     queue = {"queue": "team"} if "queue" in BACKENDS[backend].fields else {}
@@ -145,7 +237,14 @@ def test_no_scheduler_waits_for_workers(backend: BackendName) -> None:
     settings = SCHEDULERS[backend].pod_settings(META, spec, "worker")
     assert settings.annotations.get("kueue.x-k8s.io/pod-group-total-count", "6") == "6"
     groups = SCHEDULERS[backend].objects(META, spec)
-    assert not groups or {k: n for k, n in counted(backend, groups).items() if n} == {"trainer": 2, "rollout": 1}
+    assert not groups or counted(backend, groups) == {"trainer": 2, "rollout": 1}
+
+
+def test_kai_makes_each_worker_a_group_of_its_own() -> None:
+    """A subgroup of the gang's would have no member that has to be there."""
+    spec = make_job(scheduling={"backend": "kai", "queue": "team"}, rollout=working()).spec
+    settings = SCHEDULERS["kai"].pod_settings(META, spec, "worker")
+    assert (settings.labels, settings.annotations) == ({"kai.scheduler/queue": "team"}, {})
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu"])

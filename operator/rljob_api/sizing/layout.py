@@ -127,8 +127,8 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
 
 
 def placed_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Those whose nodes the `builtin` backend chooses: all but workers of agents, which take no GPUs and may be anywhere."""
-    return {role: count for role, count in pods_of(spec).items() if role != names.ROLE_WORKER}
+    """Those whose nodes the `builtin` backend chooses."""
+    return {role: count for role, count in pods_of(spec).items() if names.is_placed(role)}
 
 
 def server_nodes(spec: RLJobSpec, role: str) -> int:

@@ -153,6 +153,11 @@ class Snapshot:
         """Rollouts, pods of pools, and workers of agents: what is no member of an attempt."""
         return tuple(pod for pod in self.pods if not names.is_model_role(pod.role))
 
+    @cached_property
+    def placed(self) -> tuple[Pod, ...]:
+        """Pods that the job's placement is about. What others hold keeps no place for the job, and nobody waits for them to leave."""
+        return tuple(pod for pod in self.pods if names.is_placed(pod.role))
+
     def of(self, role: str) -> tuple[Pod, ...]:
         """Pods of a role, by ordinal."""
         return self._by_role.get(role, ())

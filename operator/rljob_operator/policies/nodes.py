@@ -102,7 +102,7 @@ def is_leaving(s: Snapshot, status: JobStatus) -> bool:
     """Whether the open attempt has to drain, so that the job can leave a node at the wish of its owner."""
     spec = s.spec_of(status.attempt)
     nodes = {entry.node for entry in status.nodes if entry.state == "excluded" and entry.quarantine}
-    there = [pod for pod in s.pods if pod.node in nodes and not pod.deleting and pod.role != names.ROLE_WORKER]
+    there = [pod for pod in s.pods if pod.node in nodes and not pod.deleting and names.is_placed(pod.role)]
     if spec is None or not there:
         return False
     members = _members(status)
@@ -148,7 +148,7 @@ def leave_nodes(s: Snapshot, status: JobStatus) -> Change:
 def _leaving(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
     nodes, members = excluded(status, s.now), _members(status)
     for pod in s.pods:
-        if pod.role == names.ROLE_WORKER:  # the cluster's scheduler would bring it back
+        if not names.is_placed(pod.role):  # the cluster's scheduler would bring it back
             continue
         if pod.node in nodes and not pod.deleting and pod.uid not in members and pod.lost_since is None:
             yield pod

@@ -23,7 +23,7 @@ def leave_for_priority(s: Snapshot, status: JobStatus) -> Change:
     known, attempt = status.preemption, status.attempt
     if status.outcome or is_suspension_wanted(s, status):  # its pods go anyway
         return Change(set_(status, preemption=None) if known else status)
-    holding = tuple(pod for pod in s.pods if pod.node or pod.ungated_at is not None)
+    holding = tuple(pod for pod in s.placed if pod.node or pod.ungated_at is not None)
     if known and not known.released:
         return _leave(s, status, known, holding)
     if s.preemptor and not _is_released(s, holding):

@@ -38,7 +38,7 @@ def _release(s: Snapshot, status: JobStatus, why: str) -> Change:
     attempt, spec = status.attempt, s.spec_of(status.attempt)
     if attempt and is_open(attempt):
         return Change(set_(status, attempt=drained(attempt, reasons.STRANDED, s.now)))
-    pods = _holding(s)
+    pods = tuple(pod for pod in s.pods if frees_its_node(s, pod))
     event = Event("Warning", reasons.STRANDED, f"{_count(pods)} and starts again with the whole gang: {why}")
     status = set_(status, stranded_since="")
     if status.placement:
@@ -71,8 +71,8 @@ def _awaits_servers(s: Snapshot, status: JobStatus) -> bool:
 
 
 def _holding(s: Snapshot) -> tuple[Pod, ...]:
-    """Pods that hold a node and would let it go."""
-    return tuple(p for p in s.pods if frees_its_node(s, p))
+    """Pods that hold a node of the gang's and would let it go."""
+    return tuple(p for p in s.placed if frees_its_node(s, p))
 
 
 def _without_node(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> str:

@@ -7,7 +7,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
-from rljob_operator.model.ordinals import is_held, target
+from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.render.access import access, network_policy
 from rljob_operator.render.channel import control, report
@@ -38,7 +38,8 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
     absent = [role for role, live in sets.items() if live is None and not _has_terminating_pods(s, role)]
     if spec.has_token and (not (freed or in_use) or absent):
-        objects += _token(s, status, sets, newest_hashes(s, spec, status))
+        filled = {role: live for role, live in sets.items() if sizes[role]}
+        objects += _token(s, status, filled, newest_hashes(s, spec, status))
     for role, live in sets.items():
         if live is not None and in_use:
             fixed = names.is_model_role(role) and not (role == names.ROLE_TRAINER and spec.scheduling.spare_nodes)
@@ -87,7 +88,19 @@ def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
 def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
     """Replicas of each role's StatefulSet: enough for the highest ordinal that is wanted."""
     current = target(s, status)
-    return {role: max(found, default=-1) + 1 for role, found in current.ordinals.items()} if current else {}
+    if current is None:
+        return {}
+    sizes = {role: max(found, default=-1) + 1 for role, found in current.ordinals.items()}
+    waits = _waits_for_nodes(s, status, current.spec)
+    return {role: 0 if waits and not names.is_placed(role) else size for role, size in sizes.items()}
+
+
+def _waits_for_nodes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> bool:
+    """Whether the job has no nodes, or leaves them. Pods that are not placed would then only take room, from itself and from others. But a group of
+    pods whose number is fixed is admitted with all of them."""
+    if is_open(status.attempt) or not spec.scheduling.facts.scalable:
+        return False
+    return status.is_leaving or not any(frees_its_node(s, pod) for pod in s.placed)
 
 
 def _has_terminating_pods(s: Snapshot, role: str) -> bool:

@@ -14,7 +14,10 @@ class Kai(Scheduler):
     """`skip-podgrouper` keeps KAI from making a group of its own for each StatefulSet, which would be a gang of one pod."""
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
-        labels = {f"{KAI}/queue": spec.scheduling.queue or "", f"{KAI}/subgroup-name": role}
+        queue = {f"{KAI}/queue": spec.scheduling.queue or ""}
+        if not required_pods(spec)[role]:  # each of its pods may come and go, and is a gang of one
+            return PodSettings(queue)
+        labels = queue | {f"{KAI}/subgroup-name": role}
         annotations = {"pod-group-name": names.pod_group(job.name), f"{KAI}/skip-podgrouper": "true"}
         return PodSettings(labels, annotations)
 
@@ -23,7 +26,7 @@ class Kai(Scheduler):
         members = required_pods(spec)
         wanted = {
             "minMember": sum(members.values()),
-            "subGroups": [{"name": role, "minMember": count} for role, count in members.items()],
+            "subGroups": [{"name": role, "minMember": count} for role, count in members.items() if count],
             "queue": spec.scheduling.queue,
             "priorityClassName": spec.trainer.template.priority_class_name,
         }

@@ -43,6 +43,8 @@ class Relist:
         self._watched = set[Scope]()
         """Those that kopf has listed."""
         self._served = set[str | None]()
+        self.listed = False
+        """Whether everything has been listed that may be read, since `begin`."""
         self._news = asyncio.Condition()
 
     async def observe(
@@ -64,12 +66,13 @@ class Relist:
         """Before any job is served, everything is listed that kopf watches: changes may have been missed since it was listed last. Reflectors list
         their kinds themselves, and what kopf does not watch yet, it will list."""
         self._due |= self._watched - self._forbidden
-        self._listed, self._served = set(), set()
+        self._listed, self._served, self.listed = set(), set(), False
 
     async def complete(self) -> None:
         """Waits until everything has been listed that may be read."""
         async with self._news:
             await self._news.wait_for(lambda: self.scopes <= self._listed | self._forbidden)
+        self.listed = True
 
     async def run(self) -> None:
         """Makes the lists that are due, until cancelled."""

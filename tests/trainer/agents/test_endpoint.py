@@ -259,6 +259,9 @@ async def test_a_failure_of_the_rollouts_is_said_as_openai_says_it(failure: Exce
             "tool_choice: 'required' is not served, only auto and none: samples are drawn from",
         ),
         ({"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice: {'type': 'function'"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls: false is not served: samples are drawn from"),
+        ({"functions": [{"name": "add"}]}, "functions is not served: give functions as `tools`"),
+        ({"function_call": "auto"}, "function_call is not served: give functions as `tools`"),
         ({"response_format": {"type": "json_object"}}, "response_format: json_object is not served, only text"),
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},
@@ -359,6 +362,8 @@ async def test_a_response_without_room_for_a_turn_is_incomplete() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id is not served: nothing is kept between requests"),
         ({"tools": [{"type": "web_search"}]}, "tools: type web_search is not served, only function"),
         ({"tool_choice": "required"}, "tool_choice: 'required' is not served"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls: false is not served"),
+        ({"max_tool_calls": 1}, "max_tool_calls is not served: it is for tools that the server runs"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format: json_object is not served, only text"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input: an item of type item_reference is not served"),
         (

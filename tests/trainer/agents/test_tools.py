@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Turn
 from rljob_trainer.agents.conversations import MARK, reply
+from rljob_trainer.agents.tool_calls import ToolCalls
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.server.parsing import answer
@@ -214,3 +215,46 @@ def test_a_reply_that_cannot_be_made_is_an_error_of_the_call(context: list[int],
     """Any other error would end the attempt, and a policy that writes half a character would be able to cause it."""
     with pytest.raises(PolicyError, match=why):
         reply(context, [{"role": "tool", "content": text}], words(), ChatTemplate())
+
+
+CALLABLE = {"id": "c", "type": "function"}
+
+
+async def results(*arguments: str) -> tuple[list[str], dict[str, float]]:
+    """What the policy reads of one turn with these calls of `size`, and the metrics."""
+
+    def size(a: int = 0) -> int:
+        return a
+
+    calls = [CALLABLE | {"function": {"name": "size", "arguments": given}} for given in arguments]
+    turns = iter([Turn([1], [2], [0.0], [0], "", "stop", "", "", calls), None])
+    read: list[str] = []
+
+    async def ask(method: str, asked: dict) -> object:
+        read.extend(message["content"] for message in asked["messages"])
+        return [3]
+
+    class Scripted(Policy):
+        async def generate(self, *_: object, **__: object) -> Turn | None:
+            return next(turns)
+
+    found = await ToolCalls([size]).rollout(Prompt([1], "", "", ""), Scripted(ask), {})
+    return read, found.metrics
+
+
+@pytest.mark.parametrize("arguments", ['[["a", 1]]', '["ab"]', "[]", "0", "false", '""', "7", '"a"'])
+async def test_arguments_that_are_no_object_are_none(arguments: str) -> None:
+    read, _ = await results(arguments)
+    assert read == ["error: the arguments of a call are a JSON object"]
+
+
+@pytest.mark.parametrize("arguments", ["", "null", "{}"])
+async def test_a_call_may_have_no_arguments(arguments: str) -> None:
+    read, _ = await results(arguments)
+    assert read == ["0"]
+
+
+async def test_only_so_many_calls_of_a_turn_are_made() -> None:
+    read, metrics = await results(*['{"a": 1}'] * 200)
+    assert read == ["1"] * 128 + ["error: too many calls: only the first 128 of a turn are made"] * 72
+    assert metrics == {"tool_calls": 200.0, "tool_errors": 72.0}

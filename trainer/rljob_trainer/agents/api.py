@@ -65,8 +65,7 @@ class Turn:
     @property
     def message(self) -> dict[str, Any]:
         """As the assistant's message in a conversation."""
-        calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
-        return {"role": "assistant", "content": self.content, **calls}
+        return message_of({"content": self.content, "reasoning": self.reasoning, "tool_calls": self.tool_calls})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +185,14 @@ class Policy:
         """
         tokens, *others = await self._ask("sequences", {"branches": branches})
         return Trajectory(tokens, reward, dict(metrics or {}), rewards, others)
+
+
+def message_of(turn: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What the assistant said in a turn, if there was one. `reasoning` as vLLM's own server calls it."""
+    if turn is None:
+        return {"role": "assistant", "content": ""}
+    known = {key: turn[key] for key in ("reasoning", "tool_calls") if turn[key]}
+    return {"role": "assistant", "content": turn["content"], **known}
 
 
 def ids(tokens: Sequence[int]) -> list[int]:

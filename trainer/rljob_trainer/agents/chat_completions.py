@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.api import PolicyError, message_of
 from rljob_trainer.agents.session import Session
 
 MODEL = "policy"
 MOST_CHOICES = 128
 """Answers to one request, as OpenAI has it. Each is a turn."""
 NOT_ENFORCED = "samples are drawn from the policy's own distribution, so nothing makes it answer in a form"
+OUTDATED = "give functions as `tools`, and whether they may be called as `tool_choice`"
 
 
 class StreamOptions(BaseModel):
@@ -41,12 +42,28 @@ class ChatRequest(BaseModel):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     """Of other tokens than the one that was written nothing is known."""
+    functions: Any = None
+    function_call: Any = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def limits(self) -> dict[str, Any]:
         """As Policy.generate has them."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         return {"max_tokens": self.max_completion_tokens or self.max_tokens, "stop": stop}
+
+
+def require_unset(asked: BaseModel, names: Sequence[str], why: str) -> None:
+    """Raises PolicyError for fields that are not served."""
+    for name in names:
+        if getattr(asked, name):
+            raise PolicyError(f"{name} is not served: {why}")
+
+
+def require_parallel(allowed: bool | None) -> None:
+    """Raises PolicyError where a turn is to have one call at most."""
+    if allowed is False:
+        raise PolicyError(f"parallel_tool_calls: false is not served: {NOT_ENFORCED}")
 
 
 def callable_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> list[Mapping[str, Any]]:
@@ -58,6 +75,8 @@ def callable_tools(tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> li
 
 async def complete(session: Session, asked: ChatRequest) -> dict[str, Any]:
     """A chat completion; an empty one, cut off, when maxTurns or maxTokens leave no room for it. Raises PolicyError, and what the rollouts raise."""
+    require_unset(asked, ("functions", "function_call"), OUTDATED)
+    require_parallel(asked.parallel_tool_calls)
     if asked.response_format and asked.response_format.type != "text":
         raise PolicyError(f"response_format: {asked.response_format.type} is not served, only text: {NOT_ENFORCED}")
     tools = callable_tools(asked.tools, asked.tool_choice)
@@ -93,14 +112,6 @@ async def several(
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [turn.result() for turn in turns]
-
-
-def message_of(turn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What the assistant said. `reasoning` as vLLM's own server calls it."""
-    if turn is None:
-        return {"role": "assistant", "content": ""}
-    known = {key: turn[key] for key in ("reasoning", "tool_calls") if turn[key]}
-    return {"role": "assistant", "content": turn["content"], **known}
 
 
 def _choice(

@@ -4,10 +4,12 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any
 
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Message, PolicyError
+from rljob_trainer.agents.messages import plain, reasoning_of
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.wire.parsing import ToolCall
 
@@ -17,8 +19,8 @@ END = "rljob-last-argument"
 """Stands for what its last call ends with."""
 ASKED: dict[str, Any] = {"role": "user", "content": MARK.upper()}
 SAID: dict[str, Any] = {"role": "assistant", "content": MARK}
-TEXTS = {None, "text", "input_text", "output_text"}
-"""Types of a part of a message that are its text."""
+DEVELOPER = "developer"
+"""A role that few templates know; it is OpenAI's later name for `system`."""
 
 
 def reply(
@@ -85,8 +87,11 @@ def written(
     if not tokenizer.chat_template:
         raise PolicyError("the tokenizer in spec.model.path has no chat template")
     how: dict[str, Any] = {"add_generation_prompt": goes_on, "tokenize": False, **template.arguments}
+    spoken = [_spoken(message) for message in messages]
+    if DEVELOPER not in str(tokenizer.chat_template):  # it would leave these messages out, or refuse them
+        spoken = [m | {"role": "system"} if m["role"] == DEVELOPER else m for m in spoken]
     try:
-        text: str = tokenizer.apply_chat_template([_spoken(m) for m in messages], list(tools) or None, **how)
+        text: str = tokenizer.apply_chat_template(spoken, list(tools) or None, **how)
     except Exception as error:  # templates are programs, and raise what they like
         raise PolicyError(f"the chat template refuses the messages: {type(error).__name__}: {error}") from error
     return text
@@ -105,7 +110,16 @@ class _Known:
     """A conversation that ends with a turn of the policy's."""
 
     messages: list[dict[str, Any]]
+    reasoning: list[str]
+    """Of each message; a client need not repeat it."""
     tokens: list[int]
+
+    def is_continued(self, said: list[dict[str, Any]]) -> bool:
+        return len(said) > len(self.messages) and said[: len(self.messages)] == self.messages
+
+    def likeness(self, reasoning: list[str]) -> tuple[int, int]:
+        """The more, the likelier this one is meant: its length, then how much of its reasoning is repeated."""
+        return len(self.messages), sum(map(eq, self.reasoning, reasoning))
 
 
 class Conversations:
@@ -116,42 +130,27 @@ class Conversations:
         self._known: list[_Known] = []
 
     def context(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """What the policy continues: behind the longest conversation that these messages begin with, or from their first on. Raises PolicyError."""
-        said = [_plain(message) for message in messages]
-        beginnings = (k for k in self._known if said[: len(k.messages)] == k.messages and len(said) > len(k.messages))
-        if known := max(beginnings, key=lambda k: len(k.messages), default=None):
+        """What the policy continues: behind the longest conversation that these messages begin with, or from their first on. Raises PolicyError.
+
+        Among several of one length it is that whose reasoning the messages repeat, or else the latest.
+        """
+        said, reasoning = [plain(message) for message in messages], [*map(reasoning_of, messages)]
+        beginnings = [k for k in reversed(self._known) if k.is_continued(said)]
+        if known := max(beginnings, key=lambda k: k.likeness(reasoning), default=None):
             rest, calls = messages[len(known.messages) :], known.messages[-1].get("tool_calls", ())
             return known.tokens + reply(known.tokens, rest, self._tokenizer, self._template, calls)
         return encoded(written(messages, self._tokenizer, self._template, tools), self._tokenizer)
 
     def add(self, messages: Sequence[Message], answer: Message, tokens: list[int]) -> None:
         """The policy answered, and `tokens` are those of the whole conversation."""
-        self._known.append(_Known([_plain(message) for message in (*messages, answer)], tokens))
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    """Without what clients add or leave out, and with content as a text: messages of one meaning are equal. Raises PolicyError."""
-    if "role" not in message:
-        raise PolicyError("a message has no role")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(map(_text, content))
-    found = {"role": message["role"], "content": content or ""}
-    return found | {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
-
-
-def _text(part: Any) -> str:
-    """Raises PolicyError for a part of a message that is no text."""
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if not isinstance(part, Mapping) or kind not in TEXTS:
-        raise PolicyError(f"a part of a message is of type {kind}, and an agent's policy reads texts only")
-    return str(part.get("text", ""))
+        whole = (*messages, answer)
+        self._known.append(_Known([*map(plain, whole)], [*map(reasoning_of, whole)], tokens))
 
 
 def _spoken(message: Message) -> dict[str, Any]:
     """As chat templates read it: arguments of calls are objects, and reasoning is called `reasoning_content`. Raises PolicyError."""
-    found = _plain(message)
-    if reasoning := message.get("reasoning_content") or message.get("reasoning"):
+    found = plain(message)
+    if reasoning := reasoning_of(message):
         found["reasoning_content"] = reasoning
     if "tool_calls" in found:
         found["tool_calls"] = [_with_objects(call) for call in found["tool_calls"]]

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.chat_completions import ChatRequest, chunks, complete
+from rljob_trainer.agents.messages import first_of
 from rljob_trainer.agents.responses import ResponsesRequest, events, respond
 from rljob_trainer.agents.session import Session
 from rljob_trainer.machine import loopback
@@ -87,7 +88,7 @@ class Endpoint:
         try:
             asked = kind.model_validate(await request.json())
         except ValidationError as error:
-            return _error(400, _first_of(error))
+            return _error(400, first_of(error))
         except (ValueError, RecursionError) as error:
             return _error(400, f"the body is not JSON: {error}")
         try:
@@ -110,12 +111,6 @@ async def _streamed(request: web.Request, events: Iterable[dict[str, Any]], end:
         await response.write(f"data: {end}\n\n".encode())
     await response.write_eof()
     return response
-
-
-def _first_of(error: ValidationError) -> str:
-    """What is wrong, and where."""
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}"
 
 
 @web.middleware

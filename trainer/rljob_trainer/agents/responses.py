@@ -10,15 +10,17 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.api import PolicyError, message_of
 from rljob_trainer.agents.chat_completions import (
     MODEL,
     NOT_ENFORCED,
     ResponseFormat,
     callable_tools,
-    message_of,
+    require_parallel,
+    require_unset,
     several,
 )
+from rljob_trainer.agents.messages import text_of
 from rljob_trainer.agents.session import Session
 
 FUNCTION = ("name", "description", "parameters", "strict")
@@ -41,13 +43,15 @@ class ResponsesRequest(BaseModel):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    max_tool_calls: int | None = None
+    parallel_tool_calls: bool | None = None
 
     def require_served(self) -> None:
         """Raises PolicyError for what is not."""
         kept = "nothing is kept between requests: repeat the conversation in `input`"
-        for name in ("previous_response_id", "conversation", "background"):
-            if getattr(self, name):
-                raise PolicyError(f"{name} is not served: {kept}")
+        require_unset(self, ("previous_response_id", "conversation", "background"), kept)
+        require_unset(self, ("max_tool_calls",), "it is for tools that the server runs, and nobody here runs any")
+        require_parallel(self.parallel_tool_calls)
         kind = self.text.format.type if self.text and self.text.format else "text"
         if kind != "text":
             raise PolicyError(f"text.format: {kind} is not served, only text: {NOT_ENFORCED}")
@@ -58,7 +62,7 @@ async def respond(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
     asked.require_served()
     shown = [_tool(tool) for tool in asked.tools or ()]
     tools = callable_tools(shown, asked.tool_choice)
-    messages = [*_instructions(asked), *_messages(asked.input)]
+    messages = [*_instructions(asked), *messages_of(asked.input)]
     context = session.conversations.context(messages, shown)
     limits = {"max_tokens": asked.max_output_tokens, "stop": None}
     (turn,) = await several(session, context, limits, tools, 1)
@@ -79,8 +83,8 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {key: tool[key] for key in FUNCTION if tool.get(key) is not None}}
 
 
-def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of a conversation. What one turn of the policy's said is one message: reasoning, text and calls. Raises PolicyError."""
+def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of a conversation. What one turn of the policy's said is one message: reasoning, text and calls, in this order. Raises PolicyError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     found: list[dict[str, Any]] = []
@@ -97,11 +101,18 @@ def _add(item: Mapping[str, Any], found: list[dict[str, Any]]) -> None:
     elif kind == "message" and role != "assistant":
         found.append({"role": role, "content": item.get("content")})
     elif kind in ("message", "reasoning", "function_call"):
-        if not found or found[-1]["role"] != "assistant":
-            found.append({"role": "assistant", "content": ""})
+        if not found or _begins_another(kind, found[-1]):
+            found.append({"role": "assistant"})
         _continue(found[-1], kind, item)
     else:
         raise PolicyError(f"input: an item of type {kind} is not served")
+
+
+def _begins_another(kind: str, last: Mapping[str, Any]) -> bool:
+    """Whether an item of the assistant's is not of the turn of which `last` is the message so far."""
+    if last["role"] != "assistant":
+        return True
+    return kind != "function_call" and ("content" in last or "tool_calls" in last)
 
 
 def _continue(message: dict[str, Any], kind: str, item: Mapping[str, Any]) -> None:
@@ -113,7 +124,7 @@ def _continue(message: dict[str, Any], kind: str, item: Mapping[str, Any]) -> No
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         message.setdefault("tool_calls", []).append(call)
     else:
-        message["reasoning"] = "".join(str(part.get("text", "")) for part in item.get("content") or ())
+        message["reasoning"] = message.get("reasoning", "") + text_of(item.get("content"))
 
 
 def _response(

@@ -11,8 +11,9 @@ import numpy as np
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.api import PolicyError, message_of
 from rljob_trainer.agents.conversations import Conversations, encoded, reply, special
+from rljob_trainer.agents.messages import require_functions
 from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
@@ -92,7 +93,7 @@ class Session:
         """By turn."""
         self._called: dict[int, list[ToolCall]] = {}
         """What a turn calls, by its number: a reply to it is written by the template that sees the calls."""
-        self._conversations: dict[int, list[dict[str, Any]]] = {}
+        self._messages: dict[int, list[dict[str, Any]]] = {}
         """Messages that end with a turn, by its number."""
 
     def anew(self) -> "Session":
@@ -158,6 +159,7 @@ class Session:
     ) -> dict[str, Any] | None:
         if not len(context):
             raise PolicyError("nothing to continue: the context has no token")
+        require_functions(tools)
         room = self._spec.max_tokens - (len(context) - len(self.prompt.tokens))
         longest = min(room, self._sampling.max_tokens, room if max_tokens is None else max_tokens)
         if self._begun >= self._spec.max_turns or longest < 1:
@@ -193,14 +195,13 @@ class Session:
         behind whose conversation `messages` follow."""
         if after is not None:
             before = self._whole(after).tolist()
-            messages = [*self._conversations.get(after, ()), *messages]
+            messages = [*self._messages.get(after, ()), *messages]
         context = self.conversations.context(messages, tools)
         found = await self._continued(np.array(context, np.int32), max_tokens, stop, tools)
         if found is None:
             return None
-        calls = {"tool_calls": found["tool_calls"]} if found["tool_calls"] else {}
-        turn = {"role": "assistant", "content": found["content"], **calls}
-        self._conversations[found["number"]] = [*messages, turn]
+        turn = message_of(found)
+        self._messages[found["number"]] = [*messages, turn]
         self.conversations.add(messages, turn, context + found["tokens"])
         continues = after is not None and context[: len(before)] == before
         return {

@@ -13,6 +13,10 @@ from rljob_trainer.agents.api import Policy, Prompt, Trajectory
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 ROW = "row"
 """A parameter of this name gets the row of the data, and the policy does not see it."""
+MOST_CALLS = 128
+"""Of one turn that are made. A policy in training may write thousands."""
+TOO_MANY = f"error: too many calls: only the first {MOST_CALLS} of a turn are made"
+NO_OBJECT = "the arguments of a call are a JSON object"
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -66,7 +70,8 @@ class ToolCalls:
             context = turn.whole
             if not turn.tool_calls or turn.finish_reason == "length":
                 break
-            found = await asyncio.gather(*(self._result(call, row) for call in turn.tool_calls))
+            found = await asyncio.gather(*(self._result(call, row) for call in turn.tool_calls[:MOST_CALLS]))
+            found += [(TOO_MANY, True)] * (len(turn.tool_calls) - len(found))
             metrics["tool_calls"] += len(found)
             metrics["tool_errors"] += sum(failed for _, failed in found)
             said = zip(turn.tool_calls, found, strict=True)
@@ -92,9 +97,12 @@ class ToolCalls:
         if function is None:
             raise NotACall(f"there is no function {name!r}, only {', '.join(self._functions)}")
         try:
-            arguments = dict(json.loads(call["function"]["arguments"]) or {})
+            arguments = json.loads(call["function"]["arguments"] or "{}")
         except (ValueError, TypeError, RecursionError) as error:
-            raise NotACall("the arguments of a call are a JSON object") from error
+            raise NotACall(NO_OBJECT) from error
+        arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, dict):
+            raise NotACall(NO_OBJECT)
         parameters = inspect.signature(function).parameters
         if strange := arguments.keys() - (parameters.keys() - {ROW}):
             raise NotACall(f"{name} has no parameter {min(strange)!r}")

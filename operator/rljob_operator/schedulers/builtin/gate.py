@@ -18,7 +18,7 @@ from rljob_operator.times import stamp
 
 def has_gate(spec: RLJobSpec, role: str) -> bool:
     """Whether the role's pods are made with our gate."""
-    if role == names.ROLE_WORKER:
+    if not names.is_placed(role):
         return False
     spares = role == names.ROLE_TRAINER and spec.scheduling.spare_nodes > 0
     return spec.scheduling.facts.assigns_nodes or spares or server_nodes(spec, role) > 1
