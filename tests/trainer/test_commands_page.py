@@ -8,8 +8,8 @@ from rljob_trainer import reference
 from rljob_trainer.__main__ import parser
 
 PAGE = Path(__file__).parents[2] / "docs/reference/trainer.md"
-CONTAINERS = ["launch", "rollout", "pool", "worker"]
-"""What only pods start."""
+CONTAINERS = ["launch", "rollout", "pool", "worker", "gateway"]
+"""What only pods and local runs start."""
 
 
 def test_the_page_in_docs_is_what_the_parsers_say_in_any_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

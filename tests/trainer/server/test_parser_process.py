@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from functools import partial
 
 import psutil
@@ -19,7 +20,8 @@ class Endless(ParserProcess):
 
 
 def reader(limit: float) -> TurnReader:
-    return TurnReader(partial(Endless.start, (), limit))
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return TurnReader(partial(Endless.start, (), limit, paths))
 
 
 @pytest.mark.parametrize(("text", "limit"), [("endless", 2.0), ("deadly", SECONDS)])
