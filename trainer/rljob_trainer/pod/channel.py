@@ -1,8 +1,9 @@
 """How a launcher or supervisor hears the operator and answers: ConfigMaps in a cluster, files on one machine."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from rljob_trainer.run_exports import with_model
 from rljob_trainer.textfile import read_text, replace
 
 POLL_SECONDS = 0.1
+REPORT_SECONDS = 15.0
+"""Longest time between two reports of a pod."""
 
 
 class Channel(Protocol):
@@ -26,6 +29,18 @@ class Channel(Protocol):
     async def report(self, report: Report) -> None:
         """Returns when it was accepted."""
         ...
+
+
+async def keep_reporting(
+    channel: Channel, state: Callable[[], Report], news: asyncio.Event, reported: Callable[[], None] = lambda: None
+) -> None:
+    """Report on every change, which sets `news`, and at least every REPORT_SECONDS. `reported` is called after each report."""
+    while True:
+        news.clear()
+        await channel.report(state())
+        reported()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), REPORT_SECONDS)
 
 
 class ProtocolMismatch(ConfigurationError):

@@ -10,13 +10,12 @@ from typing import Literal
 from rljob_api.protocol import Control, Report
 from rljob_trainer import failure
 from rljob_trainer.pod.attempt import Ended, PodAttempt
-from rljob_trainer.pod.channel import Channel, ProtocolMismatch
+from rljob_trainer.pod.channel import REPORT_SECONDS, Channel, ProtocolMismatch, keep_reporting
 from rljob_trainer.pod.fork_client import ForkServers
 from rljob_trainer.pod.read_ahead import ReadAhead
 from rljob_trainer.pod.settings import Settings
 from rljob_trainer.processes import adopt_orphans, reap
 
-REPORT_SECONDS = 15.0
 PROGRESS_SECONDS = 2.0
 """Interval of progress reports; a new state is reported at once."""
 LAST_REPORT_SECONDS = 5.0
@@ -51,9 +50,8 @@ class Launcher:
         adopt_orphans()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
         async with asyncio.TaskGroup() as tasks:
-            parts = [
-                tasks.create_task(part) for part in (self._follow(tasks), self._send_reports(), self._follow_progress())
-            ]
+            reporting = keep_reporting(self._channel, lambda: self._report, self._news)
+            parts = [tasks.create_task(part) for part in (self._follow(tasks), reporting, self._follow_progress())]
             await self._leaving.wait()
             await self._idle.wait()
             self._read_ahead.stop()
@@ -125,13 +123,6 @@ class Launcher:
         self._attempt = None
         self._idle.set()
         self._act(tasks)
-
-    async def _send_reports(self) -> None:
-        while True:
-            self._news.clear()
-            await self._channel.report(self._report)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
 
     async def _follow_progress(self) -> None:
         """Report the progress of the running attempt, and collect orphans that ended."""

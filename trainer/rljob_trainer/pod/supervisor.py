@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rljob_api import names
 from rljob_api.address import http_url
@@ -30,25 +30,22 @@ from rljob_api.spec.roles import PoolSpec
 from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
+from rljob_trainer.pod.channel import Channel, keep_reporting
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.sources.record import until_fetched
 from rljob_trainer.wire.rollout_client import answers
-
-if TYPE_CHECKING:
-    from rljob_trainer.pod.channel import Channel
 
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
 STABLE_SECONDS = 120.0
 """After a server has run for this long, the back-off starts anew."""
 READY_POLL_SECONDS = 0.5
-REPORT_SECONDS = 15.0
 
 log = logging.getLogger(__name__)
 
 
-async def main(channel: "Channel", environment: Mapping[str, str], port: int, role: str) -> int:
+async def main(channel: Channel, environment: Mapping[str, str], port: int, role: str) -> int:
     """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*); the server inherits it. `role`: of the pod."""
     supervisor = Supervisor(channel, environment, port, role)
     running = asyncio.create_task(supervisor.run())
@@ -70,7 +67,7 @@ class Supervisor:
     """Supervises one server, or one part of one; `run` runs until cancelled."""
 
     def __init__(
-        self, channel: "Channel", environment: Mapping[str, str], port: int, role: str = names.ROLE_ROLLOUT
+        self, channel: Channel, environment: Mapping[str, str], port: int, role: str = names.ROLE_ROLLOUT
     ) -> None:
         self._channel, self._environment, self._port, self._role = channel, environment, port, role
         self._url = http_url(loopback(), port)
@@ -87,7 +84,7 @@ class Supervisor:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow())
-            tasks.create_task(self._report())
+            tasks.create_task(keep_reporting(self._channel, self._state, self._news))
             await self._controlled.wait()
             await self._keep_running()
 
@@ -170,14 +167,6 @@ class Supervisor:
         assert self._control is not None
         here = RolloutEndpoint(pod="", pod_uid="", url=self._url)
         return await answers(here, self._environment[names.ENV_ROLLOUT_TOKEN], self._control.attempt)
-
-    async def _report(self) -> None:
-        """Report on every change, and at least every REPORT_SECONDS."""
-        while True:
-            self._news.clear()
-            await self._channel.report(self._state())
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
 
     def _state(self) -> Report:
         return Report(

@@ -18,11 +18,9 @@ from rljob_api import names
 from rljob_api.protocol import Failure, Report
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.pod.channel import Channel, ProtocolMismatch
+from rljob_trainer.pod.channel import REPORT_SECONDS, Channel, ProtocolMismatch, keep_reporting
 from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
 from rljob_trainer.processes import adopt_orphans, reap
-
-REPORT_SECONDS = 15.0
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class WorkerPod:
         adopt_orphans()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._answer_probes())
-            tasks.create_task(self._report())
+            tasks.create_task(keep_reporting(self._channel, self._state, self._news, self._collect_orphans))
             try:
                 await self._follow(tasks)
             finally:
@@ -113,14 +111,8 @@ class WorkerPod:
         finally:
             await runner.cleanup()
 
-    async def _report(self) -> None:
-        """Report on every change, and at least every REPORT_SECONDS; meanwhile collect orphans that ended."""
-        while True:
-            self._news.clear()
-            await self._channel.report(self._state())
-            reap(self.pids)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), REPORT_SECONDS)
+    def _collect_orphans(self) -> None:
+        reap(self.pids)
 
     def _state(self) -> Report:
         failures = [life.failure for life in self._lives if life.failure]
