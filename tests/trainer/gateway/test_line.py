@@ -195,7 +195,7 @@ EVENTS = st.lists(
 
 
 async def story(root: Path, events: list[tuple[str, object]]) -> tuple[World, dict[int, object]]:
-    world, told = World(root), dict[int, object]()
+    world, first = World(root), dict[int, object]()
     await world.begin()
     for what, which in [*events, *(("ask", seq) for seq in range(1, REQUESTS + 1))]:
         match what, which:
@@ -215,9 +215,9 @@ async def story(root: Path, events: list[tuple[str, object]]) -> tuple[World, di
                 world.crash(part)
         for seq in range(1, REQUESTS + 1):
             if seq in world.service.book("ann", world.model).line.entries and (found := await world.result(seq)):
-                assert told.setdefault(seq, found.metrics) == found.metrics  # type: ignore[union-attr]
+                assert first.setdefault(seq, found.metrics) == found.metrics  # type: ignore[union-attr]
     await world.idle()
-    return world, told
+    return world, first
 
 
 @given(events=EVENTS)
@@ -226,11 +226,11 @@ def test_every_request_counts_once_and_in_order_whatever_arrives_or_crashes_when
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[str, object]]
 ) -> None:
     async def check() -> None:
-        world, told = await story(tmp_path_factory.mktemp("service"), events)
+        world, first = await story(tmp_path_factory.mktemp("service"), events)
         assert world.ranks.steps(world.model) == STEPS
         for seq in range(1, REQUESTS + 1):
             found = await world.result(seq)
-            assert isinstance(found, Result) and found.metrics == expected(seq).metrics == told.get(seq, found.metrics)
+            assert isinstance(found, Result) and found.metrics == expected(seq).metrics == first.get(seq, found.metrics)
         assert world.service.desk.mismatches == 0
 
     asyncio.run(check())

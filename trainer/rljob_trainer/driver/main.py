@@ -19,14 +19,10 @@ from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.agents.workers import PodWorkers
-from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.encoding import Workers
-from rljob_trainer.data.files import places
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
-from rljob_trainer.data.pictures import image_reader
-from rljob_trainer.data.prompts import HeldOutSet, PromptSet, load_held_out, load_prompts, require_prompts_of_every_file
-from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary, load_tokenizer, unheard_end
+from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer, unheard_end
 from rljob_trainer.driver.buffer.examples import Examples
 from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabulary
@@ -35,13 +31,13 @@ from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pod_listener import PodListener, listening
 from rljob_trainer.driver.pool import RolloutPool
+from rljob_trainer.driver.preparing import moved, read_prompts, row_maker
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import serve
 from rljob_trainer.driver.service import ServiceDriver
 from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
-from rljob_trainer.rewards.rules import validate_row
 from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control
@@ -124,7 +120,7 @@ async def _supervised(
     spec, workers = control.spec, Workers(control.spec)
     gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds)
     try:
-        made = _row_maker(directory, spec, progress)
+        made = row_maker(directory, spec, progress)
         load = partial(load_examples, spec, tokenizer=tokenizer, workers=workers, made=made)
         train = await asyncio.to_thread(load, "train", scratch=directory / "examples")
         held_out = None
@@ -160,12 +156,12 @@ async def _reinforcement(
             await teacher.start()
         if agent:
             if workers:
-                _moved(progress, WORKERS)
+                moved(progress, WORKERS)
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
-        await asyncio.to_thread(generate, spec.data, partial(_moved, progress))
-        made = _row_maker(directory, spec, progress)
-        train, held_out = await asyncio.to_thread(_prompts, directory, spec, tokenizer, made)
+        await asyncio.to_thread(generate, spec.data, partial(moved, progress))
+        made = row_maker(directory, spec, progress)
+        train, held_out = await asyncio.to_thread(read_prompts, directory, spec, tokenizer, made)
         await rewards.start()
         control = _counted(control, train)
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
@@ -255,47 +251,6 @@ async def _first_to_end(*parts: Awaitable[None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-
-
-def _row_maker(directory: Path, spec: RLJobSpec, progress: ProgressFile) -> RowMaker:
-    return RowMaker(spec.data, directory / "custom", moved=partial(_moved, progress))
-
-
-def _moved(progress: ProgressFile, text: str) -> None:
-    """A step of preparing data is progress, which nothing else reports so early."""
-    progress.heartbeat()
-    progress.update(awaiting=text)
-    progress.flush()
-
-
-def _prompts(
-    directory: Path, spec: RLJobSpec, tokenizer: Tokenizer, made: RowMaker
-) -> tuple[PromptSet, list[HeldOutSet]]:
-    """The prompts for training, and the held-out sets."""
-    images = image_reader(spec)
-    train = load_prompts(
-        spec.data,
-        made(places("spec.data.train", spec.data.train)),
-        tokenizer,
-        partial(validate_row, spec.rewards, by_driver=False),
-        directory / "rows" / "train",
-        images,
-        Vocabulary.of(spec),
-    )
-    require_prompts_of_every_file(spec.data, train)
-    validate = partial(validate_row, spec.rewards, by_driver=spec.evaluation.takes_place)
-    held_out = load_held_out(spec, tokenizer, validate, directory / "rows" / "held-out", images, made)
-    for name, prompts in [("train", train), *((f"held-out set {s.name}", s.prompts) for s in held_out)]:
-        log.info("%s: %s", name, _described(prompts))
-    return train, held_out
-
-
-def _described(prompts: PromptSet) -> str:
-    c = prompts.counts
-    return (
-        f"{c.rows} rows, {c.too_long} of them longer than maxPromptTokens and left out, {len(prompts)} prompts, "
-        f"{c.duplicates} of them duplicates"
-    )
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -1,4 +1,4 @@
-"""A model's line with its journal, and who waits for its results."""
+"""A model's line with its journal, and the requests that wait for its results."""
 
 import asyncio
 import time
@@ -9,8 +9,6 @@ from pathlib import Path
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
 from rljob_trainer.wire.service import Failure, encode
-
-CREATED, ASKED, ANSWERED, CHECKPOINT, FAILED, FOUND = "created", "asked", "answered", "checkpoint", "failed", "found"
 
 
 class Book:
@@ -72,7 +70,7 @@ class Book:
     async def answer(self, seq: int, result: bytes) -> None:
         async with self._writing:
             if self._journal:
-                await asyncio.to_thread(self._journal.append, JournalRecord({"kind": ANSWERED, "seq": seq}, result))
+                await asyncio.to_thread(self._journal.append, JournalRecord({"kind": "answered", "seq": seq}, result))
             self.line.finish(seq, result)
         await self.tell()
 
@@ -127,33 +125,33 @@ class Book:
 
 
 def _created(line: RequestLine) -> JournalRecord:
-    fields = {"kind": CREATED, "model": line.model, "start": line.start, "optimizer": line.optimizer}
+    fields = {"kind": "created", "model": line.model, "start": line.start, "optimizer": line.optimizer}
     return JournalRecord(fields, line.creation)
 
 
 def _asked(seq: int, entry: Asked) -> JournalRecord:
     fields = {"seq": seq, "digest": entry.digest, "work": entry.kind, "saves": entry.saves, "tokens": entry.tokens}
     fields["changes"] = entry.changes
-    return JournalRecord({"kind": ASKED} | fields, entry.body)
+    return JournalRecord({"kind": "asked"} | fields, entry.body)
 
 
 def _found(seq: int, directory: str) -> JournalRecord:
-    return JournalRecord({"kind": FOUND, "seq": seq, "directory": directory})
+    return JournalRecord({"kind": "found", "seq": seq, "directory": directory})
 
 
 def _records(line: RequestLine) -> Iterable[JournalRecord]:
     """What a journal has to hold now."""
     yield _created(line)
     if line.checkpoint:
-        yield JournalRecord({"kind": CHECKPOINT, "seq": line.watermark, "directory": line.checkpoint})
+        yield JournalRecord({"kind": "checkpoint", "seq": line.watermark, "directory": line.checkpoint})
     for seq, entry in sorted(line.entries.items()):
         yield _asked(seq, entry)
         if entry.found:
             yield _found(seq, entry.found)
         if entry.result is not None:
-            yield JournalRecord({"kind": ANSWERED, "seq": seq}, entry.result)
+            yield JournalRecord({"kind": "answered", "seq": seq}, entry.result)
     if line.failed:
-        yield JournalRecord({"kind": FAILED}, line.failed)
+        yield JournalRecord({"kind": "failed"}, line.failed)
 
 
 def _line(records: Iterable[JournalRecord]) -> RequestLine:
@@ -162,8 +160,8 @@ def _line(records: Iterable[JournalRecord]) -> RequestLine:
     for fields, body in others:
         match fields["kind"]:
             case "asked":
-                told = {name: fields[name] for name in ("saves", "tokens", "changes")}
-                line.accept(fields["seq"], Asked(fields["digest"], fields["work"], body, **told))
+                rest = {name: fields[name] for name in ("saves", "tokens", "changes")}
+                line.accept(fields["seq"], Asked(fields["digest"], fields["work"], body, **rest))
             case "found":
                 line.entries[fields["seq"]].found = fields["directory"]
             case "answered":

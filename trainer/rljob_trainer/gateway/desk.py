@@ -240,7 +240,7 @@ class Desk:
 
     def _checkpoint_due(self, book: Book, draining: bool) -> bool:
         waited = time.monotonic() - book.saved_at >= self._seconds
-        return book.line.at_step() and (draining or waited or book.line.uncovered >= UNCOVERED)
+        return (draining or waited or book.line.uncovered >= UNCOVERED) and book.line.at_step()
 
     def _compare(self, model: str, seq: int, before: bytes, now: bytes) -> None:
         if before != now:

@@ -8,7 +8,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,9 +33,8 @@ class Journal:
         """Opens or makes the file. Raises OSError."""
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.records = list(_read(path))
-        """Those that were in the file when it was opened."""
-        self._size = sum(len(_encoded(record)) for record in self.records)
+        self.records, self._size = _read(path)
+        """`records`: those that were in the file when it was opened."""
         self._file = path.open("ab", buffering=0)
         if cut := self._file.tell() - self._size:
             log.warning("%s: cutting off %d bytes behind its last whole record", path, cut)
@@ -85,17 +84,18 @@ def _encoded(record: JournalRecord) -> bytes:
     return _HEAD.pack(zlib.crc32(content), len(fields), len(record.body)) + content
 
 
-def _read(path: Path) -> Iterator[JournalRecord]:
+def _read(path: Path) -> tuple[list[JournalRecord], int]:
+    """The whole records of a file, and how many bytes they are."""
     content = path.read_bytes() if path.exists() else b""
-    at = 0
-    while at + _HEAD.size <= len(content):
-        checksum, fields, body = _HEAD.unpack_from(content, at)
-        at += _HEAD.size
-        block = content[at : at + fields + body]
+    found, end = list[JournalRecord](), 0
+    while (start := end + _HEAD.size) <= len(content):
+        checksum, fields, body = _HEAD.unpack_from(content, end)
+        block = content[start : start + fields + body]
         if len(block) < fields + body or zlib.crc32(block) != checksum:
-            return
-        yield JournalRecord(json.loads(block[:fields]), block[fields:])
-        at += fields + body
+            break
+        found.append(JournalRecord(json.loads(block[:fields]), block[fields:]))
+        end = start + fields + body
+    return found, end
 
 
 def _sync_directory(path: Path) -> None:

@@ -5,16 +5,13 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.desk import Desk, ServiceFiles, remove
-from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Asked, RequestLine
-from rljob_trainer.wire.sample import Adapter, SampleRequest
+from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.service import (
     CreateModel,
     Failure,
@@ -43,77 +40,22 @@ class BusyError(RuntimeError):
     """The client has to try again later."""
 
 
-@dataclass
-class OpenSession:
-    """A client's process."""
-
-    client: str
-    heard: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True)
-class SavedModel:
-    """What a client has saved under a name."""
-
-    model: str
-    client: str
-    directory: str
-    time: float
-    rank: int
-    mlp: bool
-    attention: bool
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """What a client samples from."""
-
-    client: str
-    directory: str = ""
-    """Of the snapshot; empty: the base model."""
-    path: str = ""
-    """The snapshot's name; empty: it has none."""
-
-    def of(self, request: SampleRequest) -> SampleRequest:
-        """The request, for what this sampler samples from."""
-        return replace(request, adapter=Adapter(self.directory, self.directory)) if self.directory else request
-
-
 class GatewayService:
     """Everything that a client can name. What it creates is on the disk when the method returns."""
 
     def __init__(self, spec: ServiceSpec, root: Path) -> None:
         """`root`: a directory of the checkpoint's volume. What a former gateway wrote there is there again."""
         self.spec, self._files = spec, ServiceFiles(root)
-        self.sessions: dict[str, OpenSession] = {}
+        self.names = Names(root / "service.log")
         self.books: dict[str, Book] = {}
-        self.saved: dict[str, SavedModel] = {}
-        self.samplers: dict[str, Sampler] = {}
-        self._journal, self._writing = Journal(root / "service.log"), asyncio.Lock()
         self._creating = asyncio.Lock()
         self._restore()
         self.desk = Desk(self._files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved)
 
     def _restore(self) -> None:
-        for fields, _ in self._journal.records:
-            values = {name: value for name, value in fields.items() if name not in ("kind", "id")}
-            match fields["kind"]:
-                case "session":
-                    self.sessions[fields["id"]] = OpenSession(**values)
-                case "closed":
-                    self.sessions.pop(fields["id"], None)
-                case "saved":
-                    self.saved[fields["id"]] = SavedModel(**values)
-                case "deleted":
-                    self.saved.pop(fields["id"], None)
-                case "sampler":
-                    self.samplers[fields["id"]] = Sampler(**values)
-        self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) in self.sessions}
-        self._journal.records.clear()
-        self._journal.replace(self._records())
         for path in sorted(self._files.journals.glob("*.log")):
             book = Book.restore(path)
-            if book and _session_of(book.line.model) in self.sessions:
+            if book and session_of(book.line.model) in self.names.sessions:
                 self.books[book.line.model] = book
             elif book:  # a crash while its session ended
                 path.unlink()
@@ -121,11 +63,10 @@ class GatewayService:
 
     async def open_session(self, client: str) -> str:
         """A new session. Raises BusyError."""
-        if len(self.sessions) >= MOST_SESSIONS:
+        if len(self.names.sessions) >= MOST_SESSIONS:
             raise BusyError(f"there are {MOST_SESSIONS} sessions")
         name = secrets.token_hex(8)
-        await self._write("session", name, client=client)
-        self.sessions[name] = OpenSession(client)
+        await self.names.open(name, client)
         return name
 
     def hear(self, client: str, session: str) -> None:
@@ -141,7 +82,7 @@ class GatewayService:
         """A new model, which begins with the state that clients know as `start`, if that is given. A model that is there already is the same request.
         Raises UnknownError for its session."""
         async with self._creating:  # a client that repeats its request may not wait for the answer
-            self.hear(client, _session_of(created.model))
+            self.hear(client, session_of(created.model))
             if created.model not in self.books:
                 self.books[created.model] = await self._created(created, start, optimizer)
         self.desk.changed()
@@ -167,7 +108,7 @@ class GatewayService:
         Raises UnknownError for the model, BusyError when too much is waiting.
         """
         book = self.book(client, model)
-        self.hear(client, _session_of(model))
+        self.hear(client, session_of(model))
         body = encode(work)
         if not book.line.failed and book.line.uncovered + len(body) > MOST_UNCOVERED:
             raise BusyError(f"{model} has {book.line.uncovered} bytes of requests waiting")
@@ -180,27 +121,27 @@ class GatewayService:
 
     def book(self, client: str, model: str) -> Book:
         """A model of a client. Raises UnknownError."""
-        self._session(client, _session_of(model))
+        self._session(client, session_of(model))
         if model not in self.books:
             raise UnknownError(f"there is no model {model}")
         return self.books[model]
 
     async def sample_from(self, client: str, name: str, path: str = "") -> None:
         """A new sampler: of what was saved as `path`, or of the base model. Raises UnknownError."""
-        self.hear(client, _session_of(name))
+        self.hear(client, session_of(name))
         directory = self.named(client, path).directory if path else ""
-        await self._add_sampler(name, Sampler(client, directory, path))
+        await self.names.sample(name, Sampler(client, directory, path))
 
     def sampler(self, client: str, name: str) -> Sampler:
         """Raises UnknownError."""
-        found = self.samplers.get(name)
+        found = self.names.samplers.get(name)
         if found is None or found.client != client:
             raise UnknownError(f"there is no sampler {name}")
         return found
 
     def named(self, client: str, path: str) -> SavedModel:
         """What the client has saved as `path`. Raises UnknownError."""
-        found = self.saved.get(path)
+        found = self.names.saved.get(path)
         if found is None or found.client != client:
             raise UnknownError(f"there is no {path}")
         return found
@@ -208,14 +149,13 @@ class GatewayService:
     async def delete(self, client: str, path: str) -> None:
         """Delete what was saved as `path`. Raises UnknownError."""
         found = self.named(client, path)
-        await self._write("deleted", path)
-        del self.saved[path]
+        await self.names.delete(path)
         await self._remove_unused(found.directory)
 
     async def sweep(self) -> None:
         """End sessions of clients that are gone, and drop results that nobody fetches any more."""
         now = time.monotonic()
-        for name, session in list(self.sessions.items()):
+        for name, session in list(self.names.sessions.items()):
             if now - session.heard > self.spec.session_timeout_seconds:
                 log.warning("session %s has said nothing for %d s", name, self.spec.session_timeout_seconds)
                 await self._end(name)
@@ -224,14 +164,11 @@ class GatewayService:
 
     async def _end(self, session: str) -> None:
         async with self._creating:  # no model of it begins meanwhile
-            if session not in self.sessions:
+            if session not in self.names.sessions:
                 return
-            await self._write("closed", session)
-            del self.sessions[session]
-        gone = {s.directory for name, s in self.samplers.items() if _session_of(name) == session}
-        self.samplers = {name: s for name, s in self.samplers.items() if _session_of(name) != session}
+            gone = await self.names.close(session)
         await self._remove_unused(*gone)
-        for model in [m for m in self.books if _session_of(m) == session]:
+        for model in [m for m in self.books if session_of(m) == session]:
             book = self.books.pop(model)
             self.desk.drop(model)
             await book.remove(Failure(message="the session has ended"))
@@ -239,32 +176,25 @@ class GatewayService:
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
-        used = {saved.directory for saved in self.saved.values()} | {s.directory for s in self.samplers.values()}
-        used = used.union(*(book.line.loads() for book in self.books.values()))
+        used = self.names.directories.union(*(book.line.loads() for book in self.books.values()))
         for directory in set(directories) - used - {""}:
             await asyncio.to_thread(remove, directory)
 
     async def _has_saved(self, book: Book, seq: int, directory: str) -> None:
         """Of Desk: a request has written a directory for a client."""
-        session, name = self.sessions.get(_session_of(book.line.model)), book.line.entries[seq].saves
+        session, name = self.names.sessions.get(session_of(book.line.model)), book.line.entries[seq].saves
         if session is None:
             await asyncio.to_thread(remove, directory)
             return
         if "/" not in name:
-            await self._add_sampler(name, Sampler(session.client, directory))
+            await self.names.sample(name, Sampler(session.client, directory))
             return
         made = creation(book)
         saved = SavedModel(book.line.model, session.client, directory, time.time(), made.rank, made.mlp, made.attention)
-        await self._write("saved", name, **asdict(saved))
-        self.saved[name] = saved
-
-    async def _add_sampler(self, name: str, sampler: Sampler) -> None:
-        if self.samplers.get(name) != sampler:
-            await self._write("sampler", name, **asdict(sampler))
-            self.samplers[name] = sampler
+        await self.names.save(name, saved)
 
     def _session(self, client: str, name: str) -> OpenSession:
-        session = self.sessions.get(name)
+        session = self.names.sessions.get(name)
         if session is None or session.client != client:
             raise UnknownError(f"there is no session {name}")
         return session
@@ -274,20 +204,8 @@ class GatewayService:
 
     def _directory(self, model: str, path: str) -> str:
         """Of what the client of a model has saved as `path`; empty: there is no such thing."""
-        session, found = self.sessions.get(_session_of(model)), self.saved.get(path)
+        session, found = self.names.sessions.get(session_of(model)), self.names.saved.get(path)
         return found.directory if session and found and found.client == session.client else ""
-
-    def _records(self) -> Iterator[JournalRecord]:
-        for name, session in self.sessions.items():
-            yield JournalRecord({"kind": "session", "id": name, "client": session.client})
-        for path, saved in self.saved.items():
-            yield JournalRecord({"kind": "saved", "id": path} | asdict(saved))
-        for name, sampler in self.samplers.items():
-            yield JournalRecord({"kind": "sampler", "id": name} | asdict(sampler))
-
-    async def _write(self, kind: str, name: str, **fields: object) -> None:
-        async with self._writing:
-            await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
 
 
 def creation(book: Book) -> CreateModel:
@@ -302,11 +220,6 @@ def _changes(work: Work | Failure) -> bool:
     if isinstance(work, ForwardBackward):
         return not work.forward_only
     return not isinstance(work, SaveState | SaveForSampler | Failure)
-
-
-def _session_of(name: str) -> str:
-    """The session of a model or sampler."""
-    return name.partition(":")[0]
 
 
 def _digest(body: bytes, saves: str = "") -> str:

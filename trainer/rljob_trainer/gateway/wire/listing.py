@@ -26,7 +26,7 @@ class SavedRoutes:
 
     async def run(self, client: str, request: web.Request) -> RouteAnswer:
         run = request.match_info["run"]
-        saved = [s for s in self._service.saved.values() if s.model == run and s.client == client]
+        saved = [s for s in self._service.names.saved.values() if s.model == run and s.client == client]
         rank = saved[0].rank if saved else creation(self._service.book(client, run)).rank
         described = {"training_run_id": run, "base_model": self._base, "model_owner": client, "is_lora": True}
         return described | {"lora_rank": rank, "last_request_time": _time(max((s.time for s in saved), default=0.0))}
@@ -39,7 +39,7 @@ class SavedRoutes:
                 "time": _time(saved.time),
                 "tinker_path": path,
             }
-            for path, saved in self._service.saved.items()
+            for path, saved in self._service.names.saved.items()
             if saved.model == request.match_info["run"] and saved.client == client
         ]
         return {"checkpoints": found}

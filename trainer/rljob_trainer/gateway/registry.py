@@ -1,0 +1,123 @@
+"""The names that clients have for things: sessions, what was saved, and samplers. A name is on the disk before it counts."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from rljob_trainer.gateway.journal import Journal, JournalRecord
+from rljob_trainer.wire.sample import Adapter, SampleRequest
+
+
+@dataclass
+class OpenSession:
+    """A client's process."""
+
+    client: str
+    heard: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """What a client has saved under a name."""
+
+    model: str
+    client: str
+    directory: str
+    time: float
+    rank: int
+    mlp: bool
+    attention: bool
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What a client samples from."""
+
+    client: str
+    directory: str = ""
+    """Of the snapshot; empty: the base model."""
+    path: str = ""
+    """The snapshot's name; empty: it has none."""
+
+    def of(self, request: SampleRequest) -> SampleRequest:
+        """The request, for what this sampler samples from."""
+        return replace(request, adapter=Adapter(self.directory, self.directory)) if self.directory else request
+
+
+class Names:
+    """Those of all clients. What a former gateway wrote down is there again."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: the journal."""
+        self.sessions: dict[str, OpenSession] = {}
+        self.saved: dict[str, SavedModel] = {}
+        self.samplers: dict[str, Sampler] = {}
+        self._journal, self._writing = Journal(path), asyncio.Lock()
+        self._restore()
+
+    @property
+    def directories(self) -> set[str]:
+        """Those that have a name, or are sampled from."""
+        return {saved.directory for saved in self.saved.values()} | {s.directory for s in self.samplers.values()}
+
+    async def open(self, session: str, client: str) -> None:
+        await self._write("session", session, client=client)
+        self.sessions[session] = OpenSession(client)
+
+    async def close(self, session: str) -> set[str]:
+        """The directories from which the session has sampled."""
+        await self._write("closed", session)
+        del self.sessions[session]
+        gone = {name: sampler for name, sampler in self.samplers.items() if session_of(name) == session}
+        self.samplers = {name: sampler for name, sampler in self.samplers.items() if name not in gone}
+        return {sampler.directory for sampler in gone.values()}
+
+    async def save(self, path: str, saved: SavedModel) -> None:
+        await self._write("saved", path, **asdict(saved))
+        self.saved[path] = saved
+
+    async def delete(self, path: str) -> None:
+        await self._write("deleted", path)
+        del self.saved[path]
+
+    async def sample(self, name: str, sampler: Sampler) -> None:
+        if self.samplers.get(name) != sampler:
+            await self._write("sampler", name, **asdict(sampler))
+            self.samplers[name] = sampler
+
+    def _restore(self) -> None:
+        for fields, _ in self._journal.records:
+            values = {name: value for name, value in fields.items() if name not in ("kind", "id")}
+            match fields["kind"]:
+                case "session":
+                    self.sessions[fields["id"]] = OpenSession(**values)
+                case "closed":
+                    self.sessions.pop(fields["id"], None)
+                case "saved":
+                    self.saved[fields["id"]] = SavedModel(**values)
+                case "deleted":
+                    self.saved.pop(fields["id"], None)
+                case "sampler":
+                    self.samplers[fields["id"]] = Sampler(**values)
+        self.samplers = {name: s for name, s in self.samplers.items() if session_of(name) in self.sessions}
+        self._journal.records.clear()
+        self._journal.replace(self._records())
+
+    def _records(self) -> Iterator[JournalRecord]:
+        for name, session in self.sessions.items():
+            yield JournalRecord({"kind": "session", "id": name, "client": session.client})
+        for path, saved in self.saved.items():
+            yield JournalRecord({"kind": "saved", "id": path} | asdict(saved))
+        for name, sampler in self.samplers.items():
+            yield JournalRecord({"kind": "sampler", "id": name} | asdict(sampler))
+
+    async def _write(self, kind: str, name: str, **fields: object) -> None:
+        async with self._writing:
+            await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
+
+
+def session_of(name: str) -> str:
+    """The session of a model or sampler."""
+    return name.partition(":")[0]
