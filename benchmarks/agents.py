@@ -18,9 +18,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.driver_loop import SAMPLES, TimedLoop, serve, tokenizer
+from benchmarks.driver_loop import SAMPLES, TimedLoop, serve, serving, tokenizer
 from rljob_api import names
-from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint
+from rljob_api.protocol import Control, GangAddress, Resume
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import remote
 from rljob_trainer.agents.agent import agent_of
@@ -30,7 +30,6 @@ from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.main import exempt_from_collection
 from rljob_trainer.driver.pod_listener import PodListener
-from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.processes import tied
 from rljob_trainer.rewards.manager import RewardManager
@@ -88,13 +87,7 @@ def start(directory: Path, number: int) -> subprocess.Popen[bytes]:
 
 
 async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, directory: Path) -> None:
-    endpoints = [RolloutEndpoint(pod=f"s-{p}", pod_uid=f"s-{p}", url=f"http://127.0.0.1:{p}") for p in servers]
-    pool, rewards = RolloutPool("token", 1, len(endpoints), SAMPLES, lambda: None), RewardManager(spec.rewards)
-    await pool.follow(endpoints)
-    probing = asyncio.create_task(pool.run())
-    while len(pool.to_publish()) < len(endpoints):  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
-    await pool.published(0, endpoints, {})
+    (pool, probing), rewards = await serving(servers), RewardManager(spec.rewards)
     listener, workers, port = PodListener(1, "token"), PodWorkers(600.0), free_port()
     listener.admit(names.ROLE_WORKER, workers)
     await listener.listen(loopback(), port)

@@ -84,14 +84,20 @@ def serve(count: int, tokens: int, ready: Connection) -> None:
     asyncio.run(run())
 
 
-async def step(spec: RLJobSpec, ports: list[int], prompts: PromptSet, words: PreTrainedTokenizerFast) -> None:
+async def serving(ports: list[int]) -> tuple[RolloutPool, asyncio.Task[None]]:
+    """A pool of servers that have the policy, and what keeps it; cancel that, then close the pool."""
     servers = [RolloutEndpoint(pod=f"s-{p}", pod_uid=f"s-{p}", url=f"http://127.0.0.1:{p}") for p in ports]
-    pool, rewards = RolloutPool("token", 1, len(servers), SAMPLES, lambda: None), RewardManager(spec.rewards)
+    pool = RolloutPool("token", 1, len(servers), SAMPLES, lambda: None)
     await pool.follow(servers)
     probing = asyncio.create_task(pool.run())
     while len(pool.to_publish()) < len(servers):  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     await pool.published(0, servers, {})
+    return pool, probing
+
+
+async def step(spec: RLJobSpec, ports: list[int], prompts: PromptSet, words: PreTrainedTokenizerFast) -> None:
+    (pool, probing), rewards = await serving(ports), RewardManager(spec.rewards)
     generator = Generator(spec, "job", words, rewards, pool, lambda: None)
     await generator.evaluate([HeldOutSet("all", prompts, 1, spec.rollout.sampling)])
     probing.cancel()

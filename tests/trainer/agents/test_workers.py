@@ -1,4 +1,4 @@
-"""Which process in a pod gets the next trajectory, and who waits for one."""
+"""Which process in a pod gets the next trajectory, and how others wait for one."""
 
 import asyncio
 import json

@@ -10,15 +10,9 @@ from rljob_trainer.rank.weights.attendance import Attendance, Loss, LossCause, l
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.messages import GIVEN_UP, Line, Progress
 from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, Member
+from trainer.rank.clock import Time
 
 HERE = "127.0.0.1"
-
-
-class Time:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

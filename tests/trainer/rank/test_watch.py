@@ -9,15 +9,9 @@ from rljob_trainer.rank.weights.watch import Watch
 from rljob_trainer.wire.weights import door as doors
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, Member
+from trainer.rank.clock import Time
 
 HERE = "127.0.0.1"
-
-
-class Time:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
