@@ -35,7 +35,7 @@ class Places[P]:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Raise this for everybody who waits now or later."""
+        """Raise this in every `one` that waits now or later."""
         self._error = error
         self._hand_out()
 

@@ -1,5 +1,5 @@
-"""What an earlier run has left in the checkpoint's directory, read before any process starts: where this one goes on, and that it does so with other
-rewards, or has nothing left to train.
+"""What an earlier run has left in the checkpoint's directory, read before any process starts: where this one continues, and that it does so with
+other rewards, or has nothing left to train.
 """
 
 import hashlib

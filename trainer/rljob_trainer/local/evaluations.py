@@ -1,4 +1,4 @@
-"""What is measured on held-out data while a run goes on, as the job writes it into metrics.jsonl."""
+"""What is measured on held-out data while a run continues, as the job writes it into metrics.jsonl."""
 
 import json
 from collections.abc import Iterator, Mapping
