@@ -69,6 +69,6 @@ def test_a_scale_that_the_spec_forbids_is_refused_by_the_api_server(kube: Kube) 
 
 def test_a_job_without_rollouts_is_not_scaled_and_says_why(kube: Kube) -> None:
     sync(kube, job_object("tuned", raw_spec(task="sft"), NAMESPACE))
-    with pytest.raises(CommandFailed, match="spec.rollout.replicas: only task rl has rollouts"):
+    with pytest.raises(CommandFailed, match="spec.rollout.replicas: only the tasks rl and service have rollouts"):
         kube.kubectl("scale", "rljob/tuned", "--replicas=4")
     assert kube.get("rljob", "tuned")["spec"]["rollout"]["replicas"] == 1
