@@ -122,6 +122,32 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         },
         "spec.rollout.agent.workers",
     ),
+    (
+        {
+            "rollout": {
+                "agent": {"environment": {"url": "http://e"}, "maxTurns": 2, "maxTokens": 16},
+                "sampling": {"maxTokens": 8},
+            },
+            "environments": [{"name": "python"}],
+        },
+        "spec.environments",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT, "sampling": {"maxTokens": 8}},
+            "environments": [{"name": "python"}],
+            "train": {"batches": {"replay": "/data/other/batches"}},
+        },
+        "spec.environments",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT, "sampling": {"maxTokens": 8}},
+            "environments": [{"name": "python"}],
+            "scheduling": {"backend": "kueue", "queue": "team"},
+        },
+        "spec.environments",
+    ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),

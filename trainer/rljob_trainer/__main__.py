@@ -111,6 +111,8 @@ def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     gateway = _command(commands, "gateway", run_gateway, "serve the clients of a service (task: service)")
     gateway.add_argument("--port", type=int, default=names.GATEWAY_PORT, help="port for clients (%(default)s)")
     gateway.add_argument("--work-port", type=int, required=True, metavar="PORT", help="port for the driver")
+    sandbox = _command(commands, "sandbox", bring_helper, "put what runs programs into the pod of an environment")
+    sandbox.add_argument("directory", type=Path, metavar="DIR", help="of the pod's volume for it")
     for pod in (launch, rollout, pool, worker, gateway):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
 
@@ -177,6 +179,13 @@ def worker_pod(options: argparse.Namespace) -> int:
         return await worker.main(_channel(options), os.environ, options.port)
 
     return asyncio.run(run())
+
+
+def bring_helper(options: argparse.Namespace) -> int:
+    from rljob_trainer.sandboxes.bring import bring
+
+    bring(options.directory)
+    return 0
 
 
 def _serve(options: argparse.Namespace, role: str) -> int:

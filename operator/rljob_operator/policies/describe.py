@@ -5,6 +5,7 @@ from rljob_api import names, reasons
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import (
     Condition,
     ConditionType,
@@ -209,9 +210,15 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
     workers = counted.pop(names.ROLE_WORKER, RoleStatus())
+    environments = {pool.name: counted.pop(names.sandbox_role(i)) for i, pool in enumerate(_environments(spec))}
     pools = {role: found for role, found in counted.items() if role not in gangs}
     found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
+    found |= {"environments": environments}
     return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
+
+
+def _environments(spec: RLJobSpec | None) -> list[EnvironmentPool]:
+    return spec.environments if spec else []
 
 
 def _spares(s: Snapshot, status: JobStatus) -> list[Pod]:
@@ -262,7 +269,18 @@ def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
     return RoleStatus(ready=ready, desired=desired, text=text, selector=selector)
 
 
-DISPLAY = ("trainer", "spares", "gangs", "rollout", "workers", "pools", "message", "conditions", "accounting")
+DISPLAY = (
+    "trainer",
+    "spares",
+    "gangs",
+    "rollout",
+    "workers",
+    "environments",
+    "pools",
+    "message",
+    "conditions",
+    "accounting",
+)
 OBSERVATIONAL = (
     *DISPLAY,
     "state",

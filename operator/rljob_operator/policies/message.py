@@ -203,7 +203,9 @@ def _servers(status: JobStatus) -> str:
     """Counts of the rollouts, workers and pools that generation waits for."""
     counts = {"rollouts": status.rollout} | ({"workers": status.workers} if status.workers.desired else {})
     counts |= {f"pool {name}": counted for name, counted in status.pools.items()}
-    return ", ".join(f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items())
+    said = [f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items()]
+    said += [f"sandboxes {name}, {found.ready}/{found.desired} free" for name, found in status.environments.items()]
+    return ", ".join(said)
 
 
 def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
