@@ -51,6 +51,7 @@ VALUES: dict[str, Any] = {
     "rollout.shmSize": "2Gi",
     "rollout.template": {"labels": {"team": "a"}},
     "pools": [{"name": "judge", "model": "/data/judge"}],
+    "environments": [{"name": "python"}],
     "service": {"maxModels": 3},
     "model.source": "hf://a/b@0123456789012345678901234567890123456789",
     **{f"data.{name}": ["/data/other.parquet"] for name in ("train", "validation")},

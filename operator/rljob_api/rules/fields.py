@@ -89,8 +89,10 @@ def _other_gangs(path: str) -> list[str]:
 
 
 KNOWN = frozenset(paths())
-OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
-"""Seldom meant outside their own section."""
+SELDOM = frozenset(field for path in KNOWN for field in _other_gangs(path)) | {
+    path for path in KNOWN if path.startswith("environments.template.")
+}
+"""Seldom meant outside their own section: fields of other gangs, and pod settings of sandboxes."""
 OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
 THEIRS = _index(
     (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]
@@ -138,7 +140,7 @@ def _elsewhere(word: str, fields: list[str]) -> Meant | None:
 
 def _nearest(among: list[str], section: list[str]) -> list[str]:
     """The fields that share most of their path with the section of the unknown field, and of these the least nested; none if they are too many."""
-    places = {path: (-_shared(path, section), path in OF_OTHER_GANGS, path.count(".")) for path in among}
+    places = {path: (-_shared(path, section), path in SELDOM, path.count(".")) for path in among}
     best = [path for path in among if places[path] == min(places.values())]
     return best if len(best) <= MOST_MEANT else []
 
