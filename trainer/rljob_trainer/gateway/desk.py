@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.fair import Turns
-from rljob_trainer.gateway.tally import Tally
+from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     DropModel,
     Failure,
@@ -90,7 +90,7 @@ class Desk:
         self._pending: Piece | None = None
         self._life = ""
         self._dropped: list[str] = []
-        self.tally = Tally()
+        self.tally = ServiceTally()
         self.mismatches = 0
         """Repetitions with another result than the first time."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Tally:
+class ServiceTally:
     """What was answered that nobody had an answer to before. A repetition counts for nothing."""
 
     attempt: int = 0
