@@ -9,8 +9,12 @@ from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
 from rljob_api import names
 from rljob_api.placement_status import PlacementReport
+from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.shape import NOMINAL, Shape
+from rljob_api.spec import RLJobSpec
+from rljob_placement.claims import Claimed, claimed, uses_devices
 from rljob_placement.cluster import Cluster
+from rljob_placement.devices import Devices
 from rljob_placement.explain import lacking_further, report
 from rljob_placement.gang import Gang
 from rljob_placement.gang import Plan as Placed
@@ -18,6 +22,25 @@ from rljob_placement.plan import plan
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 """Nodes, and pods of all namespaces. Raises UserError."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a job would go: the cluster as it is now, and what its administrator sets."""
+
+    read: Read
+    devices: Callable[[], tuple[Devices, str]]
+    """Its devices, and the namespace that the job would be in. Raises UserError."""
+    patch: PodPatch = NO_PATCH
+
+    def cluster(self, spec: RLJobSpec) -> tuple[Cluster, Claimed]:
+        """The cluster with its devices, if the job wants any, and what its claims take. Raises UserError."""
+        bare = Cluster.of(*self.read())
+        offered = {name for node in bare.nodes for name in node.size}.__contains__
+        if not uses_devices(spec, self.patch, offered):
+            return bare, Claimed()
+        devices, namespace = self.devices()
+        return bare.offering(devices), claimed(spec, self.patch, namespace, devices, offered)
 
 
 @dataclass(frozen=True)
@@ -46,7 +69,7 @@ class Preview:
         return found | {"servers": dict(self.servers), "lacking": self.lacking}
 
 
-def preview(job: Plan, read: Read, offline: bool) -> Preview:
+def preview(job: Plan, site: Site, offline: bool) -> Preview:
     """Placement by the built-in scheduler; the choices of others cannot be predicted."""
     if job.spec is None or job.violations:
         return Preview(skipped="not checked before every rule holds")
@@ -55,14 +78,14 @@ def preview(job: Plan, read: Read, offline: bool) -> Preview:
     if offline:
         return Preview(skipped="not checked (--offline)")
     try:
-        cluster = Cluster.of(*read())
+        cluster, taken = site.cluster(job.spec)
     except UserError as error:
         return Preview(skipped=f"not checked: {error}")
     shape = Shape.of(job.model) if job.model else None
-    gang = Gang.of(job.spec, shape or NOMINAL)
+    gang = Gang.of(job.spec, shape or NOMINAL, taken.by_role)
     found = plan(cluster, gang)
-    if found.problem:
-        return Preview(problem=found.problem)
+    if problem := taken.problem or found.problem:
+        return Preview(problem=problem)
     return Preview(
         nodes=len(found.nodes()),
         report=report(cluster, gang, found),

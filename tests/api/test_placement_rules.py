@@ -93,3 +93,36 @@ def test_a_node_affinity_that_is_taken_is_planned_by(fine: dict[str, Any]) -> No
     changes = {"trainer": {"device": "cpu", "template": {"affinity": fine}}}
     assert broken(**changes) == []
     assert Gang.of(make_spec(**changes)).trainer.refuses(Node("n", {"gen": "9"})) == ""
+
+
+CLAIM = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "four"}]}
+SERVER = {"sampling": {"maxTokens": 8}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "fields"),
+    [
+        ({}, {}, ["spec.trainer.template.resourceClaims", "spec.rollout.template.resourceClaims"]),
+        ({"template": CLAIM}, {}, ["spec.rollout.template.resourceClaims"]),
+        ({"template": CLAIM}, {"template": CLAIM}, []),
+        ({"device": "cpu"}, {}, []),
+        ({"resourceName": "nvidia.com/gpu", "template": CLAIM}, {}, []),
+        (
+            {"template": {"resourceClaims": CLAIM["resourceClaims"] * 2}},
+            {"template": CLAIM},
+            ["spec.trainer.template.resourceClaims[1].name"],
+        ),
+    ],
+)
+def test_gpus_without_an_extended_resource_come_from_a_claim_of_every_role(
+    trainer: dict[str, Any], rollout: dict[str, Any], fields: list[str]
+) -> None:
+    assert broken(trainer={"device": "gpu", "resourceName": ""} | trainer, rollout=SERVER | rollout) == fields
+
+
+def test_pods_whose_claims_bring_gpus_request_no_extended_resource() -> None:
+    spec = make_spec(
+        trainer={"resourceName": "", "template": CLAIM | {"resources": {"limits": {"memory": "1Gi"}}}},
+        rollout=SERVER | {"template": CLAIM},
+    )
+    assert spec.container_resources("trainer") == {"limits": {"memory": "1Gi"}}

@@ -12,7 +12,7 @@ from kubectl_rljob.errors import UserError
 from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan
-from kubectl_rljob.preview import Read, preview
+from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.printers import suggest as suggested
@@ -20,13 +20,14 @@ from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as suggestions
 from rljob_api.manifest.jobs import Manifest
-from rljob_api.policy import DEFAULT_POLICY
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing import devices
 from rljob_api.sizing.devices import DEVICES, RATES, Device
 from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine
 from rljob_placement.cluster import OCCUPYING, essential
+from rljob_placement.devices import API, KINDS, Devices
 
 NETWORK = "8x400g"
 """Cards of a node that suggestions are counted with, unless others are named."""
@@ -120,7 +121,7 @@ def plan(
     if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):
         _suggest(session, list(zip(manifests, plans, strict=True)), planned, output)
         return
-    found = [(p, preview(p, read, offline)) for p in plans]
+    found = [(p, preview(p, _site(session, policy, m, read), offline)) for p, m in zip(plans, manifests, strict=True)]
     if output:
         session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
     else:
@@ -215,6 +216,16 @@ def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
     specs = [p.spec for p in plans if p.spec]
     if adapters and specs and not any(spec.model.lora and spec.model.lora.path for spec in specs):
         raise UserError(f"--adapters {adapters}: no job begins from adapters: none has spec.model.lora.path")
+
+
+def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Site:
+    def devices() -> tuple[Devices, str]:
+        cluster = session.cluster()
+        kinds = KINDS if cluster.serves(API) else ()
+        found = Devices.of(*(cluster.everything(plural, api=f"apis/{API}") for plural in kinds)) if kinds else Devices()
+        return found, job.namespace or cluster.namespace
+
+    return Site(read, devices, policy.pod_patch)
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -8,6 +8,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.quantity import parse
 from rljob_api.rules.engine import Check, Rule, Violation, field, present
+from rljob_api.sizing.layout import placed_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.spec.roles import RolloutSpec
@@ -65,7 +66,7 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for section, given in templates(spec):
         where, resources, device = f"{section}.template.resources", given.resources, spec.trainer.resource_name
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
-            if spec.trainer.device == "gpu" and device in amounts:
+            if spec.trainer.device == "gpu" and device and device in amounts:
                 serves = section.startswith((f"spec.{names.ROLE_ROLLOUT}", "spec.pools"))
                 size = f": {SERVERS_GPUS}" if serves else ".processesPerNode"
                 rule = f"is set by {section}{size}"
@@ -75,6 +76,24 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
             if parse(request) > parse(limit):
                 rule = f"is above {where}.limits.{name} = {limit}"
                 yield Violation(f"{where}.requests.{name}", request, rule, "lower it, or raise the limit")
+
+
+def claim_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Each claim of a pod has a name of its own, and GPUs that are not requested by a resource's name come from claims."""
+    given = dict(templates(spec))
+    for section, template in given.items():
+        claims = [claim.name for claim in template.resource_claims]
+        for i, name in enumerate(claims):
+            if name in claims[:i]:
+                path = f"{section}.template.resourceClaims[{i}].name"
+                yield Violation(path, name, "is the name of another claim of these pods", "choose another name")
+    if spec.trainer.device != "gpu" or spec.trainer.resource_name:
+        return
+    for role in (role for role in placed_pods(spec) if spec.processes_of(role)):
+        if not spec.template(role).resource_claims:
+            rule = "is empty, which leaves these pods without GPUs, since spec.trainer.resourceName is empty"
+            fix = "name a ResourceClaimTemplate with their GPUs, or set spec.trainer.resourceName"
+            yield Violation(f"{spec.field_of(role)}.template.resourceClaims", "[]", rule, fix)
 
 
 def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -177,6 +196,7 @@ RULES: tuple[Check, ...] = (
     image_violations,
     metadata_violations,
     resource_violations,
+    claim_violations,
     colocation_violations,
     environment_violations,
     key_violations,

@@ -119,6 +119,15 @@ class Resources(Model):
     """Resources that the container may not exceed, by name."""
 
 
+class PodClaim(Model):
+    """Devices of Dynamic Resource Allocation for each pod."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+    """Name of the claim inside the pods."""
+    resource_claim_template_name: ObjectName
+    """ResourceClaimTemplate in the job's namespace. Kubernetes makes a ResourceClaim from it for each pod."""
+
+
 class Template(Model):
     """The small set of pod settings that a role may choose; everything else is the operator's."""
 
@@ -134,6 +143,9 @@ class Template(Model):
     """Kubernetes affinity of this role's pods."""
     env: Environment = []
     """Environment variables of this role; they win over the job's."""
+    resource_claims: Annotated[list[PodClaim], Field(max_length=16)] = []
+    """Devices of this role's pods that Dynamic Resource Allocation brings, such as GPUs or a channel of a ComputeDomain. The role's container gets
+    all of them. GPUs that come this way are not requested as an extended resource: set `trainer.resourceName: ""`."""
     labels: Texts = {}
     """Further labels of this role's pods. Labels that rljob sets cannot be replaced."""
     annotations: Texts = {}

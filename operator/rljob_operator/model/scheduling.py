@@ -31,6 +31,8 @@ class SchedulingRequest:
     stay: Stay
     excluded: frozenset[str]
     """Nodes that have recently refused a pod of this job."""
+    uncounted: str = ""
+    """Why the devices of its pods cannot be counted, so that it gets no nodes; empty: they can."""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
@@ -40,7 +42,7 @@ class SchedulingRequest:
     @cached_property
     def signature(self) -> str:
         """Equal for requests of different jobs that have the same plan on the same cluster."""
-        return repr((self.gang, self.stay, sorted(self.excluded)))
+        return repr((self.gang, self.stay, sorted(self.excluded), self.uncounted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rljob_api import names
 from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Template
+from rljob_api.spec.common import PodClaim, Template
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
@@ -29,6 +29,7 @@ def pod_template(
     """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token;
     `avoided`: nodes to which the job's scheduler must not bring a pod; `patch`: the administrator's."""
     template = patch.applied(_template(job, spec, role, token), role)
+    _add_claims(template, spec.template(role).resource_claims)
     if avoided:
         template["spec"]["affinity"] = avoiding(template["spec"].get("affinity", {}), avoided)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
@@ -72,6 +73,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "nodeSelector": t.node_selector,
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
+        "resourceClaims": [claim.dump() for claim in t.resource_claims],
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
         "schedulerName": spec.scheduling.scheduler_name or spec.scheduling.facts.scheduler_name or None,
@@ -114,6 +116,16 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
     if not names.is_model_role(role):
         container |= _serving()
     return {k: v for k, v in container.items() if v not in ([], {})}
+
+
+def _add_claims(template: dict[str, Any], claims: Sequence[PodClaim]) -> None:
+    """Gives the container the devices of the spec, next to those of the administrator's patch, which replaces the list as a whole."""
+    container = template["spec"]["containers"][0]
+    resources = container.get("resources", {})
+    given = resources.get("claims", [])
+    added = [{"name": claim.name} for claim in claims if claim.name not in {one["name"] for one in given}]
+    if added:
+        container["resources"] = resources | {"claims": [*given, *added]}
 
 
 def _command(role: str) -> list[str]:

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 
 from rljob_api import names
+from rljob_api.policy import JobPolicy
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus
+from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Key
@@ -14,6 +15,7 @@ from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.model.snapshot import is_open
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_placement.claims import Claimed, claimed
 from rljob_placement.cluster import Node
 
 
@@ -80,7 +82,12 @@ class SchedulerCache:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
         limit = job.validation.policy.reserve_after_seconds
-        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit)
+        claims = self.claimed(job.meta, spec, job.validation.policy)
+        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit, claimed=claims)
+
+    def claimed(self, job: RLJobMeta, spec: RLJobSpec, policy: JobPolicy) -> Claimed:
+        """What the claims of the job's pods take."""
+        return claimed(spec, policy.pod_patch, job.namespace, self._cache.devices, self._cache.offers)
 
 
 def _key(job: CachedJob) -> Key:

@@ -91,6 +91,8 @@ def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:
 
 
 def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
+    if one.uncounted:
+        return Plan(problem=one.uncounted)
     good = usable(cluster, one)
     found = plan(good, one.gang, one.stay)
     if found.problem and good is not cluster:  # a node that is better avoided is better than none

@@ -139,7 +139,10 @@ class GangScheduler:
         if spec is None or s.is_void(s.status.attempt):
             return None
         limit = s.policy.reserve_after_seconds
-        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit)
+        claims = self._cache.claimed(s.job, spec, s.policy)
+        return JobView(
+            job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit, claimed=claims
+        )
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help. A
