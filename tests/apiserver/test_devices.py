@@ -55,7 +55,7 @@ class Site(Tenant):
     def ask(self, name: str, trainers: int, resource: str, **template: Any) -> None:
         """A job with four GPUs for each pod."""
         pod = {"template": {"nodeSelector": {"tenant": self.name}} | template}
-        trainer = {"nodes": trainers, "processesPerNode": 4, "resourceName": resource} | pod
+        trainer = {"device": "gpu", "nodes": trainers, "processesPerNode": 4, "resourceName": resource} | pod
         spec = raw_spec(
             trainer=trainer, rollout={"replicas": 1, "tensorParallel": 4} | pod, scheduling={"backend": "builtin"}
         )

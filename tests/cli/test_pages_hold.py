@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cli.makers import NOW, make_event, make_job, make_spec, make_supervised, running
 from kubectl_rljob.job import Job
+from kubectl_rljob.leaving import Leaving
 from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Site, preview
 from kubectl_rljob.printers import data, failure, status, text
@@ -81,7 +82,7 @@ def spoilt(draw: st.DrawFn, values: list[Any]) -> Any:
 def planned(spec: Any, config: Any, device: Device | None) -> str:
     found = Plan.of(Manifest("demo", "", spec), config, DEFAULT_POLICY, device=device)
     where = preview(found, Site(lambda: ([], []), lambda: (Devices(), "")), offline=False)
-    shown = plan_page.page(found, where)
+    shown = plan_page.page(found, where, Leaving())
     data.render([found.dump() | {"placement": where.dump()}], "json")
     assert bool(found.violations or found.misfits()) is not shown.endswith("Valid.")
     return shown

@@ -29,7 +29,7 @@ def crowd_with_devices() -> Crowd:
 
 
 def apply(crowd: Crowd, name: str, trainers: int = 2) -> None:
-    trainer = {"nodes": trainers, "processesPerNode": 4, "resourceName": ""} | POD
+    trainer = {"device": "gpu", "nodes": trainers, "processesPerNode": 4, "resourceName": ""} | POD
     crowd.apply(name, trainers, trainer=trainer, rollout={"replicas": 1} | POD)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from kubectl_rljob import errors, manifest, options
+from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
+from kubectl_rljob.leaving import expected
 from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan
@@ -121,11 +123,16 @@ def plan(
     if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):
         _suggest(session, list(zip(manifests, plans, strict=True)), planned, output)
         return
-    found = [(p, preview(p, _site(session, policy, m, read), offline)) for p, m in zip(plans, manifests, strict=True)]
+    cluster = None if offline else _cluster(session)
+    found = [
+        (p, preview(p, _site(session, policy, m, read), offline), expected(p, cluster, m.namespace))
+        for p, m in zip(plans, manifests, strict=True)
+    ]
     if output:
-        session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
+        dumps = [p.dump() | {"placement": where.dump(), "leaving": leaving.dump()} for p, where, leaving in found]
+        session.terminal.data(data.render(dumps, output))
     else:
-        session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
+        session.terminal.show("\n\n".join(page.page(*parts) for parts in found))
     if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
 
@@ -216,6 +223,14 @@ def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
     specs = [p.spec for p in plans if p.spec]
     if adapters and specs and not any(spec.model.lora and spec.model.lora.path for spec in specs):
         raise UserError(f"--adapters {adapters}: no job begins from adapters: none has spec.model.lora.path")
+
+
+def _cluster(session: Session) -> Cluster | None:
+    """None: there is none to ask, as the page says where it says where pods would go."""
+    try:
+        return session.cluster()
+    except UserError:
+        return None
 
 
 def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Site:
