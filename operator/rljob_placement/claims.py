@@ -22,7 +22,7 @@ class Claimed:
 
 def claims_of(spec: RLJobSpec, role: str, patch: PodPatch) -> list[Mapping[str, Any]]:
     """`resourceClaims` of a role's pods, also those that the administrator adds."""
-    own = [claim.dump() for claim in spec.template(role).resource_claims]
+    own = list(spec.template(role).resource_claims)
     found: list[Mapping[str, Any]] = patch.applied({"spec": {"resourceClaims": own}}, role)["spec"]["resourceClaims"]
     return found
 

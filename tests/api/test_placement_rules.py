@@ -112,6 +112,15 @@ SERVER = {"sampling": {"maxTokens": 8}}
             {"template": CLAIM},
             ["spec.trainer.template.resourceClaims[1].name"],
         ),
+        (
+            {"template": {"resourceClaims": [{"name": "Gpus", "resourceClaimName": "one"}, {"name": 7}]}},
+            {"template": CLAIM},
+            [
+                f"spec.trainer.template.resourceClaims[{i}].{name}"
+                for i, names in enumerate((("resourceClaimName", "name"), ("name",)))
+                for name in (*names, "resourceClaimTemplateName")
+            ],
+        ),
     ],
 )
 def test_gpus_without_an_extended_resource_come_from_a_claim_of_every_role(

@@ -70,6 +70,7 @@ Environment = Annotated[list[EnvVar], Field(max_length=512)]
 EnvironmentSources = Annotated[list[Verbatim], Field(max_length=64)]
 PullSecrets = Annotated[list[Verbatim], Field(max_length=32)]
 Tolerations = Annotated[list[Verbatim], Field(max_length=128)]
+ResourceClaims = Annotated[list[Verbatim], Field(max_length=16)]
 
 
 class Volume(Model):
@@ -119,15 +120,6 @@ class Resources(Model):
     """Resources that the container may not exceed, by name."""
 
 
-class PodClaim(Model):
-    """Devices of Dynamic Resource Allocation for each pod."""
-
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-    """Name of the claim inside the pods."""
-    resource_claim_template_name: ObjectName
-    """ResourceClaimTemplate in the job's namespace. Kubernetes makes a ResourceClaim from it for each pod."""
-
-
 class Template(Model):
     """The small set of pod settings that a role may choose; everything else is the operator's."""
 
@@ -143,9 +135,8 @@ class Template(Model):
     """Kubernetes affinity of this role's pods."""
     env: Environment = []
     """Environment variables of this role; they win over the job's."""
-    resource_claims: Annotated[list[PodClaim], Field(max_length=16)] = []
-    """Devices of this role's pods that Dynamic Resource Allocation brings, such as GPUs or a channel of a ComputeDomain. The role's container gets
-    all of them. GPUs that come this way are not requested as an extended resource: set `trainer.resourceName: ""`."""
+    resource_claims: ResourceClaims = []
+    """Devices for each pod of this role, by claims with a name and a resourceClaimTemplateName."""
     labels: Texts = {}
     """Further labels of this role's pods. Labels that rljob sets cannot be replaced."""
     annotations: Texts = {}

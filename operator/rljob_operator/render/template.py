@@ -9,7 +9,7 @@ from rljob_api import names
 from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import PodClaim, Template
+from rljob_api.spec.common import Template
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
@@ -73,7 +73,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "nodeSelector": t.node_selector,
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
-        "resourceClaims": [claim.dump() for claim in t.resource_claims],
+        "resourceClaims": list(t.resource_claims),
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
         "schedulerName": spec.scheduling.scheduler_name or spec.scheduling.facts.scheduler_name or None,
@@ -118,12 +118,13 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
     return {k: v for k, v in container.items() if v not in ([], {})}
 
 
-def _add_claims(template: dict[str, Any], claims: Sequence[PodClaim]) -> None:
+def _add_claims(template: dict[str, Any], claims: Sequence[Mapping[str, Any]]) -> None:
     """Gives the container the devices of the spec, next to those of the administrator's patch, which replaces the list as a whole."""
     container = template["spec"]["containers"][0]
     resources = container.get("resources", {})
     given = resources.get("claims", [])
-    added = [{"name": claim.name} for claim in claims if claim.name not in {one["name"] for one in given}]
+    known = {one["name"] for one in given}
+    added = [{"name": claim["name"]} for claim in claims if claim["name"] not in known]
     if added:
         container["resources"] = resources | {"claims": [*given, *added]}
 
