@@ -1,6 +1,6 @@
 """Where the pods of a job would be placed on the live cluster now."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import batched
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
 from rljob_api import names
-from rljob_api.placement_status import PlacementReport
+from rljob_api.placement_status import PlacementReport, PlacementStatus
 from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
@@ -24,6 +24,10 @@ Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
 """Nodes, and pods of all namespaces. Raises UserError."""
 
 
+NAMED = 5
+"""Nodes that a sentence names."""
+
+
 @dataclass(frozen=True)
 class Site:
     """Where a job would go: the cluster as it is now, and what its administrator sets."""
@@ -31,6 +35,8 @@ class Site:
     read: Read
     devices: Callable[[], tuple[Devices, str]]
     """Its devices, and the namespace that the job would be in. Raises UserError."""
+    waiting: Callable[[], Iterable[tuple[str, PlacementStatus]]] = tuple
+    """Namespace and name of jobs that wait for nodes, and what they wait for; none, if they may not be read."""
     patch: PodPatch = NO_PATCH
 
     def cluster(self, spec: RLJobSpec) -> tuple[Cluster, Claimed]:
@@ -57,6 +63,8 @@ class Preview:
     """Nodes of the pods of each server, where servers have several, by role."""
     lacking: str = ""
     """Why further rollouts have no place; empty: all have one."""
+    reserved: Sequence[str] = ()
+    """Who else waits for nodes of this placement, and until when these are kept, a sentence for each."""
     nominal: bool = False
     """Bytes are of a model of 8 billion parameters, for want of the job's config.json."""
 
@@ -66,7 +74,7 @@ class Preview:
         if self.problem:
             return {"problem": self.problem}
         found = {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
-        return found | {"servers": dict(self.servers), "lacking": self.lacking}
+        return found | {"servers": dict(self.servers), "lacking": self.lacking, "reserved": [*self.reserved]}
 
 
 def preview(job: Plan, site: Site, offline: bool) -> Preview:
@@ -91,8 +99,19 @@ def preview(job: Plan, site: Site, offline: bool) -> Preview:
         report=report(cluster, gang, found),
         servers=_servers(gang, found),
         lacking=lacking_further(cluster, gang, found),
+        reserved=[*_reserved(site.waiting(), job.name, found.nodes())],
         nominal=shape is None,
     )
+
+
+def _reserved(waiting: Iterable[tuple[str, PlacementStatus]], job: str, nodes: Collection[str]) -> Iterator[str]:
+    """`job`: the name of the one that is planned."""
+    for other, placement in waiting:
+        kept = sorted({*placement.reserved} & {*nodes})
+        if kept and other.rpartition("/")[2] != job:
+            until = f"expected at {placement.expected_at}" if placement.expected_at else "nobody knows until when"
+            more = f" and {len(kept) - NAMED} more" if kept[NAMED:] else ""
+            yield f"{', '.join(kept[:NAMED])}{more} reserved for {other}, which waits since {placement.waiting_since} ({until})"
 
 
 def _servers(gang: Gang, found: Placed) -> dict[str, list[tuple[str, ...]]]:

@@ -8,7 +8,7 @@ import pytest
 
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
-from cli.makers import make_spec
+from cli.makers import make_job, make_spec
 from cli.test_plan import write
 from placement.device_objects import FULL, make_claim, make_class, make_slice, make_template
 from placement.makers import make_pod, make_racks
@@ -232,3 +232,15 @@ def test_a_cluster_without_such_devices_is_not_asked_for_them(api: FakeApi, rljo
     trainer = {"nodes": 1, "resourceName": "", "template": CLAIM}
     job = write(tmp_path, make_spec(scheduling=SCHEDULING, trainer=trainer, rollout={"replicas": 1, "template": CLAIM}))
     assert "there is no ResourceClaimTemplate eight in namespace research" in rljob("plan", "-f", job).out
+
+
+def test_nodes_that_are_reserved_for_a_job_that_waits_are_named(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    api.nodes = make_racks([4])
+    job = manifest(tmp_path)
+    assert "reserved" not in rljob("plan", "-f", job).out
+    waits = {"waitingSince": "2026-11-26T09:00:00Z", "problem": "too few", "reserved": ["n0-0", "n0-1", "elsewhere"]}
+    api.add(make_job("large", placement=waits))
+    said = "n0-0, n0-1 reserved for research/large, which waits since 2026-11-26T09:00:00Z (nobody knows until when)"
+    assert f"\n{said}\n" in rljob("plan", "-f", job).out
+    api.add(make_job("large", placement=waits | {"expectedAt": "2026-11-26T12:40:00Z"}))
+    assert "(expected at 2026-11-26T12:40:00Z)" in rljob("plan", "-f", job).out

@@ -22,6 +22,7 @@ from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as suggestions
 from rljob_api.manifest.jobs import Manifest
+from rljob_api.placement_status import PlacementStatus
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing import devices
 from rljob_api.sizing.devices import DEVICES, RATES, Device
@@ -240,7 +241,16 @@ def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Sit
         found = Devices.of(*(cluster.everything(plural, api=f"apis/{API}") for plural in kinds)) if kinds else Devices()
         return found, job.namespace or cluster.namespace
 
-    return Site(read, devices, policy.pod_patch)
+    return Site(read, devices, partial(_waiting, session), policy.pod_patch)
+
+
+def _waiting(session: Session) -> list[tuple[str, PlacementStatus]]:
+    try:
+        jobs = session.cluster().jobs(all_namespaces=True)
+        found = [(f"{job.namespace}/{job.name}", job.status.placement) for job in jobs]
+    except UserError:  # who may not read the jobs of all namespaces plans without them
+        return []
+    return [(name, placement) for name, placement in found if placement and placement.reserved]
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import is_held
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.model.snapshot import is_open
+from rljob_operator.schedulers.builtin.backfill import remaining
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
 from rljob_placement.claims import Claimed, claimed
@@ -48,7 +49,8 @@ class SchedulerCache:
         leaving = ends or status.is_leaving or status.wants_suspend(bool(job.validation.raw.get("suspend")))
         if not (leaving or spec.scheduling.priority < below):
             return None
-        key = _key(job)
+        key, now = _key(job), self.now()
+        left = 0.0 if leaving else remaining(spec, status, now)
         return Holder(
             job=key,
             uid=job.meta.uid,
@@ -56,7 +58,12 @@ class SchedulerCache:
             priority=spec.scheduling.priority,
             taken=self._cache.capacity.held(key, self._cache.pods.of(key), but=self._held(key, spec)),
             leaving=leaving,
+            ends=None if left is None else now + left,
         )
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._cache.clock()
 
     def _spec_in_force(self, job: CachedJob, status: JobStatus) -> RLJobSpec | None:
         """The spec that its pods were made for: of the open attempt, or the job's own. A job with an invalid spec holds nodes, too."""

@@ -13,6 +13,7 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.schedulers.builtin.backfill import remaining
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.claims import Claimed
 from rljob_placement.cluster import Node
@@ -101,6 +102,7 @@ def _request(
             pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
             gangs=stays,
         ),
+        lasts=remaining(spec, view.status, view.now) if urgent else None,
         uncounted=view.claimed.problem,
         excluded=excluded_nodes(view.status, view.now) | excluded(view.status, view.now),
     )
