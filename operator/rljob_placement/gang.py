@@ -101,6 +101,8 @@ class Gang:
     """Pods like the trainers that get what the others leave."""
     nodes: int = 1
     """Pods of each rollout."""
+    within: int = 0
+    """Number of levels, from the widest on, that all pods share; 0: none has to be shared."""
 
     @property
     def servers(self) -> tuple[Pool, ...]:
@@ -131,6 +133,7 @@ class Gang:
             gangs={role: Gang.of_role(spec, shape, role, demand) for role in spec.gangs},
             spares=spec.scheduling.spare_nodes,
             nodes=spec.rollout.nodes,
+            within=_within(spec),
         )
 
     @staticmethod
@@ -147,6 +150,11 @@ class Gang:
             levels=tuple(spec.scheduling.topology_levels),
             stages=trainer.parallelism.pipeline,
         )
+
+
+def _within(spec: RLJobSpec) -> int:
+    level, levels = spec.scheduling.required_level, spec.scheduling.topology_levels
+    return levels.index(level) + 1 if level in levels else 0
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

@@ -28,6 +28,9 @@ def broken(**changes: Any) -> list[str]:
         ({"backend": "native", "topologyLevels": ["rack"]}, "topologyLevels"),
         ({"backend": "kai", "queue": "q", "priority": 1}, "priority"),
         ({"backend": "none", "queue": "q"}, "queue"),
+        ({"backend": "native", "requiredLevel": "rack"}, "requiredLevel"),
+        ({"backend": "builtin", "topologyLevels": ["block"], "requiredLevel": "rack"}, "requiredLevel"),
+        ({"backend": "kueue", "queue": "q", "requiredLevel": "rack"}, "requiredLevel"),
         ({"backend": "builtin", "queue": "q"}, "queue"),
         ({"backend": "none", "topologyLevels": ["rack"]}, "topologyLevels"),
         ({"backend": "volcano", "queue": "q", "topologyLevels": ["rack"]}, "topologyLevels"),
@@ -43,7 +46,7 @@ def test_a_field_that_a_backend_does_not_read_or_needs_is_named(scheduling: dict
 @pytest.mark.parametrize(
     "scheduling",
     [
-        {"backend": "builtin", "topologyLevels": ["block", "rack"], "priority": 3},
+        {"backend": "builtin", "topologyLevels": ["block", "rack"], "priority": 3, "requiredLevel": "block"},
         {"backend": "kueue", "queue": "q", "topologyLevels": ["block", "kubernetes.io/hostname"]},
         {"backend": "volcano", "queue": "q"},
         {"backend": "volcano", "queue": "q" * 64},
