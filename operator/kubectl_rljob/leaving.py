@@ -2,11 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from kubectl_rljob.cluster import Cluster
-from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import gang_sizes
@@ -47,24 +45,15 @@ class Leaving:
         return {"step": self.step, "save": self.save, "source": self.source}
 
 
-def expected(plan: Plan, cluster: Cluster | None, namespace: str) -> Leaving:
-    """As measured in the job of this name, or else by the model of a step's speed, where model, GPU and network cards are known. `cluster`: None with
-    `--offline`; `namespace`: of the manifest, empty: that of the context."""
-    if cluster:
-        try:
-            found = Leaving.of(
-                replace(cluster, namespace=namespace or cluster.namespace).job(plan.name).status.progress
-            )
-        except UserError:  # most often there is no such job yet
-            found = Leaving()
-        if found.step is not None:
-            return found
+def expected(plan: Plan, measured: Leaving) -> Leaving:
+    """As the job of this name has measured, or else by the model of a step's speed, where model, GPU and network cards are known."""
+    if measured.step is not None:
+        return measured
     shape = Shape.of(plan.model) if plan.model and not plan.violations else None
     if plan.spec and shape and plan.cards and plan.device and plan.device.rates and plan.spec.trainer.device == "gpu":
         machine = Machine(plan.device.rates, plan.device.bytes, plan.cards)
-        return Leaving(
-            speed(plan.spec, shape, machine).seconds, source="by the model of --suggest, without the checkpoint"
-        )
+        seconds = speed(plan.spec, shape, machine).seconds
+        return Leaving(seconds, source="by the model of --suggest, without the checkpoint")
     return Leaving()
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from kubectl_rljob import errors, manifest, options
-from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.leaving import expected
+from kubectl_rljob.leaving import Leaving, expected
 from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan
@@ -124,9 +123,12 @@ def plan(
     if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):
         _suggest(session, list(zip(manifests, plans, strict=True)), planned, output)
         return
-    cluster = None if offline else _cluster(session)
     found = [
-        (p, preview(p, _site(session, policy, m, read), offline), expected(p, cluster, m.namespace))
+        (
+            p,
+            preview(p, _site(session, policy, m, read), offline),
+            expected(p, Leaving() if offline else _measured(session, m)),
+        )
         for p, m in zip(plans, manifests, strict=True)
     ]
     if output:
@@ -226,12 +228,14 @@ def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
         raise UserError(f"--adapters {adapters}: no job begins from adapters: none has spec.model.lora.path")
 
 
-def _cluster(session: Session) -> Cluster | None:
-    """None: there is none to ask, as the page says where it says where pods would go."""
+def _measured(session: Session, job: Manifest) -> Leaving:
+    """Of the job of this name. Most often there is none yet; and without a cluster, the page says so where it says where pods would go."""
     try:
-        return session.cluster()
+        cluster = session.cluster()
+        found = replace(cluster, namespace=job.namespace or cluster.namespace).job(job.name)
+        return Leaving.of(found.status.progress)
     except UserError:
-        return None
+        return Leaving()
 
 
 def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Site:
