@@ -230,6 +230,8 @@ class Progress(Wire):
     """Main metrics of steps that are spread over the run, and of the last one. Points whose values are not finite are left out."""
     pace: Annotated[float | None, BeforeValidator(duration)] = None
     """Median duration of the last ten steps, in seconds; None: no step is done yet."""
+    saving: Annotated[float | None, BeforeValidator(duration)] = None
+    """Seconds that the last checkpoint took until it was complete; None: none was saved yet."""
     checkpoints: Annotated[list[Checkpoint], Field(max_length=MOST_CHECKPOINTS)] = []
     """Complete checkpoints of the lineage, oldest first."""
     rollouts: Annotated[list[RolloutState], Field(max_length=4096)] = []

@@ -155,6 +155,8 @@ class ProgressStatus(Wire):
     """Main metrics of earlier steps, thinned out over the run."""
     pace: float | None = None
     """Median duration of the last ten steps, in seconds; unset: no step is done yet."""
+    saving: float | None = None
+    """Seconds that the last checkpoint took until it was complete; unset: none was saved yet."""
     evaluation: dict[str, float] = {}
     """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
     export: str = ""

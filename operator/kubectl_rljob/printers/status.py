@@ -9,6 +9,7 @@ from rich.cells import cell_len, set_cell_size
 
 from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
+from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.printers import accounting, placement
 from kubectl_rljob.printers.failure import said, where
 from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
@@ -41,7 +42,7 @@ def page(job: Job, events: Sequence[dict[str, Any]], now: datetime, width: int =
     most = min(height, LINES)
     sections = [
         summary(job, now, width),
-        [*roles(job, now, width), *nodes(job, width)],
+        [*roles(job, now, width), *nodes(job, width), *grace(job, width)],
         metrics(job, now, width),
         checkpoints(job, width),
         failure(job, now, width),
@@ -204,6 +205,13 @@ def nodes(job: Job, width: int) -> list[str]:
     found = [entry for entry in job.status.nodes if entry.state != "suspect"]
     lines = [cut(f"{entry.state.upper():<{KEY}}{_node(entry)}", width) for entry in found[:NODES]]
     return [*lines, *([f"{'':<{KEY}}and {len(found) - NODES} more nodes"] if found[NODES:] else [])]
+
+
+def grace(job: Job, width: int) -> list[str]:
+    """What makes the job lose a step when it has to leave its nodes."""
+    short = too_short(job.spec, Leaving.of(job.status.progress)) if job.spec and job.status.state not in ENDED else ()
+    found = next(iter(short), None)
+    return [cut(f"{'GRACE':<{KEY}}{found.field} = {found.value} {found.rule}; {found.fix}", width)] if found else []
 
 
 def _node(entry: NodeStatus) -> str:

@@ -287,7 +287,8 @@ class RLJobSpec(Model):
     def container_resources(self, role: str) -> dict[str, dict[str, str]]:
         """Requests and limits of the role's container: the template's, and one device per process."""
         count = self.processes_of(role) if self.trainer.device == "gpu" else 0
-        devices = {self.trainer.resource_name: str(count)} if count else {}
+        name = self.trainer.resource_name
+        devices = {name: str(count)} if name and count else {}
         given = self.template(role).resources
         found = {"requests": dict(given.requests), "limits": given.limits | devices}
         return {k: v for k, v in found.items() if v}

@@ -232,7 +232,8 @@ def _reserved(placement: PlacementStatus) -> str:
     nodes = placement.reserved
     more = f" and {len(nodes) - MOST_NAMED} more" if nodes[MOST_NAMED:] else ""
     since = f"; waits since {placement.waiting_since}, and reserves "
-    return f"{since}{', '.join(nodes[:MOST_NAMED])}{more}" if nodes else ""
+    expected = f", expected at {placement.expected_at}" if placement.expected_at else ""
+    return f"{since}{', '.join(nodes[:MOST_NAMED])}{more}{expected}" if nodes else ""
 
 
 def _preempted(status: JobStatus) -> str:

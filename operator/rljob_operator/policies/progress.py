@@ -87,6 +87,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         metrics=p.metrics,
         history=p.history,
         pace=p.pace,
+        saving=p.saving,
         evaluation=p.evaluation,
         export=p.export,
         started_from=p.started_from,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rljob_api import names
@@ -30,6 +30,7 @@ def pod_template(
     """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token;
     `avoided`: nodes to which the job's scheduler must not bring a pod; `patch`: the administrator's."""
     template = patch.applied(_template(job, spec, role, token), role)
+    _add_claims(template, spec.template(role).resource_claims)
     if avoided:
         template["spec"]["affinity"] = avoiding(template["spec"].get("affinity", {}), avoided)
     digest = hashlib.sha256(json.dumps(template, sort_keys=True).encode()).hexdigest()[:16]
@@ -73,6 +74,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "nodeSelector": t.node_selector,
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
+        "resourceClaims": list(t.resource_claims),
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
         "schedulerName": spec.scheduling.scheduler_name or (grouped and spec.scheduling.facts.scheduler_name) or None,
@@ -117,6 +119,17 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
     elif not names.is_model_role(role):
         container |= _serving(names.ROLLOUT_PORT, names.ROLLOUT_PORT)
     return {k: v for k, v in container.items() if v not in ([], {})}
+
+
+def _add_claims(template: dict[str, Any], claims: Sequence[Mapping[str, Any]]) -> None:
+    """Gives the container the devices of the spec, next to those of the administrator's patch, which replaces the list as a whole."""
+    container = template["spec"]["containers"][0]
+    resources = container.get("resources", {})
+    given = resources.get("claims", [])
+    known = {one["name"] for one in given}
+    added = [{"name": claim["name"]} for claim in claims if claim["name"] not in known]
+    if added:
+        container["resources"] = resources | {"claims": [*given, *added]}
 
 
 def _command(role: str) -> list[str]:

@@ -13,8 +13,8 @@ POD_INDEX = "apps.kubernetes.io/pod-index"
 
 class Kueue(Scheduler):
     """Pods of the group may be replaced (`pod-group-serving`: kueue#13830, #14632). The StatefulSets have no queue label, which would make each a
-    workload of its own. The narrowest topology level is preferred, and ranks follow it by the pods' ordinals. Servers of several pods are
-    slices: Kueue admits the group only if each of them is in one domain of that level.
+    workload of its own. The narrowest topology level is preferred, or one is required, and ranks follow it by the pods' ordinals. Servers of several
+    pods are slices: Kueue admits the group only if each of them is in one domain of the narrowest level.
     """
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
@@ -27,8 +27,9 @@ class Kueue(Scheduler):
             f"{KUEUE}/pod-group-serving": "true",
         }
         if levels := spec.scheduling.topology_levels:
+            required = spec.scheduling.required_level
             annotations |= {
-                f"{KUEUE}/podset-preferred-topology": levels[-1],
+                f"{KUEUE}/podset-{'required' if required else 'preferred'}-topology": required or levels[-1],
                 f"{KUEUE}/pod-group-pod-index-label": POD_INDEX,
             }
             if (nodes := server_nodes(spec, role)) > 1:
