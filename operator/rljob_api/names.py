@@ -55,7 +55,7 @@ OPERATOR_NAMESPACE = "rljob-system"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Roles of every job's pods. Others are the gangs of other models, workers of agents, and pools, by their names."""
+"""Roles of every job's pods. Others are the gangs of other models, workers of agents, the gateway of a service, and pools, by their names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
 ROLE_WORKER = "worker"
@@ -105,6 +105,8 @@ SERVICE_PORT_FIRST = 29600
 SERVER_PORT_FIRST = 29700
 GATEWAY_PORT = 8470
 """Where a service answers its clients."""
+GATEWAY_WORK_PORT = 8471
+"""Where it hands the driver what there is to do, and tells the kubelet that it serves."""
 VIEW_PORT = 6007
 """Of `view`, on loopback, next to TensorBoard's 6006."""
 
@@ -114,6 +116,7 @@ ROLLOUT_CONTAINER = "rollout"
 POOL_CONTAINER = "server"
 WORKER_CONTAINER = "worker"
 SANDBOX_CONTAINER = "sandbox"
+GATEWAY_CONTAINER = "gateway"
 WORK_DIR = "/run/rljob"
 SANDBOX_DIR = "/sandbox"
 """Where programs in an environment's pod work."""
@@ -166,8 +169,14 @@ def _is_numbered(role: str, prefix: str) -> bool:
 
 
 def is_placed(role: str) -> bool:
-    """Whether the job's placement is about pods of the role: not workers of agents and sandboxes, which take no GPUs and may be anywhere."""
-    return role != ROLE_WORKER and not is_sandbox_role(role)
+    """Whether the job's placement is about pods of the role: not workers of agents, sandboxes and gateways, which take no GPUs and may be
+    anywhere."""
+    return role not in (ROLE_WORKER, ROLE_GATEWAY) and not is_sandbox_role(role)
+
+
+def stays(role: str) -> bool:
+    """Whether pods of the role stay while the job is suspended or has no nodes: clients wait at the gateway."""
+    return role == ROLE_GATEWAY
 
 
 def container(role: str) -> str:
@@ -176,7 +185,8 @@ def container(role: str) -> str:
         return TRAINER_CONTAINER
     if is_sandbox_role(role):
         return SANDBOX_CONTAINER
-    return {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER}.get(role, POOL_CONTAINER)
+    own = {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER, ROLE_GATEWAY: GATEWAY_CONTAINER}
+    return own.get(role, POOL_CONTAINER)
 
 
 def pods(job: str) -> str:

@@ -66,6 +66,7 @@ CONTAINERS = {
     "pools": names.POOL_CONTAINER,
     "workers": names.WORKER_CONTAINER,
     "sandboxes": names.SANDBOX_CONTAINER,
+    "gateway": names.GATEWAY_CONTAINER,
 }
 """Name of the container in pods that each patch is for. That of all pods has no name."""
 MOUNTS = (names.WORK_DIR, "/tmp", "/dev/shm")
@@ -155,7 +156,10 @@ def _is_ours(at: str, key: str, name: str) -> bool:
 
 def _of_container(entry: Mapping[str, Any], ours: str, at: str) -> Iterator[tuple[str, str]]:
     if not ours:
-        yield at, "has another name in each kind of pods: write it into models, rollout, pools, workers or sandboxes"
+        yield (
+            at,
+            "has another name in each kind of pods: write it into models, rollout, pools, workers, sandboxes or gateway",
+        )
     elif entry.get("name") != ours:
         yield at, f"is not {ours}: add others as initContainers, with restartPolicy Always if they run on"
     for key in entry:
@@ -181,8 +185,10 @@ class PodPatch(Model):
     """For pods that run agents."""
     sandboxes: Verbatim = {}
     """For pods of environments."""
+    gateway: Verbatim = {}
+    """For gateways of services."""
 
-    @field_validator("all", "models", "rollout", "pools", "workers", "sandboxes")
+    @field_validator("all", "models", "rollout", "pools", "workers", "sandboxes", "gateway")
     @classmethod
     def _checked(cls, patch: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for path, why in _problems(patch, CONTAINERS.get(str(info.field_name), "")):
@@ -198,7 +204,8 @@ class PodPatch(Model):
             return self.models
         if names.is_sandbox_role(role):
             return self.sandboxes
-        return {names.ROLE_ROLLOUT: self.rollout, names.ROLE_WORKER: self.workers}.get(role, self.pools)
+        own = {names.ROLE_ROLLOUT: self.rollout, names.ROLE_WORKER: self.workers, names.ROLE_GATEWAY: self.gateway}
+        return own.get(role, self.pools)
 
 
 NO_PATCH = PodPatch()

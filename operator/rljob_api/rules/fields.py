@@ -89,10 +89,9 @@ def _other_gangs(path: str) -> list[str]:
 
 
 KNOWN = frozenset(paths())
-SELDOM = frozenset(field for path in KNOWN for field in _other_gangs(path)) | {
-    path for path in KNOWN if path.startswith("environments.template.")
-}
-"""Seldom meant outside their own section: fields of other gangs, and pod settings of sandboxes."""
+OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
+SELDOM = OF_OTHER_GANGS | {path for path in KNOWN if path.startswith(("service.", "environments."))}
+"""Seldom meant outside their own section."""
 OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
 THEIRS = _index(
     (word, field) for path, words in WORDS.items() for word in words.split() for field in [path, *_other_gangs(path)]

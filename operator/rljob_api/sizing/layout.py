@@ -124,12 +124,18 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
     workers = {names.ROLE_WORKER: spec.workers.replicas} if spec.workers else {}
     sandboxes = {names.sandbox_role(i): pool.replicas for i, pool in enumerate(spec.environments)}
-    return gang_sizes(spec) | trainers | rollouts | workers | sandboxes | {pool.name: pool.pods for pool in spec.pools}
+    others = workers | sandboxes | ({names.ROLE_GATEWAY: 1} if spec.task == "service" else {})
+    return gang_sizes(spec) | trainers | rollouts | others | {pool.name: pool.pods for pool in spec.pools}
 
 
 def placed_pods(spec: RLJobSpec) -> dict[str, int]:
     """Those whose nodes the `builtin` backend chooses."""
     return {role: count for role, count in pods_of(spec).items() if names.is_placed(role)}
+
+
+def grouped_pods(spec: RLJobSpec) -> dict[str, int]:
+    """Those that come and go together, and so are one group for Kueue."""
+    return {role: count for role, count in pods_of(spec).items() if not names.stays(role)}
 
 
 def server_nodes(spec: RLJobSpec, role: str) -> int:
@@ -139,7 +145,7 @@ def server_nodes(spec: RLJobSpec, role: str) -> int:
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, workers of agents, and sandboxes."""
+    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, and what is not placed."""
     required = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: required_rollout_pods(spec)}
     return {role: required.get(role, count) if names.is_placed(role) else 0 for role, count in pods_of(spec).items()}
 

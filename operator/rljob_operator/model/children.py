@@ -92,8 +92,8 @@ def _field(child: Object, field: str) -> str:
 def _section(role: str) -> str:
     if role in (*names.ROLES, *names.MODEL_ROLES):
         return role
-    if role == names.ROLE_WORKER:
-        return "rollout.agent.workers"
+    if role in (names.ROLE_WORKER, names.ROLE_GATEWAY):
+        return {names.ROLE_WORKER: "rollout.agent.workers", names.ROLE_GATEWAY: "service"}[role]
     if names.is_sandbox_role(role):
         return f"environments[{role.removeprefix(names.ROLE_SANDBOX)}]"
     place = role.removeprefix(names.ROLE_REWARD)

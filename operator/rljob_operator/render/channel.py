@@ -9,6 +9,7 @@ from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import target
 from rljob_operator.model.servers import answering_head, group
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.meta import metadata
@@ -52,6 +53,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
         sandboxes={} if attempt.ended_at else _free(s, spec),
+        gateway=_gateway(s, status),
         servers=[group(s.job.name, server) for server in status.servers if server.parts],
         spec=spec,
     )
@@ -68,6 +70,13 @@ def _free(s: Snapshot, spec: RLJobSpec) -> dict[str, list[SandboxAddress]]:
         ]
         for name, found in pods.items()
     }
+
+
+def _gateway(s: Snapshot, status: JobStatus) -> str:
+    """Where the driver asks for work. The pod need not be ready: it serves once it reads that it is the one."""
+    wanted = current.ordinals.get(names.ROLE_GATEWAY, []) if (current := target(s, status)) else []
+    pods = (p for p in s.of(names.ROLE_GATEWAY) if p.ordinal in wanted and p.running and p.ip and not p.deleting)
+    return next((http_url(p.ip, names.GATEWAY_WORK_PORT) for p in pods if p.lost_since is None), "")
 
 
 def _answering(s: Snapshot, status: JobStatus, spec: RLJobSpec, role: str) -> list[RolloutEndpoint]:

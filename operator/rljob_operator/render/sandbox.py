@@ -35,6 +35,7 @@ def sandbox_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> 
         "nodeSelector": t.node_selector,
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
+        "resourceClaims": list(t.resource_claims),
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": settings.runtime_class_name,
         "schedulerName": spec.scheduling.scheduler_name or spec.scheduling.facts.scheduler_name or None,

@@ -93,7 +93,7 @@ class Here:
         self._pods = {
             role: [names.pod(job.name, role, i) for i in range(count)]
             for role, count in counts.items()
-            if not names.is_sandbox_role(role)
+            if role != names.ROLE_GATEWAY and not names.is_sandbox_role(role)
         }
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
