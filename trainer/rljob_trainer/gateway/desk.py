@@ -12,6 +12,7 @@ from functools import partial
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.fair import Turns
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles, remove
+from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     Failure,
     KeepModels,
@@ -77,6 +78,7 @@ class Desk:
         """Whether the ranks may have models that they are to forget."""
         self._ends = Counter[str]()
         """Attempts that have ended in a row with a piece, by its name."""
+        self.tally = ServiceTally()
         self.mismatches = 0
         """Repetitions with another result than the first time."""
 
@@ -124,6 +126,7 @@ class Desk:
         """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are."""
         if self._pending:
             await self._ended(self._pending)
+        self.tally.begin()
         for book in self._books():
             book.line.restart()
         keep = Piece(encode(KeepModels(models=())), lambda *_: self._begun())
@@ -177,6 +180,7 @@ class Desk:
             if line.built + 1 == len(steps):
                 if line.entries.get(0) and line.entries[0].result is None:
                     await book.answer(0, body)
+                    self.tally.trained(0)
                 line.made()
             line.built += 1
 
@@ -207,6 +211,7 @@ class Desk:
                 if directory and isinstance(result, Result):
                     await self._saved(book, seq, directory)
                 await book.answer(seq, body)
+                self.tally.trained(entry.tokens)
             else:
                 self._compare(model, seq, entry.result, body)
             book.line.executed(seq)  # last: after an error before this, the same result comes again
