@@ -19,7 +19,7 @@ LONGEST_NAME, LONGEST_PREFIX = 63, 253
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}
 """Fields and their types."""
-SERVERS_GPUS = "tensorParallel x pipelineParallel / nodes"
+SERVERS_GPUS = "tensorParallel x pipelineParallel x dataParallel / nodes"
 TYPES = {str: "text", int: "whole number"}
 
 OBJECT_RULES = (
