@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.fair import Turns
+from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     DropModel,
     Failure,
@@ -89,6 +90,7 @@ class Desk:
         self._pending: Piece | None = None
         self._life = ""
         self._dropped: list[str] = []
+        self.tally = ServiceTally()
         self.mismatches = 0
         """Repetitions with another result than the first time."""
 
@@ -134,6 +136,7 @@ class Desk:
     def _begin(self, life: str) -> None:
         """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are."""
         self._life, self._pending = life, None
+        self.tally.begin()
         for book in self._books():
             book.line.restart()
 
@@ -176,6 +179,7 @@ class Desk:
             if line.built + 1 == len(steps):
                 if line.entries.get(0) and line.entries[0].result is None:
                     await book.answer(0, body)
+                    self.tally.trained(0)
                 line.made()
             line.built += 1
 
@@ -206,6 +210,7 @@ class Desk:
                 if directory and isinstance(result, Result):
                     await self._saved(book, seq, directory)
                 await book.answer(seq, body)
+                self.tally.trained(entry.tokens)
             else:
                 self._compare(model, seq, entry.result, body)
             book.line.executed(seq)  # last: after an error before this, the same result comes again

@@ -73,6 +73,11 @@ class RequestLine:
     built: int = 0
     """Pieces of work of its making that are done in this epoch."""
 
+    @property
+    def waiting(self) -> int:
+        """Requests that have no result yet."""
+        return 0 if self.failed else sum(entry.result is None for entry in self.entries.values())
+
     def arrival(self, seq: int, request: Asked) -> Arrival:
         """What a request is that comes now."""
         if seq <= self.watermark or seq in self.entries:

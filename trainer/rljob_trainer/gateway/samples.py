@@ -27,8 +27,11 @@ class _Sampling:
 class Samples:
     """Requests for samples, by the name that the client knows."""
 
-    def __init__(self, sample: Callable[[SampleRequest], Awaitable[SampleAnswer]]) -> None:
-        self._sample = sample
+    def __init__(
+        self, sample: Callable[[SampleRequest], Awaitable[SampleAnswer]], count: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """`count`: called with the number of tokens of each answer."""
+        self._sample, self._count = sample, count
         self._known: dict[str, _Sampling] = {}
         self._open = 0
 
@@ -39,6 +42,11 @@ class Samples:
         if self._open >= MOST_OPEN:
             raise BusyError(f"{MOST_OPEN} requests for samples are waiting")
         self._known[name] = _Sampling(client, asyncio.create_task(self._run(name, request)))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no answer yet."""
+        return self._open
 
     async def result(self, client: str, name: str, seconds: float) -> SampleAnswer | Failure | None:
         """The answer, which is waited for; None: there is none yet. Raises UnknownError."""
@@ -77,7 +85,9 @@ class Samples:
             return request
         self._open += 1
         try:
-            return await self._sample(request)
+            answer = await self._sample(request)
+            self._count(sum(len(sample.tokens) for sample in answer.samples))
+            return answer
         except RequestRefusedError as error:
             return Failure(message=str(error))
         except (ReplicaLost, AttemptSuperseded) as error:
