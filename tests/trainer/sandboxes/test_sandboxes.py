@@ -11,7 +11,7 @@ import pytest
 
 from rljob_trainer.machine import free_port
 from rljob_trainer.sandboxes.directory import DirectorySandbox
-from rljob_trainer.sandboxes.sandbox import MOST_BYTES, Sandbox, SandboxError
+from rljob_trainer.sandboxes.sandbox import MOST_BYTES, ClaimedSandbox, SandboxError
 from trainer.sandboxes.helpers import claimed
 
 SHELL = ("sh", "-c")
@@ -19,7 +19,7 @@ SERVER = f"{sys.executable} -m http.server PORT --bind 0.0.0.0 > log 2>&1 &"
 
 
 @asynccontextmanager
-async def sandbox_of(kind: str, root: Path) -> AsyncIterator[Sandbox]:
+async def sandbox_of(kind: str, root: Path) -> AsyncIterator[ClaimedSandbox]:
     if kind == "pod":
         async with claimed(root) as sandbox:
             yield sandbox
@@ -96,7 +96,7 @@ async def test_what_goes_on_in_the_background_keeps_nobody_waiting_and_can_be_as
         await sandbox.http("GET", port, "/", b"", {}, 10)
 
 
-async def _answer(sandbox: Sandbox, port: int) -> tuple[int, bytes]:
+async def _answer(sandbox: ClaimedSandbox, port: int) -> tuple[int, bytes]:
     """Once the server listens."""
     while True:
         try:

@@ -14,7 +14,7 @@ from rljob_trainer.agents.places import Places
 from rljob_trainer.sandboxes.directory import DirectorySandbox
 from rljob_trainer.sandboxes.frames import token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
-from rljob_trainer.sandboxes.sandbox import Sandbox, SandboxError
+from rljob_trainer.sandboxes.sandbox import ClaimedSandbox, SandboxError
 
 MOST_CLAIMS = 8
 """Of one trajectory at a time."""
@@ -62,7 +62,7 @@ class Environment:
         for new in self._listed - self._used - set(self._places):
             self._places.add(new)
 
-    async def claimed(self) -> tuple[Free, Sandbox]:
+    async def claimed(self) -> tuple[Free, ClaimedSandbox]:
         """The next one that is free, once there is one."""
         while True:
             one = await self._next()
@@ -84,12 +84,12 @@ class Environment:
         self._held.add(one)
         return one
 
-    async def _opened(self, one: Free) -> Sandbox:
+    async def _opened(self, one: Free) -> ClaimedSandbox:
         if not one.address:
             return DirectorySandbox()
         return await PodSandbox.claimed(one.address, token_of(self._secret, one.uid))
 
-    async def returned(self, one: Free, sandbox: Sandbox) -> None:
+    async def returned(self, one: Free, sandbox: ClaimedSandbox) -> None:
         await sandbox.close()
         self._held.discard(one)
         if not one.address:
@@ -136,7 +136,7 @@ class Held(NamedTuple):
 
     environment: Environment
     place: Free
-    sandbox: Sandbox
+    sandbox: ClaimedSandbox
     timer: asyncio.TimerHandle
     """That takes it away."""
 
@@ -168,7 +168,7 @@ class Claims:
         self._held[number] = Held(one, place, sandbox, timer)
         return number
 
-    def of(self, number: int) -> Sandbox:
+    def of(self, number: int) -> ClaimedSandbox:
         """Raises SandboxError."""
         if number not in self._held:
             raise SandboxError("this sandbox was given back, or taken away after spec.environments[].claimSeconds")

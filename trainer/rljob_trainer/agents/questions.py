@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rljob_trainer.agents.claims import Claims
-from rljob_trainer.sandboxes.sandbox import Sandbox
+from rljob_trainer.sandboxes.sandbox import ClaimedSandbox
 
 
 async def claimed(claims: Claims, environment: str) -> int:
@@ -20,21 +20,21 @@ async def given_back(claims: Claims, number: int) -> None:
     await claims.give_back(number)
 
 
-async def _run(sandbox: Sandbox, command: list[str], stdin: str, seconds: float, most: int) -> list[Any]:
+async def _run(sandbox: ClaimedSandbox, command: list[str], stdin: str, seconds: float, most: int) -> list[Any]:
     ended = await sandbox.run(command, seconds, b64decode(stdin), most)
     return [ended.code, ended.reason, _text(ended.output), _text(ended.errors)]
 
 
-async def _write(sandbox: Sandbox, path: str, content: str) -> None:
+async def _write(sandbox: ClaimedSandbox, path: str, content: str) -> None:
     await sandbox.write(path, b64decode(content))
 
 
-async def _read(sandbox: Sandbox, path: str) -> str:
+async def _read(sandbox: ClaimedSandbox, path: str) -> str:
     return _text(await sandbox.read(path))
 
 
 async def _http(
-    sandbox: Sandbox, method: str, port: int, path: str, body: str, headers: dict[str, str], seconds: float
+    sandbox: ClaimedSandbox, method: str, port: int, path: str, body: str, headers: dict[str, str], seconds: float
 ) -> list[Any]:
     status, content = await sandbox.http(method, port, path, b64decode(body), headers, seconds)
     return [status, _text(content)]

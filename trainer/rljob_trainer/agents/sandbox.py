@@ -14,7 +14,7 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ProgramResult:
     """What became of a program."""
 
     code: int
@@ -46,7 +46,7 @@ class Sandbox:
 
     async def exec(
         self, command: Sequence[str], *, stdin: str | bytes = b"", seconds: float = 60.0, max_output: int = 65536
-    ) -> Result:
+    ) -> ProgramResult:
         """Run a program until it ends, in the sandbox's directory.
 
         Args:
@@ -63,7 +63,7 @@ class Sandbox:
         given: dict[str, Any] = {"command": words, "stdin": _bytes("stdin", stdin)}
         given |= {"seconds": _within_limits(seconds), "most": _within("max_output", max_output, 0, MOST_BYTES)}
         code, reason, output, errors = await self._do("run", given)
-        return Result(code, _text(output), _text(errors), timed_out=reason == "timeout", cut=reason == "output")
+        return ProgramResult(code, _text(output), _text(errors), timed_out=reason == "timeout", cut=reason == "output")
 
     async def write(self, path: str, content: str | bytes) -> None:
         """Write a file of at most 1 MiB, which may be executed, and the directories that lead to it. A relative path begins in the sandbox's

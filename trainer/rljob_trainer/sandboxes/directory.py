@@ -18,7 +18,7 @@ from subprocess import PIPE
 from rljob_trainer.machine import loopback
 from rljob_trainer.processes import Family, kill_group
 from rljob_trainer.sandboxes.http import asked
-from rljob_trainer.sandboxes.sandbox import MOST_BYTES, Ended, SandboxError
+from rljob_trainer.sandboxes.sandbox import MOST_BYTES, EndedProgram, SandboxError
 
 POLL_SECONDS = 0.02
 """Interval at which is looked whether a program has ended."""
@@ -27,19 +27,19 @@ PIECE = 65536
 
 
 class DirectorySandbox:
-    """As sandbox.Sandbox."""
+    """As sandbox.ClaimedSandbox."""
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="sandbox-"))
         self._family, self._one_by_one = Family(), asyncio.Lock()
 
-    async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> Ended:
+    async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> EndedProgram:
         known = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self._root)} | self._family.environment
         async with self._one_by_one:
             try:
                 process = await asyncio.to_thread(_started, command, self._root, known)
             except (OSError, ValueError) as error:  # as a shell would say it
-                return Ended(127, "", b"", f"{command[0]}: {error}".encode())
+                return EndedProgram(127, "", b"", f"{command[0]}: {error}".encode())
             try:
                 return await asyncio.to_thread(_Followed(process, stdin, most).until, seconds)
             except asyncio.CancelledError:
@@ -98,7 +98,7 @@ class _Followed:
             os.set_blocking(pipe.fileno(), False)
             self._pipes.register(pipe, selectors.EVENT_WRITE if pipe is self._input else selectors.EVENT_READ)
 
-    def until(self, seconds: float) -> Ended:
+    def until(self, seconds: float) -> EndedProgram:
         """It ends, its time is over, or it has said too much. What it has started in the background keeps nobody waiting."""
         end = time.monotonic() + seconds
         while self._process.poll() is None and not self._floods and time.monotonic() < end:
@@ -112,7 +112,7 @@ class _Followed:
         for pipe in (self._input, *self._outputs):
             pipe.close()
         output, errors = (bytes(said[: self._most]) for said in self._said.values())
-        return Ended(code, "output" if self._floods else "timeout" if late else "", output, errors)
+        return EndedProgram(code, "output" if self._floods else "timeout" if late else "", output, errors)
 
     @property
     def _floods(self) -> bool:

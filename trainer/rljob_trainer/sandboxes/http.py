@@ -10,7 +10,7 @@ from rljob_trainer.sandboxes.sandbox import MOST_BYTES, SandboxError
 async def asked(
     host: str, method: str, port: int, path: str, body: bytes, headers: Mapping[str, str], seconds: float
 ) -> tuple[int, bytes]:
-    """As Sandbox.http. `host`: as in a URL."""
+    """As ClaimedSandbox.http. `host`: as in a URL."""
     url = f"http://{host}:{port}/{path.removeprefix('/')}"
     limit = aiohttp.ClientTimeout(total=seconds)
     try:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rljob_trainer.sandboxes.frames import EMPTY, fields_of, frame
 from rljob_trainer.sandboxes.http import asked
-from rljob_trainer.sandboxes.sandbox import MOST_BYTES, Ended, SandboxError
+from rljob_trainer.sandboxes.sandbox import MOST_BYTES, EndedProgram, SandboxError
 
 CONNECT_SECONDS = 10.0
 BEAT_SECONDS = 5.0
@@ -19,7 +19,7 @@ LOST = "the sandbox has ended, for lack of memory perhaps, or its node has"
 
 
 class PodSandbox:
-    """As sandbox.Sandbox."""
+    """As sandbox.ClaimedSandbox."""
 
     def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._host, self._reader, self._writer = host, reader, writer
@@ -44,11 +44,11 @@ class PodSandbox:
             ) from error
         return cls(host, reader, writer)
 
-    async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> Ended:
+    async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> EndedProgram:
         words = [word.encode(errors="surrogateescape") for word in command]
         limits = [str(round(1000 * seconds)).encode(), str(most).encode()]
         code, reason, output, errors = await self._answer(seconds, b"run", *limits, stdin, *words)
-        return Ended(int(code), REASONS[reason], output, errors)
+        return EndedProgram(int(code), REASONS[reason], output, errors)
 
     async def write(self, path: str, content: bytes) -> None:
         await self._answer(0, b"write", path.encode(), content)

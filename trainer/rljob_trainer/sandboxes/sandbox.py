@@ -13,7 +13,7 @@ class SandboxError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedProgram:
     """What became of a program."""
 
     code: int
@@ -26,10 +26,10 @@ class Ended:
     """The same of standard error."""
 
 
-class Sandbox(Protocol):
+class ClaimedSandbox(Protocol):
     """One claim. All methods raise SandboxError. Requests are carried out one after another."""
 
-    async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> Ended:
+    async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> EndedProgram:
         """Run a program, without a shell, in the sandbox's directory. What it leaves in the background goes on. `most`: bytes of each output."""
         ...
 
