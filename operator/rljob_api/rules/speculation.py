@@ -99,7 +99,9 @@ def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     if spec.model.multi_token_prediction and key in spec.trainer.transformer_config:
         rule = "the layer for multi-token prediction is proven in the last stage, where it is without this key"
         value = as_written(spec.trainer.transformer_config[key])
-        yield Violation(f"spec.trainer.transformerConfig.{key}", value, rule, f"remove it, or set spec.{TRAINED}: false")
+        yield Violation(
+            f"spec.trainer.transformerConfig.{key}", value, rule, f"remove it, or set spec.{TRAINED}: false"
+        )
 
 
 def multi_token_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
