@@ -1,4 +1,4 @@
-"""Every family of models on a GPU, with real vLLM: three GRPO steps of `python -m rljob_trainer run`, colocated, on a small random model.
+"""Every family of models of text on a GPU, with real vLLM: three GRPO steps of `python -m rljob_trainer run`, colocated, on a small random model.
 
     python -m benchmarks.families [--kinds 'NAME;NAME'] [--gpus N] [--jobs N] [--lora RANK] [--device gpu] [--limit SECONDS] [--out FILE]
 
@@ -44,6 +44,8 @@ SIZES = {
     "v_head_dim": 128,
     "query_pre_attn_scalar": 64,
     "q_lora_rank": 256,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
 }
 """In place of those of a kind, where it has them."""
 LIMIT_SECONDS = 240
@@ -77,7 +79,9 @@ def main() -> int:
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
-    every = [name for name, f in FAMILIES.items() if "gpu" in f.servers and (f.adapters or not options.lora)]
+    every = [
+        name for name, f in FAMILIES.items() if "gpu" in f.servers and not f.vision and (f.adapters or not options.lora)
+    ]
     return options.kinds.split(";") if options.kinds else every
 
 

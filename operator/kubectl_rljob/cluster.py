@@ -122,11 +122,16 @@ class Cluster:
         except (KeyError, ValidationError) as error:
             raise UserError(f"{what}: cannot be read by this release of the plugin") from error
 
-    def everything(self, plural: str, fields: str = "") -> Iterator[dict[str, Any]]:
-        """Objects of a core kind in all namespaces, in pages, so that neither side holds all of them. `fields`: a field selector."""
+    def serves(self, api: str) -> bool:
+        """Whether the API server has a group in this version, such as `resource.k8s.io/v1`."""
+        groups = self._json("GET", "/apis", what="API groups of the cluster").get("groups") or []
+        return any(version.get("groupVersion") == api for group in groups for version in group["versions"])
+
+    def everything(self, plural: str, fields: str = "", api: str = "api/v1") -> Iterator[dict[str, Any]]:
+        """Objects of a kind in all namespaces, in pages, so that neither side holds all of them. `fields`: a field selector."""
         query = {"limit": str(PAGE)} | ({"fieldSelector": fields} if fields else {})
         while True:
-            answer = self._list(f"/api/v1/{plural}", query, what=f"{plural} of the cluster")
+            answer = self._list(f"/{api}/{plural}", query, what=f"{plural} of the cluster")
             yield from answer["items"] or []
             if not (more := answer.get("metadata", {}).get("continue")):
                 return

@@ -44,19 +44,19 @@ class Backend:
 
 BACKENDS: Mapping[BackendName, Backend] = {
     "builtin": Backend(
-        fields=frozenset({"preemptionPolicy", "priority", "topologyLevels"}),
+        fields=frozenset({"preemptionPolicy", "priority", "requiredLevel", "topologyLevels"}),
         assigns_nodes=True,
         starts_whole_gangs=True,
     ),
     "none": Backend(),
     "kueue": Backend(
-        fields=frozenset({"queue", "topologyLevels"}),
+        fields=frozenset({"queue", "requiredLevel", "topologyLevels"}),
         queue_is_label=True,
         pod_keys=frozenset(
             f"kueue.x-k8s.io/{key}"
             for key in (
                 *("queue-name", "pod-group-name", "pod-group-total-count", "pod-group-serving"),
-                *("podset-preferred-topology", "pod-group-pod-index-label"),
+                *("podset-preferred-topology", "podset-required-topology", "pod-group-pod-index-label"),
                 *("podset-slice-required-topology", "podset-slice-size"),
             )
         ),

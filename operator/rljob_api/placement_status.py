@@ -91,6 +91,8 @@ class PlacementStatus(Wire):
     """Since when the gang cannot be placed; empty: it is placed, or was not tried."""
     reserved: list[str] = []
     """Nodes that are kept for the job, and that it gets once others have left them."""
+    expected_at: str = ""
+    """When these should be free, by the measured steps of who holds them; empty: not known."""
     unschedulable: str = ""
     """Why no node of the cluster takes a pod, for example because its claim does not exist; empty: none says so."""
     report: PlacementReport = PlacementReport()

@@ -18,6 +18,7 @@ from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
+from rljob_operator.watch.devices import DeviceInventory
 from rljob_operator.watch.drain_requests import DrainRequests
 from rljob_operator.watch.events import EventHandlers
 from rljob_operator.watch.kopf_side import KopfSide
@@ -69,6 +70,7 @@ class Operator:
             listed=lambda: self._relist.listed,
         )
         self._requests = DrainRequests(self._api, self._cache, options.job_policy.leave_nodes.requests)
+        self._devices = DeviceInventory(self._api, self._cache)
         self._watches = Watches(credentials)
         self._kopf = KopfSide(credentials, self._api, self._relist, self._handlers, options.namespaces)
 
@@ -103,6 +105,7 @@ class Operator:
                 group.create_task(self._relist.run())
                 group.create_task(reflect(self._relist, self._watches, self._handlers.handle))
                 group.create_task(self._requests.run())
+                group.create_task(self._devices.run())
                 group.create_task(self._reconcile_all(reconciler))
 
     async def _reconcile_all(self, reconciler: Reconciler) -> None:

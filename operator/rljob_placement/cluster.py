@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rljob_api.quantity import Resources, add, most, parse
+from rljob_placement.devices import Devices
 
 Object = Mapping[str, Any]
 
@@ -23,6 +24,11 @@ class Node:
     """Why it takes no new pods, such as `cordoned`; empty: it may."""
     quarantine: str = ""
     """Why pods should go elsewhere if they can; empty: they need not."""
+
+    def offering(self, free: Mapping[str, int], size: Mapping[str, int]) -> "Node":
+        """The node with its devices of Dynamic Resource Allocation, those that are free and all, by resource. What the node offers itself stays: it
+        is not offered by devices, too."""
+        return replace(self, free={**free, **self.free}, size={**size, **self.size})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,14 @@ class Cluster:
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
         """The cluster with this much less free, by node."""
         return Cluster(tuple(less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
+
+    def offering(self, devices: Devices) -> "Cluster":
+        """The cluster with its devices, without those that claims hold."""
+        free = dict(devices.nodes)
+        for held in devices.allocations:
+            free[held.node] = add(free[held.node], {name: -amount for name, amount in held.amounts.items()})
+        offers = ((n, devices.nodes.get(n.name, {})) for n in self.nodes)
+        return Cluster(tuple(n.offering(free.get(n.name, {}), size) for n, size in offers))
 
     def joined(self, other: "Cluster") -> "Cluster":
         """The cluster with what is free in both: parts of the same nodes."""

@@ -1,8 +1,9 @@
 """What a job needs of a cluster: the number of pods of each role, the nodes that they may run on, and how much they exchange.
 And the nodes of pods: of those that stay where they are, and of all pods in a plan."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from rljob_api import names
@@ -15,6 +16,7 @@ from rljob_placement.cluster import Node, requests
 
 Term = Mapping[str, Any]
 """A nodeSelectorTerm of a required node affinity."""
+NO_DEVICES: Mapping[str, Resources] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,13 @@ class Demand:
     tolerations: tuple[Mapping[str, Any], ...] = ()
 
     @staticmethod
-    def of(spec: RLJobSpec, role: str) -> "Demand":
+    def of(spec: RLJobSpec, role: str, devices: Mapping[str, Resources] = NO_DEVICES) -> "Demand":
+        """`devices`: what claims take besides, by role."""
         t = spec.template(role)
         affinity = (t.affinity or {}).get("nodeAffinity") or {}
         terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms", [])
         wanted = requests({"containers": [{"resources": spec.container_resources(role)}]})
+        wanted = add(wanted, dict(devices.get(role, {})))
         return Demand(wanted, t.node_selector, tuple(terms), tuple(t.tolerations))
 
     def refuses(self, node: Node) -> str:
@@ -97,6 +101,8 @@ class Gang:
     """Pods like the trainers that get what the others leave."""
     nodes: int = 1
     """Pods of each rollout."""
+    within: int = 0
+    """Number of levels, from the widest on, that all pods share; 0: none has to be shared."""
 
     @property
     def servers(self) -> tuple[Pool, ...]:
@@ -111,36 +117,44 @@ class Gang:
         return own[role] if role in own else next(pool.demand for pool in self.pools if pool.name == role)
 
     @staticmethod
-    def of(spec: RLJobSpec, shape: Shape = NOMINAL) -> "Gang":
+    def of(spec: RLJobSpec, shape: Shape = NOMINAL, devices: Mapping[str, Resources] = NO_DEVICES) -> "Gang":
+        """`devices`: what claims of each pod take besides, by role."""
+        demand = cache(lambda role: Demand.of(spec, role, devices))
         return Gang(
             trainers=spec.trainer.nodes,
             rollouts=rollout_pods(spec),
             minimum=required_rollout_pods(spec),
-            trainer=Demand.of(spec, names.ROLE_TRAINER),
-            rollout=Demand.of(spec, names.ROLE_ROLLOUT),
+            trainer=demand(names.ROLE_TRAINER),
+            rollout=demand(names.ROLE_ROLLOUT),
             links=tuple(links(spec, shape, rollout_pods(spec))),
             levels=tuple(spec.scheduling.topology_levels),
             stages=spec.trainer.parallelism.pipeline,
-            pools=tuple(Pool(pool.name, pool.replicas, Demand.of(spec, pool.name), pool.nodes) for pool in spec.pools),
-            gangs={role: Gang.of_role(spec, shape, role) for role in spec.gangs},
+            pools=tuple(Pool(pool.name, pool.replicas, demand(pool.name), pool.nodes) for pool in spec.pools),
+            gangs={role: Gang.of_role(spec, shape, role, demand) for role in spec.gangs},
             spares=spec.scheduling.spare_nodes,
             nodes=spec.rollout.nodes,
+            within=_within(spec),
         )
 
     @staticmethod
-    def of_role(spec: RLJobSpec, shape: Shape, role: str) -> "Gang":
-        """The gang of another model."""
+    def of_role(spec: RLJobSpec, shape: Shape, role: str, demand: Callable[[str], Demand]) -> "Gang":
+        """The gang of another model. `demand`: of each role."""
         trainer = spec.of_gang(role).trainer
         return Gang(
             trainers=trainer.nodes,
             rollouts=1,
             minimum=1,
-            trainer=Demand.of(spec, role),
-            rollout=Demand.of(spec, names.ROLE_TRAINER),
+            trainer=demand(role),
+            rollout=demand(names.ROLE_TRAINER),
             links=tuple(gang_links(spec, shape, role)),
             levels=tuple(spec.scheduling.topology_levels),
             stages=trainer.parallelism.pipeline,
         )
+
+
+def _within(spec: RLJobSpec) -> int:
+    level, levels = spec.scheduling.required_level, spec.scheduling.topology_levels
+    return levels.index(level) + 1 if level in levels else 0
 
 
 def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:

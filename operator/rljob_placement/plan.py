@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from rljob_api import names
 from rljob_placement.cluster import Cluster, Node
+from rljob_placement.domains import domains
 from rljob_placement.explain import lacking
 from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
 from rljob_placement.search import search
@@ -102,6 +103,17 @@ POOLS = "pools"
 def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
     """The plan, or the problem of the first try. `stay`: pods that keep their nodes."""
     stay = stay or Stay()
+    if not gang.within:
+        return _planned(cluster, gang, stay)
+    found, level = Plan(problem="no node has its label"), gang.levels[gang.within - 1]
+    for part in domains(cluster, gang, stay):
+        found = _planned(part, gang, stay)
+        if not found.problem:
+            return found
+    return Plan(problem=f"no {level} has capacity for the whole gang: {found.problem}")
+
+
+def _planned(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
     found = _without_spares(cluster, gang, stay)
     if found.problem or not gang.spares:
         return found

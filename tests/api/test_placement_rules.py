@@ -28,6 +28,9 @@ def broken(**changes: Any) -> list[str]:
         ({"backend": "native", "topologyLevels": ["rack"]}, "topologyLevels"),
         ({"backend": "kai", "queue": "q", "priority": 1}, "priority"),
         ({"backend": "none", "queue": "q"}, "queue"),
+        ({"backend": "native", "requiredLevel": "rack"}, "requiredLevel"),
+        ({"backend": "builtin", "topologyLevels": ["block"], "requiredLevel": "rack"}, "requiredLevel"),
+        ({"backend": "kueue", "queue": "q", "requiredLevel": "rack"}, "requiredLevel"),
         ({"backend": "builtin", "queue": "q"}, "queue"),
         ({"backend": "none", "topologyLevels": ["rack"]}, "topologyLevels"),
         ({"backend": "volcano", "queue": "q", "topologyLevels": ["rack"]}, "topologyLevels"),
@@ -43,7 +46,7 @@ def test_a_field_that_a_backend_does_not_read_or_needs_is_named(scheduling: dict
 @pytest.mark.parametrize(
     "scheduling",
     [
-        {"backend": "builtin", "topologyLevels": ["block", "rack"], "priority": 3},
+        {"backend": "builtin", "topologyLevels": ["block", "rack"], "priority": 3, "requiredLevel": "block"},
         {"backend": "kueue", "queue": "q", "topologyLevels": ["block", "kubernetes.io/hostname"]},
         {"backend": "volcano", "queue": "q"},
         {"backend": "volcano", "queue": "q" * 64},
@@ -93,3 +96,45 @@ def test_a_node_affinity_that_is_taken_is_planned_by(fine: dict[str, Any]) -> No
     changes = {"trainer": {"device": "cpu", "template": {"affinity": fine}}}
     assert broken(**changes) == []
     assert Gang.of(make_spec(**changes)).trainer.refuses(Node("n", {"gen": "9"})) == ""
+
+
+CLAIM = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "four"}]}
+SERVER = {"sampling": {"maxTokens": 8}}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "rollout", "fields"),
+    [
+        ({}, {}, ["spec.trainer.template.resourceClaims", "spec.rollout.template.resourceClaims"]),
+        ({"template": CLAIM}, {}, ["spec.rollout.template.resourceClaims"]),
+        ({"template": CLAIM}, {"template": CLAIM}, []),
+        ({"device": "cpu"}, {}, []),
+        ({"resourceName": "nvidia.com/gpu", "template": CLAIM}, {}, []),
+        (
+            {"template": {"resourceClaims": CLAIM["resourceClaims"] * 2}},
+            {"template": CLAIM},
+            ["spec.trainer.template.resourceClaims[1].name"],
+        ),
+        (
+            {"template": {"resourceClaims": [{"name": "Gpus", "resourceClaimName": "one"}, {"name": 7}]}},
+            {"template": CLAIM},
+            [
+                f"spec.trainer.template.resourceClaims[{i}].{name}"
+                for i, names in enumerate((("resourceClaimName", "name"), ("name",)))
+                for name in (*names, "resourceClaimTemplateName")
+            ],
+        ),
+    ],
+)
+def test_gpus_without_an_extended_resource_come_from_a_claim_of_every_role(
+    trainer: dict[str, Any], rollout: dict[str, Any], fields: list[str]
+) -> None:
+    assert broken(trainer={"device": "gpu", "resourceName": ""} | trainer, rollout=SERVER | rollout) == fields
+
+
+def test_pods_whose_claims_bring_gpus_request_no_extended_resource() -> None:
+    spec = make_spec(
+        trainer={"resourceName": "", "template": CLAIM | {"resources": {"limits": {"memory": "1Gi"}}}},
+        rollout=SERVER | {"template": CLAIM},
+    )
+    assert spec.container_resources("trainer") == {"limits": {"memory": "1Gi"}}

@@ -175,6 +175,7 @@ def test_a_template_offers_these_settings_and_no_others() -> None:
         "annotations",
         "priority_class_name",
         "termination_grace_period_seconds",
+        "resource_claims",
     }
 
 
@@ -190,6 +191,7 @@ def test_nothing_in_a_spec_changes_the_security_of_its_pods() -> None:
         "annotations": {"a": "b"},
         "priorityClassName": "high",
         "terminationGracePeriodSeconds": 5,
+        "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "eight"}],
     }
     plain, full = (
         pod_template(META, make_job(**changes).spec, "trainer")["spec"]

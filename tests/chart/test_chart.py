@@ -25,6 +25,7 @@ from rljob_api.policy import JobPolicy
 from rljob_operator.cache.cluster import CHILD_KINDS
 from rljob_operator.kube.api import KINDS
 from rljob_operator.render.access import access
+from rljob_placement.devices import KINDS as DEVICE_KINDS
 from simulator.makers import META, make_job
 
 pytestmark = pytest.mark.skipif(HELM is None, reason=NO_HELM)
@@ -202,7 +203,7 @@ def test_the_administrator_says_which_nodes_jobs_leave() -> None:
 def test_the_operator_may_list_the_requests_for_nodes_that_the_administrator_names_and_no_others() -> None:
     def listed(*values: str) -> set[tuple[str, str]]:
         role = render(*values)[("ClusterRole", "rljob-system-rljob-nodes")]
-        return {(group, resource) for group, resource, _ in rules(role) if group}
+        return {(group, resource) for group, resource, _ in rules(role) if group not in ("", "resource.k8s.io")}
 
     drains, maintenances = (
         ("nvsentinel.nvidia.com", "drainrequests"),
@@ -293,6 +294,7 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("scheduling.run.ai", "podgroups"): "create delete get patch",
         ("", "configmaps"): children,
         ("", "serviceaccounts"): children,
+        ("", "services"): children,
         ("apps", "statefulsets"): children,
         ("rbac.authorization.k8s.io", "roles"): children,
         ("rbac.authorization.k8s.io", "rolebindings"): children,
@@ -314,6 +316,7 @@ def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_n
         ("", "pods", "watch"),
         ("nvsentinel.nvidia.com", "drainrequests", "list"),
         ("nodemaintenance.medik8s.io", "nodemaintenances", "list"),
+        *(("resource.k8s.io", plural, "list") for plural in DEVICE_KINDS),
     }
     arguments = container(render("watchNamespaces={research,exams}"))["args"]
     assert arguments[-2:] == ["--namespace=research", "--namespace=exams"]

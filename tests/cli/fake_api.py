@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from rljob_api import names
+from rljob_placement.devices import API
 from web_server import answering
 
 JOBS = f"/apis/{names.API_VERSION}"
@@ -23,6 +24,8 @@ class FakeApi:
     pod_roles: dict[str, str] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     pods: list[dict[str, Any]] = field(default_factory=list)
+    devices: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Objects of Dynamic Resource Allocation, by plural; without any, the API server does not serve them."""
     job_policy: dict[str, Any] | None = None
     """Of the chart's values."""
     statefulsets: list[dict[str, Any]] = field(default_factory=list)
@@ -51,6 +54,10 @@ class FakeApi:
             return self._job(method, path.removeprefix(JOBS).strip("/").split("/"), body)
         if path in ("/api/v1/nodes", "/api/v1/pods"):
             return 200, self._page(self.nodes if path.endswith("nodes") else self.pods, query)
+        if path == "/apis":
+            return 200, {"groups": [{"versions": [{"groupVersion": API}]}] if self.devices else []}
+        if path.startswith(f"/apis/{API}/"):
+            return 200, self._page(self.devices.get(path.rpartition("/")[2], []), query)
         if path.endswith(f"/configmaps/{names.JOB_POLICY}"):
             return self._job_policy(path)
         if path == "/apis/apps/v1/namespaces/research/statefulsets":

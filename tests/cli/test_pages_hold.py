@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from cli.makers import NOW, make_event, make_job, make_spec, make_supervised, running
 from kubectl_rljob.job import Job
+from kubectl_rljob.leaving import Leaving
 from kubectl_rljob.planning import Plan
-from kubectl_rljob.preview import preview
+from kubectl_rljob.preview import Site, preview
 from kubectl_rljob.printers import data, failure, status, text
 from kubectl_rljob.printers import plan as plan_page
 from rljob_api.manifest.jobs import Manifest
 from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.devices import Device
+from rljob_placement.devices import Devices
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODELS = [json.loads(file.read_text()) for file in sorted(EXAMPLES.glob("*/config.json"))]
@@ -79,8 +81,8 @@ def spoilt(draw: st.DrawFn, values: list[Any]) -> Any:
 
 def planned(spec: Any, config: Any, device: Device | None) -> str:
     found = Plan.of(Manifest("demo", "", spec), config, DEFAULT_POLICY, device=device)
-    where = preview(found, lambda: ([], []), offline=False)
-    shown = plan_page.page(found, where)
+    where = preview(found, Site(lambda: ([], []), lambda: (Devices(), "")), offline=False)
+    shown = plan_page.page(found, where, Leaving())
     data.render([found.dump() | {"placement": where.dump()}], "json")
     assert bool(found.violations or found.misfits()) is not shown.endswith("Valid.")
     return shown

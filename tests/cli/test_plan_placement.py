@@ -8,8 +8,9 @@ import pytest
 
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
-from cli.makers import make_spec
+from cli.makers import make_job, make_spec
 from cli.test_plan import write
+from placement.device_objects import FULL, make_claim, make_class, make_slice, make_template
 from placement.makers import make_pod, make_racks
 from rljob_placement.cluster import OCCUPYING
 
@@ -201,3 +202,45 @@ def test_a_large_cluster_is_read_in_pages_and_without_pods_that_take_nothing(
     assert [query.get("continue") for query in asked] == [None, "500", "1000"]
     assert {query["limit"] for query in asked} == {"500"}
     assert {query["fieldSelector"] for query in asked} == {OCCUPYING}
+
+
+CLAIM = {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "eight"}]}
+
+
+@pytest.mark.parametrize(("gpus", "placed"), [(16, True), (8, False)])
+def test_devices_of_claims_are_counted_as_the_operator_does(
+    api: FakeApi, rljob: Rljob, tmp_path: Path, gpus: int, placed: bool
+) -> None:
+    api.nodes = make_racks([2], gpus=0)
+    api.devices = {
+        "deviceclasses": [make_class("gpu", FULL)],
+        "resourceslices": [make_slice("n0-0", gpus), make_slice("n0-1", 9)],
+        "resourceclaims": [make_claim("other", "n0-1", "gpu-0", "gpu-1")],
+        "resourceclaimtemplates": [make_template("eight", {"deviceClassName": "gpu", "count": 8})],
+    }
+    trainer = {"nodes": 1, "resourceName": "", "template": CLAIM}
+    job = write(tmp_path, make_spec(scheduling=SCHEDULING, trainer=trainer, rollout={"replicas": 1, "template": CLAIM}))
+    screen = rljob("plan", "-f", job)
+    assert (screen.code, "Placement on 1 node," in screen.out) == (0 if placed else screen.code, placed)
+    assert ("deviceclass.resource.kubernetes.io/gpu" in screen.out) is not placed
+
+
+def test_a_cluster_without_such_devices_is_not_asked_for_them(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    api.nodes = make_racks([4, 4])
+    rljob("plan", "-f", manifest(tmp_path))
+    assert not [path for _, path, _ in api.requests if path.startswith("/apis/resource") or path == "/apis"]
+    trainer = {"nodes": 1, "resourceName": "", "template": CLAIM}
+    job = write(tmp_path, make_spec(scheduling=SCHEDULING, trainer=trainer, rollout={"replicas": 1, "template": CLAIM}))
+    assert "there is no ResourceClaimTemplate eight in namespace research" in rljob("plan", "-f", job).out
+
+
+def test_nodes_that_are_reserved_for_a_job_that_waits_are_named(api: FakeApi, rljob: Rljob, tmp_path: Path) -> None:
+    api.nodes = make_racks([4])
+    job = manifest(tmp_path)
+    assert "reserved" not in rljob("plan", "-f", job).out
+    waits = {"waitingSince": "2026-11-26T09:00:00Z", "problem": "too few", "reserved": ["n0-0", "n0-1", "elsewhere"]}
+    api.add(make_job("large", placement=waits))
+    said = "n0-0, n0-1 reserved for research/large, which waits since 2026-11-26T09:00:00Z (nobody knows until when)"
+    assert f"\n{said}\n" in rljob("plan", "-f", job).out
+    api.add(make_job("large", placement=waits | {"expectedAt": "2026-11-26T12:40:00Z"}))
+    assert "(expected at 2026-11-26T12:40:00Z)" in rljob("plan", "-f", job).out

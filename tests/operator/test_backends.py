@@ -35,6 +35,7 @@ KUEUE_ANNOTATIONS = {
     "kueue.x-k8s.io/pod-group-total-count": r"[1-9]\d*",
     "kueue.x-k8s.io/pod-group-serving": "true",
     "kueue.x-k8s.io/podset-preferred-topology": r"[-A-Za-z0-9_./]+",
+    "kueue.x-k8s.io/podset-required-topology": r"[-A-Za-z0-9_./]+",
     "kueue.x-k8s.io/podset-slice-required-topology": r"[-A-Za-z0-9_./]+",
     "kueue.x-k8s.io/podset-slice-size": r"[1-9]\d*",
     "kueue.x-k8s.io/pod-group-pod-index-label": "apps\\.kubernetes\\.io/pod-index",
@@ -77,6 +78,16 @@ def test_kueue_gets_one_pod_group_over_both_sets_with_its_topology() -> None:
         notes = {k: v for k, v in meta["annotations"].items() if "kueue" in k}
         assert notes["kueue.x-k8s.io/pod-group-total-count"] == "7", "of both roles: the group is admitted whole"
         assert notes["kueue.x-k8s.io/podset-preferred-topology"] == "rack", "narrow first, then wider"
+        assert all(re.fullmatch(KUEUE_ANNOTATIONS[k], v) for k, v in notes.items())
+
+
+def test_a_level_that_is_required_replaces_the_one_that_kueue_prefers() -> None:
+    levels = ["block", "rack"]
+    spec = gpu_spec(backend="kueue", queue="team", topologyLevels=levels, requiredLevel="block")
+    for role in names.ROLES:
+        notes = {k: v for k, v in template(spec, role)["metadata"]["annotations"].items() if "kueue" in k}
+        assert notes["kueue.x-k8s.io/podset-required-topology"] == "block"
+        assert "kueue.x-k8s.io/podset-preferred-topology" not in notes, "Kueue takes one of them"
         assert all(re.fullmatch(KUEUE_ANNOTATIONS[k], v) for k, v in notes.items())
 
 

@@ -3,7 +3,9 @@
 import pytest
 
 from rljob_api.policy import JobPolicy
+from rljob_operator.times import seconds
 from simulator.crowd import Crowd
+from simulator.site import NAMESPACE
 
 
 async def stream(crowd: Crowd, count: int, wanted: str) -> bool:
@@ -107,3 +109,61 @@ async def test_a_job_that_can_never_fit_reserves_nothing() -> None:
     crowd.apply("small", trainers=1)
     await crowd.turns(20)
     assert not crowd.status("too-large").placement.reserved and crowd.on_nodes("small")
+
+
+def will_take(crowd: Crowd, job: str, steps: int, pace: float) -> None:
+    """It has measured so many seconds for a step, of which so many are left."""
+    crowd.cluster.edit("RLJob", NAMESPACE, job).setdefault("status", {})["progress"] = {
+        "pace": pace,
+        "steps": steps,
+        "text": "some",
+    }
+
+
+async def waiting_for_a_slow_one(pace: float | None) -> Crowd:
+    """Three nodes: one is free, and kept for a large job that needs it and one of two that others hold."""
+    crowd = crowd_of(3, 10)
+    for name in ("slow", "brief", "other"):
+        crowd.apply(name, trainers=1, train={"steps": 100})
+    await crowd.turns(3)
+    for name in ("slow", "brief", "other"):
+        if pace is not None:
+            will_take(crowd, name, 100, pace)
+    crowd.apply("large", trainers=5)
+    await crowd.turns(20)
+    crowd.delete("other")
+    await crowd.turns(10)
+    assert len(crowd.status("large").placement.reserved) == 3
+    return crowd
+
+
+async def test_a_job_that_is_done_before_goes_onto_reserved_nodes_and_one_that_is_not_does_not() -> None:
+    crowd = await waiting_for_a_slow_one(pace=60.0)
+    crowd.apply("long", trainers=1, lifecycle={"activeDeadlineSeconds": 5000})
+    crowd.apply("unknown", trainers=1)
+    await crowd.turns(10)
+    assert not crowd.on_nodes("long") and not crowd.on_nodes("unknown")
+    crowd.apply("short", trainers=1, lifecycle={"activeDeadlineSeconds": 1000, "drainTimeoutSeconds": 60})
+    await crowd.turns(10)
+    assert crowd.on_nodes("short"), "1,625 s with what starts and slack, and the others take 6,000"
+    assert len(crowd.status("large").placement.reserved) == 3, "and the nodes stay reserved"
+    crowd.delete("short")
+    crowd.apply("again", trainers=1, train={"steps": 40})
+    will_take(crowd, "again", 40, 60.0)
+    await crowd.turns(10)
+    assert crowd.on_nodes("again"), "3,300 s by its own steps, of which it did some before it was preempted"
+
+
+async def test_nobody_goes_before_a_reservation_whose_start_nobody_knows() -> None:
+    crowd = await waiting_for_a_slow_one(pace=None)
+    assert crowd.status("large").placement.expected_at == ""
+    crowd.apply("short", trainers=1, lifecycle={"activeDeadlineSeconds": 10, "drainTimeoutSeconds": 1})
+    await crowd.turns(10)
+    assert not crowd.on_nodes("short")
+
+
+async def test_the_status_says_when_reserved_nodes_are_expected() -> None:
+    crowd = await waiting_for_a_slow_one(pace=60.0)
+    status = crowd.status("large")
+    assert 5900 < seconds(status.placement.expected_at) - crowd.now < 6100
+    assert status.message.endswith(f", expected at {status.placement.expected_at}")

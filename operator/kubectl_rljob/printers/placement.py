@@ -58,7 +58,8 @@ def preview(found: Preview) -> str:
     crossings = table(("CROSSES", "PAIRS", "BYTES/STEP"), levels)
     said = f"\n{ASSUMED}" if found.nominal and any(c.pairs for c in r.levels) else ""
     lacks = f"\nrollout {r.rollouts.index('')} {found.lacking}" if found.lacking else ""
-    return f"{head}\n{table(('PODS', 'DOMAIN'), rows)}{lacks}\n\n{crossings}{said}"
+    kept = "".join(f"\n{sentence}" for sentence in found.reserved)
+    return f"{head}\n{table(('PODS', 'DOMAIN'), rows)}{lacks}{kept}\n\n{crossings}{said}"
 
 
 def _rows(role: str, domains: Sequence[str], found: Preview) -> list[tuple[str, str]]:

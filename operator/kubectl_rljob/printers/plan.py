@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import memory, network, placement
@@ -35,7 +36,7 @@ NOUNS: Mapping[Task, tuple[str, str]] = {
 """What is drawn from the data, and what is made of it and counted as a sample (`Amounts`)."""
 
 
-def page(plan: Plan, found: Preview) -> str:
+def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
     """Amounts as far as they can be computed, then the verdict."""
     blocks = [f"RLJob {plan.name}"]
     if plan.spec is not None:
@@ -83,6 +84,7 @@ def page(plan: Plan, found: Preview) -> str:
         if not plan.violations:
             blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
             blocks += [placement.preview(found)]
+            blocks += [grace(short)] if (short := [*too_short(plan.spec, leaving)]) else []
     return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits())])
 
 
@@ -142,6 +144,12 @@ def images(spec: RLJobSpec) -> str:
 def elsewhere(outside: Mapping[str, str]) -> str:
     named = ", ".join(f"{field} = {path}" for field, path in outside.items())
     return f"On none of spec.volumes, so that the image has to hold it: {named}"
+
+
+def grace(short: Sequence[Violation]) -> str:
+    """What makes the job lose a step when it has to leave its nodes."""
+    lines = ["Loses the step when it has to leave its nodes:"]
+    return "\n".join([*lines, *(f"    {v.field} = {v.value} {v.rule}; {v.fix}" for v in short)])
 
 
 def verdict(broken: Sequence[Violation], misfits: Sequence[Violation]) -> str:

@@ -9,10 +9,11 @@ import click
 
 from kubectl_rljob import errors, manifest, options
 from kubectl_rljob.errors import UserError
+from kubectl_rljob.leaving import Leaving, expected
 from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan
-from kubectl_rljob.preview import Read, preview
+from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
 from kubectl_rljob.printers import suggest as suggested
@@ -20,13 +21,15 @@ from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as suggestions
 from rljob_api.manifest.jobs import Manifest
-from rljob_api.policy import DEFAULT_POLICY
+from rljob_api.placement_status import PlacementStatus
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing import devices
 from rljob_api.sizing.devices import DEVICES, RATES, Device
 from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine
 from rljob_placement.cluster import OCCUPYING, essential
+from rljob_placement.devices import API, KINDS, Devices
 
 NETWORK = "8x400g"
 """Cards of a node that suggestions are counted with, unless others are named."""
@@ -120,11 +123,19 @@ def plan(
     if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):
         _suggest(session, list(zip(manifests, plans, strict=True)), planned, output)
         return
-    found = [(p, preview(p, read, offline)) for p in plans]
+    found = [
+        (
+            p,
+            preview(p, _site(session, policy, m, read), offline),
+            expected(p, Leaving() if offline else _measured(session, m)),
+        )
+        for p, m in zip(plans, manifests, strict=True)
+    ]
     if output:
-        session.terminal.data(data.render([p.dump() | {"placement": where.dump()} for p, where in found], output))
+        dumps = [p.dump() | {"placement": where.dump(), "leaving": leaving.dump()} for p, where, leaving in found]
+        session.terminal.data(data.render(dumps, output))
     else:
-        session.terminal.show("\n\n".join(page.page(p, where) for p, where in found))
+        session.terminal.show("\n\n".join(page.page(*parts) for parts in found))
     if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
 
@@ -215,6 +226,35 @@ def _require_adapters(adapters: str | None, plans: Sequence[Plan]) -> None:
     specs = [p.spec for p in plans if p.spec]
     if adapters and specs and not any(spec.model.lora and spec.model.lora.path for spec in specs):
         raise UserError(f"--adapters {adapters}: no job begins from adapters: none has spec.model.lora.path")
+
+
+def _measured(session: Session, job: Manifest) -> Leaving:
+    """Of the job of this name. Most often there is none yet; and without a cluster, the page says so where it says where pods would go."""
+    try:
+        cluster = session.cluster()
+        found = replace(cluster, namespace=job.namespace or cluster.namespace).job(job.name)
+        return Leaving.of(found.status.progress)
+    except UserError:
+        return Leaving()
+
+
+def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Site:
+    def devices() -> tuple[Devices, str]:
+        cluster = session.cluster()
+        kinds = KINDS if cluster.serves(API) else ()
+        found = Devices.of(*(cluster.everything(plural, api=f"apis/{API}") for plural in kinds)) if kinds else Devices()
+        return found, job.namespace or cluster.namespace
+
+    return Site(read, devices, partial(_waiting, session), policy.pod_patch)
+
+
+def _waiting(session: Session) -> list[tuple[str, PlacementStatus]]:
+    try:
+        jobs = session.cluster().jobs(all_namespaces=True)
+        found = [(f"{job.namespace}/{job.name}", job.status.placement) for job in jobs]
+    except UserError:  # who may not read the jobs of all namespaces plans without them
+        return []
+    return [(name, placement) for name, placement in found if placement and placement.reserved]
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

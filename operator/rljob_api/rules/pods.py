@@ -2,12 +2,13 @@
 standard; and the names that are rljob's. See docs/security.md."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rljob_api import names
 from rljob_api.quantity import parse
 from rljob_api.rules.engine import Check, Rule, Violation, field, present
+from rljob_api.sizing.layout import placed_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
 from rljob_api.spec.roles import RolloutSpec
@@ -19,7 +20,9 @@ LONGEST_NAME, LONGEST_PREFIX = 63, 253
 EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerationSeconds": int}
 """Fields and their types."""
-SERVERS_GPUS = "tensorParallel x pipelineParallel / nodes"
+CLAIM = {"name": re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"), "resourceClaimTemplateName": PREFIX}
+"""Fields of a claim, and their forms."""
+SERVERS_GPUS = "tensorParallel x pipelineParallel x dataParallel / nodes"
 TYPES = {str: "text", int: "whole number"}
 
 OBJECT_RULES = (
@@ -48,6 +51,7 @@ def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
     yield f"spec.{names.ROLE_ROLLOUT}", spec.rollout.template
     yield from ((f"spec.pools[{i}]", pool.template) for i, pool in enumerate(spec.pools))
     yield from ([(spec.field_of(names.ROLE_WORKER), spec.workers.template)] if spec.workers else [])
+    yield from ([(spec.field_of(names.ROLE_GATEWAY), spec.service.template)] if spec.task == "service" else [])
     yield from ((spec.field_of(role), gang.template) for role, gang in spec.gangs.items())
 
 
@@ -65,7 +69,7 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for section, given in templates(spec):
         where, resources, device = f"{section}.template.resources", given.resources, spec.trainer.resource_name
         for kind, amounts in (("requests", resources.requests), ("limits", resources.limits)):
-            if spec.trainer.device == "gpu" and device in amounts:
+            if spec.trainer.device == "gpu" and device and device in amounts:
                 serves = section.startswith((f"spec.{names.ROLE_ROLLOUT}", "spec.pools"))
                 size = f": {SERVERS_GPUS}" if serves else ".processesPerNode"
                 rule = f"is set by {section}{size}"
@@ -75,6 +79,37 @@ def resource_violations(spec: RLJobSpec) -> Iterator[Violation]:
             if parse(request) > parse(limit):
                 rule = f"is above {where}.limits.{name} = {limit}"
                 yield Violation(f"{where}.requests.{name}", request, rule, "lower it, or raise the limit")
+
+
+def claim_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Claims of pods are as in Kubernetes, and GPUs that are not requested by a resource's name come from claims."""
+    for section, template in templates(spec):
+        known = set[str]()
+        for i, claim in enumerate(template.resource_claims):
+            where = f"{section}.template.resourceClaims[{i}]"
+            for name, rule in _claim(claim, known):
+                shown = as_written(claim[name]) if name in claim else "unset"
+                yield Violation(f"{where}.{name}", shown, rule, f"write {', '.join(CLAIM)}, and nothing else")
+            known.add(str(claim.get("name")))
+    if spec.trainer.device != "gpu" or spec.trainer.resource_name:
+        return
+    for role in (role for role in placed_pods(spec) if spec.processes_of(role)):
+        if not spec.template(role).resource_claims:
+            rule = "is empty, which leaves these pods without GPUs, since spec.trainer.resourceName is empty"
+            fix = "name a ResourceClaimTemplate with their GPUs, or set spec.trainer.resourceName"
+            yield Violation(f"{spec.field_of(role)}.template.resourceClaims", "[]", rule, fix)
+
+
+def _claim(claim: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Field and rule. `known`: names of the claims before."""
+    for name in claim.keys() - CLAIM.keys():
+        yield name, "is no field of a claim that each pod has for itself"
+    for name, form in CLAIM.items():
+        value = claim.get(name)
+        if not (isinstance(value, str) and len(value) <= LONGEST_PREFIX and form.fullmatch(value)):
+            yield name, "is no name as Kubernetes has them"
+    if claim.get("name") in known:
+        yield "name", "is the name of another claim of these pods"
 
 
 def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -177,6 +212,7 @@ RULES: tuple[Check, ...] = (
     image_violations,
     metadata_violations,
     resource_violations,
+    claim_violations,
     colocation_violations,
     environment_violations,
     key_violations,

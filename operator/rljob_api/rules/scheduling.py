@@ -87,6 +87,13 @@ def level_violations(spec: RLJobSpec) -> Iterator[Violation]:
             )
 
 
+def required_level_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    level, levels = spec.scheduling.required_level, spec.scheduling.topology_levels
+    if level is not None and level not in levels:
+        rule = f"is none of {SCHEDULING}.topologyLevels = {', '.join(levels) or '[]'}"
+        yield Violation(f"{SCHEDULING}.requiredLevel", level, rule, "name one of them, or add it there")
+
+
 def size_violations(
     spec: RLJobSpec, most: int = MOST_PODS, rule: str = "a job may have", fix: str = "lower it"
 ) -> Iterator[Violation]:
@@ -198,6 +205,7 @@ def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
     level_violations,
+    required_level_violations,
     node_affinity_violations,
     affinity_violations,
     size_violations,

@@ -22,6 +22,7 @@ WITHOUT = {
     "requests that are kept while a policy is applied are proven without guesses only": field(
         "rollout.interrupt"
     ).equals("keep"),
+    "servers of data-parallel copies are proven without guesses only": field("rollout.dataParallel") > 1,
     "servers that are cut into pipeline stages are proven without guesses only": field("rollout.pipelineParallel") > 1,
     "adapters that are sent alone are proven without guesses only": present("model.lora")
     & field("model.lora.sync").equals("adapters"),

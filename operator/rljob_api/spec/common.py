@@ -70,6 +70,7 @@ Environment = Annotated[list[EnvVar], Field(max_length=512)]
 EnvironmentSources = Annotated[list[Verbatim], Field(max_length=64)]
 PullSecrets = Annotated[list[Verbatim], Field(max_length=32)]
 Tolerations = Annotated[list[Verbatim], Field(max_length=128)]
+ResourceClaims = Annotated[list[Verbatim], Field(max_length=16)]
 
 
 class Volume(Model):
@@ -134,6 +135,8 @@ class Template(Model):
     """Kubernetes affinity of this role's pods."""
     env: Environment = []
     """Environment variables of this role; they win over the job's."""
+    resource_claims: ResourceClaims = []
+    """Devices for each pod of this role, by claims with a name and a resourceClaimTemplateName."""
     labels: Texts = {}
     """Further labels of this role's pods. Labels that rljob sets cannot be replaced."""
     annotations: Texts = {}

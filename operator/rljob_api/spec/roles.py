@@ -14,7 +14,6 @@ from rljob_api.spec.common import (
     Nodes,
     NonNegativeFloat,
     NonNegativeInt,
-    ObjectName,
     PositiveFloat,
     Processes,
     Quantity,
@@ -56,8 +55,8 @@ class TrainerSpec(Model):
     """Ranks in each trainer pod; each has a GPU of its own."""
     device: Device = "gpu"
     """`gpu`, or `cpu` for laptops, tests and the demo: the same code, on gloo."""
-    resource_name: ObjectName = "nvidia.com/gpu"
-    """The extended resource that a GPU is requested by."""
+    resource_name: Annotated[str, StringConstraints(max_length=253)] = "nvidia.com/gpu"
+    """The extended resource that a GPU is requested by. Empty: the GPUs of all pods come from `template.resourceClaims`."""
     parallelism: Parallelism = Parallelism()
     """How the model is cut over the ranks."""
     overlap: Overlap = Overlap()

@@ -68,6 +68,9 @@ class SchedulingSpec(Model):
     topology_levels: Annotated[list[LabelKey], Field(max_length=8)] = []
     """Labels of nodes, from the widest domain to the narrowest, for example block, rack and NVLink domain; the node itself is always the last. For
     `builtin` and `kueue`."""
+    required_level: LabelKey | None = None
+    """The level of `topologyLevels` of which one domain has to hold the job: with `builtin` all of its pods, with `kueue` those of each role. Unset:
+    pods are as near to each other as there is capacity."""
     queue: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = None
     """Queue of `backend: kueue` (a LocalQueue), `volcano` or `kai`; all of them need one. For `kueue` and `kai` its name is the value of a label: at
     most 63 letters, digits, `-`, `_` and `.`."""

@@ -103,6 +103,13 @@ class Capacity:
             self._promised[job] = taken
         self._replace({("promised", job): taken})
 
+    def counted(self, pod: Key) -> Taken:
+        """What a pod takes, or will take where it is assigned to, by node."""
+        found = dict[str, Resources]()
+        for key in (pod, *((job, pod) for job in self._assigned.get(pod, ()))):
+            found |= {node: add(found.get(node, {}), amounts) for node, amounts in self._taken.entry(key).items()}
+        return found
+
     def held(self, job: Key, pods: Iterable[Key], but: Collection[Key] = ()) -> Taken:
         """What a job's pods take, or will take where they are assigned to, by node. `pods`: those that exist; `but`: those that do not count."""
         found = dict[str, Resources]()

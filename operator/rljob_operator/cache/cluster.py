@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api import backends
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.quantity import Resources, add
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity
@@ -14,13 +15,15 @@ from rljob_operator.cache.nodes import Node, Usage, parse_node, parse_usage
 from rljob_operator.cache.pods import FailedPods, Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Key, Object, kind_of
+from rljob_placement.devices import Devices
 
 CAPACITY: Key = ("", "capacity")
 """Key in the work queue of a scheduling cycle for all jobs that wait: no job has an empty namespace."""
-CHILD_KINDS = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
+CHILD_KINDS = ("NetworkPolicy", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Kinds of a job's children, without ConfigMaps, whose cache parses control messages and reports."""
 UNWATCHED = tuple(map(str, backends.KINDS))
 """Kinds of children that are not watched, since not every cluster has them: only our own writes and reads enter their caches."""
+NO_OFFER: tuple[Resources, Resources] = ({}, {})
 
 
 class Pods:
@@ -66,6 +69,10 @@ class ClusterCache:
         self.clock, self.failed = clock, FailedPods(clock)
         self._leave, self._requested = policy.leave_nodes, dict[str, str]()
         """By what nodes are left, and why objects ask for it, by node."""
+        self.devices = Devices(listed=False)
+        """As the last look has seen them."""
+        self._offers: dict[str, tuple[Resources, Resources]] = {}
+        """Devices of each node by resource: those without the ones that are held by pods which nobody counts, and all."""
         self.nodes: Cache[Node] = Cache(self._node, group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
@@ -90,6 +97,10 @@ class ClusterCache:
         """`call` gets kind and groups of every change that an answer to us has made in a cache: the watch's event of it will change nothing."""
         self._on_change = call
 
+    def on_jobs(self, jobs: set[Key]) -> None:
+        """What these jobs depend on has changed, but for their objects."""
+        self._on_change("RLJob", jobs)
+
     def put(self, obj: Object) -> None:
         """Takes an object that the API server has just answered with."""
         self._on_change(kind_of(obj), self.of_kind(kind_of(obj)).put(obj))
@@ -101,10 +112,28 @@ class ClusterCache:
             groups = self.nodes.revise(("", name), lambda node: node.requested(self._requested.get(node.name, "")))
             self._on_change("Node", groups)
 
+    def set_devices(self, devices: Devices) -> None:
+        """What there is of devices now."""
+        self.devices, before = devices, self._offers
+        self._offers = {node: (amounts, amounts) for node, amounts in devices.nodes.items()}
+        for one in devices.allocations:
+            counted = self.capacity.counted(one.pod).get(one.node, {}) if one.pod else {}
+            others = {name: min(counted.get(name, 0) - amount, 0) for name, amount in one.amounts.items()}
+            free, size = self._offers[one.node]
+            self._offers[one.node] = add(free, others), size
+        for name in before.keys() | self._offers.keys():
+            groups = self.nodes.revise(("", name), lambda node: node.offering(*self._offers.get(node.name, NO_OFFER)))
+            self._on_change("Node", groups)
+
+    def offers(self, resource: str) -> bool:
+        """Whether some node offers the resource itself, and not by devices."""
+        return any(resource in n.schedulable.size and resource not in n.devices for n in self.nodes.values())
+
     def _node(self, obj: Object, before: Node | None) -> Node:
         node = parse_node(obj, self._leave)
         why = self._requested.get(node.name)
-        return node.requested(why) if why else node
+        node = node.requested(why) if why else node
+        return node.offering(*self._offers[node.name]) if node.name in self._offers else node
 
     def delete(self, kind: str, key: Key) -> None:
         """The API server has just answered that there is nothing under this name."""

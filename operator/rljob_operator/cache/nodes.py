@@ -34,6 +34,8 @@ class Node:
 
     signs: str = ""
     """What the node itself says about why jobs should leave it."""
+    devices: frozenset[str] = frozenset()
+    """Resources that the node itself does not offer: its devices of Dynamic Resource Allocation."""
 
     @property
     def quarantine(self) -> str:
@@ -49,6 +51,13 @@ class Node:
     def requested(self, why: str) -> "Node":
         """The node if somebody asks for it to be left; empty: nobody does."""
         return replace(self, schedulable=replace(self.schedulable, quarantine=reason((self.signs, why))))
+
+    def offering(self, free: Resources, size: Resources) -> "Node":
+        """The node with these devices in place of those that were known."""
+        known = self.schedulable
+        own = {name: amount for name, amount in known.size.items() if name not in self.devices}
+        there = replace(known, free=own, size=own).offering(free, size)
+        return replace(self, schedulable=there, devices=frozenset(size.keys() - own.keys()))
 
 
 def parse_node(node: Object, leave: LeaveNodes) -> Node:

@@ -4,10 +4,12 @@ What is remembered between reconciles is here, too. It is empty after a restart,
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rljob_api import names
 from rljob_api.protocol import Member
+from rljob_api.quantity import Resources
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
@@ -128,9 +130,11 @@ class Observer:
     def _gpus(self, key: Key, pods: tuple[Pod, ...], *specs: RLJobSpec | None) -> int:
         """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `specs`: of the next attempt, and of the one that runs. A pod
         is made from either, and asks for the resource that it names."""
-        resources = {spec.trainer.resource_name for spec in specs if spec}
-        used = [entry.value.requests for pod in pods if (entry := self._cache.usage.get((key[0], pod.name)))]
-        return sum(requests.get(name, 0) // 1000 for requests in used if requests for name in resources)
+        known = [spec for spec in specs if spec]
+        used = [
+            (pod.role, found.value.requests) for pod in pods if (found := self._cache.usage.get((key[0], pod.name)))
+        ]
+        return sum(_gpus_of(role, requests, known) for role, requests in used if requests)
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""
@@ -190,3 +194,12 @@ class Observer:
             return await self._api.get(kind, namespace, name)
         except NotFound:
             return None
+
+
+def _gpus_of(role: str, requests: Resources, specs: Sequence[RLJobSpec]) -> int:
+    """GPUs of one pod. `specs`: one of which it was made from."""
+    resources = {spec.trainer.resource_name for spec in specs}
+    if requested := sum(requests.get(name, 0) // 1000 for name in resources):
+        return requested
+    claimed = (s for s in specs if s.trainer.device == "gpu" and not s.trainer.resource_name and role in s.pods)
+    return next((spec.processes_of(role) for spec in claimed), 0)

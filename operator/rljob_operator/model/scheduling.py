@@ -31,6 +31,10 @@ class SchedulingRequest:
     stay: Stay
     excluded: frozenset[str]
     """Nodes that have recently refused a pod of this job."""
+    lasts: float | None = None
+    """Seconds for which it will hold its nodes, of a job that waits for them; None: not known."""
+    uncounted: str = ""
+    """Why the devices of its pods cannot be counted, so that it gets no nodes; empty: they can."""
 
     @property
     def order(self) -> tuple[bool, int, str, str]:
@@ -40,7 +44,7 @@ class SchedulingRequest:
     @cached_property
     def signature(self) -> str:
         """Equal for requests of different jobs that have the same plan on the same cluster."""
-        return repr((self.gang, self.stay, sorted(self.excluded)))
+        return repr((self.gang, self.stay, sorted(self.excluded), self.uncounted))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,8 @@ class Claim:
     """Jobs that have to leave, besides those that are leaving already."""
     taken: Mapping[str, Resources]
     """What nobody else gets meanwhile, by node."""
+    starts: float | None = None
+    """When that should be free, of a reservation, in seconds since the epoch; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

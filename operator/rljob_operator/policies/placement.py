@@ -157,7 +157,14 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
     if result is None:
         known = set[str]().union(*wanted.values())
         kept = [x for x in before.assignments if x.pod in known]
-        settled = {"assignments": kept, "excluded": excluded, "problem": "", "waiting_since": "", "reserved": []}
+        settled = {
+            "assignments": kept,
+            "excluded": excluded,
+            "problem": "",
+            "waiting_since": "",
+            "reserved": [],
+            "expected_at": "",
+        }
         return before.model_copy(update=settled), ()
     problem = result.plan.problem
     if problem:
@@ -167,6 +174,7 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
         waits: dict[str, object] = {"assignments": kept, "excluded": excluded, "problem": problem}
         waits["waiting_since"] = before.waiting_since or stamp(s.now)
         waits["reserved"] = sorted(result.claim.taken) if result.claim else []
+        waits["expected_at"] = stamp(result.claim.starts) if result.claim and result.claim.starts else ""
         return before.model_copy(update=waits), news
     gang = result.request.gang
     requests = {role: gang.demand(role).requests for role, pods in wanted.items() if pods}

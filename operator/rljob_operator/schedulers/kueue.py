@@ -1,7 +1,7 @@
 """Kueue: all pods of a job are one plain pod group, over all StatefulSets. Labels and annotations are those of Kueue 0.19."""
 
 from rljob_api import names
-from rljob_api.sizing.layout import pods_of, server_nodes
+from rljob_api.sizing.layout import grouped_pods, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers.base import PodSettings, Scheduler
@@ -13,8 +13,8 @@ POD_INDEX = "apps.kubernetes.io/pod-index"
 
 class Kueue(Scheduler):
     """Pods of the group may be replaced (`pod-group-serving`: kueue#13830, #14632). The StatefulSets have no queue label, which would make each a
-    workload of its own. The narrowest topology level is preferred, and ranks follow it by the pods' ordinals. Servers of several pods are
-    slices: Kueue admits the group only if each of them is in one domain of that level.
+    workload of its own. The narrowest topology level is preferred, or one is required, and ranks follow it by the pods' ordinals. Servers of several
+    pods are slices: Kueue admits the group only if each of them is in one domain of the narrowest level.
     """
 
     def pod_settings(self, job: RLJobMeta, spec: RLJobSpec, role: str) -> PodSettings:
@@ -23,12 +23,13 @@ class Kueue(Scheduler):
             f"{KUEUE}/pod-group-name": names.pod_group(job.name),
         }
         annotations = {
-            f"{KUEUE}/pod-group-total-count": str(sum(pods_of(spec).values())),
+            f"{KUEUE}/pod-group-total-count": str(sum(grouped_pods(spec).values())),
             f"{KUEUE}/pod-group-serving": "true",
         }
         if levels := spec.scheduling.topology_levels:
+            required = spec.scheduling.required_level
             annotations |= {
-                f"{KUEUE}/podset-preferred-topology": levels[-1],
+                f"{KUEUE}/podset-{'required' if required else 'preferred'}-topology": required or levels[-1],
                 f"{KUEUE}/pod-group-pod-index-label": POD_INDEX,
             }
             if (nodes := server_nodes(spec, role)) > 1:

@@ -1,6 +1,10 @@
 """Gated delta nets on packed rows, against the formula one token at a time in numpy, in float64."""
 
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,3 +100,26 @@ def test_a_convolution_sees_no_token_of_another_sequence(lengths: list[int], bia
         for part in x[0].split(lengths)
     ]
     torch.testing.assert_close(out[0], torch.nn.functional.silu(torch.cat(alone)))
+
+
+PROGRAM = """
+import sys
+import torch
+from rljob_trainer.megatron.plain_torch.gated_delta_net import causal_conv1d
+from rljob_trainer.rank.main import prepare
+prepare()
+assert "fla" not in sys.modules, "a process from which ranks are forked has imported it"
+from megatron.core.ssm.gated_delta_net import gdn
+assert gdn.HAVE_FLA
+x, weight = torch.randn(1, 5, 3), torch.randn(3, 4)
+torch.testing.assert_close(gdn.causal_conv1d(x=x, weight=weight), causal_conv1d(x, weight))
+"""
+
+
+@pytest.mark.slow
+def test_flash_linear_attention_in_the_image_does_not_keep_ranks_from_being_forked(tmp_path: Path) -> None:
+    """It asks the driver for the GPU when it is imported, after which no fork of this process can use one."""
+    (tmp_path / "fla").mkdir()
+    (tmp_path / "fla" / "__init__.py").write_text("raise RuntimeError('asks the driver')")
+    path = os.pathsep.join([str(tmp_path), *(p for p in sys.path if p)])
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=dict(os.environ) | {"PYTHONPATH": path})

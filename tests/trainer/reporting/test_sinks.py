@@ -154,3 +154,14 @@ def test_the_pace_is_the_median_of_the_last_ten_steps_however_thin_the_history_i
     assert sinks.pace() == 66.5, "a step that saved does not shift it"
     sinks.close()
     assert Sinks(tmp_path, 600, 8192).pace() == 65.5, "also of a resumed run"
+
+
+def test_what_the_last_checkpoint_took_is_known_with_its_background_and_after_a_restart(tmp_path):
+    sinks = Sinks(tmp_path, 0, 10)
+    sinks.record(1, trained(0.5))
+    assert sinks.saving() is None
+    sinks.record(1, {"time/save": 2.0, "time/save_background": 30.0})
+    sinks.record(2, trained(0.5))
+    assert sinks.saving() == 32.0
+    sinks.close()
+    assert Sinks(tmp_path, 2, 10).saving() == 32.0

@@ -32,7 +32,7 @@ class Reporter:
         """The attempt starts after `step`. `fields`: more fields of the progress."""
         self._sinks = sinks
         known = {"metrics": sinks.of(step), "history": sinks.history(), "pace": sinks.pace()}
-        known["evaluation"] = sinks.evaluation()
+        known |= {"evaluation": sinks.evaluation(), "saving": sinks.saving()}
         self._progress.update(step=step, started_from=step, policy_step=step, **known, **fields)
 
     def update(self, **fields: Any) -> None:
@@ -64,6 +64,7 @@ class Reporter:
     def record_quietly(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of a step that may not be the current one any more."""
         self._sinks.record(step, dict(metrics))
+        self._progress.update(saving=self._sinks.saving())
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.record(step, metrics)

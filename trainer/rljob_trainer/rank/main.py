@@ -4,11 +4,13 @@ import hashlib
 import importlib
 import logging
 import os
+import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,8 @@ from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.launcher_files import POLL_SECONDS, read_control
 from rljob_trainer.wire.weights.transport import transport_of
 
+ASKS_FOR_A_GPU = "fla"
+"""flash-linear-attention, which megatron-core and transformers import where it is there: importing it asks the driver for the GPU."""
 log = logging.getLogger(__name__)
 
 
@@ -46,10 +50,25 @@ def prepare() -> None:
 
 
 def _import() -> None:
-    compat.install()
-    importlib.import_module("rljob_trainer.rank.attempt")
-    importlib.import_module("rljob_trainer.rank.role")
-    importlib.import_module("rljob_trainer.rank.service")
+    with _hidden(ASKS_FOR_A_GPU):
+        compat.install()
+        importlib.import_module("rljob_trainer.rank.attempt")
+        importlib.import_module("rljob_trainer.rank.role")
+        importlib.import_module("rljob_trainer.rank.service")
+
+
+@contextmanager
+def _hidden(package: str) -> Iterator[None]:
+    """Imports of it fail, for which `sys.modules` documents None."""
+    modules: dict[str, Any] = sys.modules
+    if package in modules:
+        yield
+        return
+    modules[package] = None
+    try:
+        yield
+    finally:
+        del modules[package]
 
 
 def main() -> None:

@@ -88,6 +88,7 @@ class Sinks:
         """By step, thinned over the whole run."""
         self._evaluations: dict[str, dict[int, float]] = {}
         """By metric and step, the first and the last."""
+        self._saving: float | None = None
         for step, metrics in self._metrics.by_step().items():
             self._keep(step, metrics)
         self._tensorboard = TensorBoard(names.tensorboard_dir(root), start + 1)
@@ -120,6 +121,10 @@ class Sinks:
         recent = [metrics["time/step"] for _, metrics in sorted(self._recent.items()) if "time/step" in metrics]
         return median(recent[-PACE_STEPS:]) if recent else None
 
+    def saving(self) -> float | None:
+        """Seconds that the last checkpoint took, with what was written in the background; None before the first."""
+        return self._saving
+
     def evaluation(self) -> dict[str, float]:
         """`first` and `last` held-out reward or, for tasks without rewards, loss; empty before the first."""
         found = next((self._evaluations[name] for name in EVALUATIONS if name in self._evaluations), {})
@@ -134,6 +139,8 @@ class Sinks:
     def _keep(self, step: int, metrics: Mapping[str, float]) -> None:
         """What the status will show of them; the rest is in metrics.jsonl."""
         self._recent.setdefault(step, {}).update(metrics)
+        if "time/save" in metrics:
+            self._saving = metrics["time/save"] + metrics.get("time/save_background", 0.0)
         if "train/loss" in self._recent[step]:
             self._points = thinned(self._points | {step: _point(step, self._recent[step])})
         oldest = max(self._recent) - HISTORY + 1

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 
 from rljob_api import names
+from rljob_api.policy import JobPolicy
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus
+from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.kube.api import Key
@@ -12,8 +13,10 @@ from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import is_held
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.model.snapshot import is_open
+from rljob_operator.schedulers.builtin.backfill import remaining
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_placement.claims import Claimed, claimed
 from rljob_placement.cluster import Node
 
 
@@ -46,7 +49,8 @@ class SchedulerCache:
         leaving = ends or status.is_leaving or status.wants_suspend(bool(job.validation.raw.get("suspend")))
         if not (leaving or spec.scheduling.priority < below):
             return None
-        key = _key(job)
+        key, now = _key(job), self.now()
+        left = 0.0 if leaving else remaining(spec, status, now)
         return Holder(
             job=key,
             uid=job.meta.uid,
@@ -54,7 +58,12 @@ class SchedulerCache:
             priority=spec.scheduling.priority,
             taken=self._cache.capacity.held(key, self._cache.pods.of(key), but=self._held(key, spec)),
             leaving=leaving,
+            ends=None if left is None else now + left,
         )
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._cache.clock()
 
     def _spec_in_force(self, job: CachedJob, status: JobStatus) -> RLJobSpec | None:
         """The spec that its pods were made for: of the open attempt, or the job's own. A job with an invalid spec holds nodes, too."""
@@ -80,7 +89,12 @@ class SchedulerCache:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
         limit = job.validation.policy.reserve_after_seconds
-        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit)
+        claims = self.claimed(job.meta, spec, job.validation.policy)
+        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit, claimed=claims)
+
+    def claimed(self, job: RLJobMeta, spec: RLJobSpec, policy: JobPolicy) -> Claimed:
+        """What the claims of the job's pods take."""
+        return claimed(spec, policy.pod_patch, job.namespace, self._cache.devices, self._cache.offers)
 
 
 def _key(job: CachedJob) -> Key:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from rljob_api.placement_status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
+from rljob_operator.schedulers.builtin.backfill import ends_before
 from rljob_operator.schedulers.builtin.preemption import Holder, claim, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
@@ -28,14 +29,17 @@ def schedule_pending(
     pending: Iterable[SchedulingRequest],
     holders: Sequence[Holder] = (),
     claims: Mapping[Key, Claim] = NO_CLAIMS,
+    now: float = 0.0,
 ) -> tuple[list[SchedulingResult], Cluster]:
     """A result for each request, in the order in which they were served, and the cluster with what is left.
 
     A job that does not fit does not hold back those after it, unless others leave their nodes for it, as `holders` may have to, or it is the first
-    that is overdue: then nodes are kept for it. `claims`: what is kept already, by job.
+    that is overdue: then nodes are kept for it, for all but those that are done before it needs them. `claims`: what is kept already, by job; `now`:
+    seconds since the epoch.
     """
     results, failed, tried = [], dict[str, Plan](), dict[tuple[str, int], bool]()
     pending, reserves = sorted(pending, key=lambda request: request.order), False
+    reserved = Claim(victims=(), taken={})
     free, theirs = cluster, {one.job for one in pending}  # free of claims, too
     for job, known in claims.items():
         free = free if job in theirs else free.without(known.taken)
@@ -43,9 +47,12 @@ def schedule_pending(
         found, claimed_now = failed.get(one.signature) or _plan(free, one), None
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
+            found = _plan(_returned(free, reserved), one) if ends_before(one, reserved, now) else found
+        if found.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
             if one.overdue and not (claimed_now or reserves):
                 reserves, claimed_now = True, reservation(one, free, holders, claims.get(one.job), _planner(one))
+                reserved = claimed_now or reserved
         if claimed_now:
             free = free.without(claimed_now.taken)
             holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
@@ -53,6 +60,11 @@ def schedule_pending(
         taken = results[-1].taken()
         cluster, free = cluster.without(taken), free.without(taken)
     return results, cluster
+
+
+def _returned(cluster: Cluster, claim: Claim) -> Cluster:
+    """The cluster with what is kept by a claim."""
+    return cluster.without({n: {name: -v for name, v in amounts.items()} for n, amounts in claim.taken.items()})
 
 
 def _claim(
@@ -91,6 +103,8 @@ def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:
 
 
 def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
+    if one.uncounted:
+        return Plan(problem=one.uncounted)
     good = usable(cluster, one)
     found = plan(good, one.gang, one.stay)
     if found.problem and good is not cluster:  # a node that is better avoided is better than none

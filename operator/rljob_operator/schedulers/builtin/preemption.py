@@ -29,6 +29,8 @@ class Holder:
     """What it holds, by node."""
     leaving: bool
     """Whether it is about to give all of that back."""
+    ends: float | None = None
+    """When it should give that back, in seconds since the epoch; None: not known."""
 
 
 def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
@@ -84,7 +86,15 @@ def reservation(
     for node in occupied[:MOST_SPARED]:
         if not (plan := planned(_freed_on(cluster, others, taken.keys() - {node}))).problem:
             taken = plan.taken(one.gang, one.stay)
-    return Claim(victims=(), taken=taken)
+    return Claim(victims=(), taken=taken, starts=_free_at(taken, cluster, others))
+
+
+def _free_at(taken: Mapping[str, Resources], cluster: Cluster, holders: Sequence[Holder]) -> float | None:
+    """When the last of those that hold what is reserved should have ended; None: not known."""
+    occupied = {node for node in taken if not _holds(cluster, {node: taken[node]})}
+    ends = [holder.ends for holder in holders if not occupied.isdisjoint(holder.taken)]
+    known = [end for end in ends if end is not None]
+    return max(known) if known and len(known) == len(ends) else None
 
 
 def _freed_on(cluster: Cluster, holders: Iterable[Holder], nodes: Collection[str]) -> Cluster:

@@ -13,10 +13,13 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.schedulers.builtin.backfill import remaining
 from rljob_operator.times import is_ahead, seconds
+from rljob_placement.claims import Claimed
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang, Stay
 
+NOTHING = Claimed()
 EXCLUDED_SECONDS = 600.0
 """Seconds for which a job avoids a node that has refused one of its pods."""
 
@@ -32,6 +35,8 @@ class JobView:
     now: float
     reserve_after: int = DEFAULT_POLICY.reserve_after_seconds
     """Seconds after which a job that waits reserves nodes."""
+    claimed: Claimed = NOTHING
+    """What the claims of its pods take."""
 
 
 def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
@@ -73,7 +78,7 @@ def _request(
     ranks: Mapping[str, Mapping[int | None, str]],
 ) -> SchedulingRequest:
     spec = view.spec
-    gang = Gang.of(spec)
+    gang = Gang.of(spec, devices=view.claimed.by_role)
     required = required_names(spec, wanted)
     urgent = any(name not in current for name in required)
     created = set(required) <= {
@@ -97,6 +102,8 @@ def _request(
             pools={pool.name: _by_number(wanted[pool.name], current) for pool in spec.pools},
             gangs=stays,
         ),
+        lasts=remaining(spec, view.status, view.now) if urgent else None,
+        uncounted=view.claimed.problem,
         excluded=excluded_nodes(view.status, view.now) | excluded(view.status, view.now),
     )
 

@@ -10,6 +10,7 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.schedulers.builtin.backfill import ends_before
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
 from rljob_operator.schedulers.builtin.cycle import helped, may_claim, offers_more, refuge, schedule_pending
 from rljob_operator.schedulers.builtin.preemption import Holder
@@ -139,7 +140,10 @@ class GangScheduler:
         if spec is None or s.is_void(s.status.attempt):
             return None
         limit = s.policy.reserve_after_seconds
-        return JobView(job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit)
+        claims = self._cache.claimed(s.job, spec, s.policy)
+        return JobView(
+            job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit, claimed=claims
+        )
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help. A
@@ -152,13 +156,20 @@ class GangScheduler:
             and self._is_same(found.request, request)
         ):
             found = self._unschedulable[request.job] = replace(found, request=request)
-            return None if helped([request], self._offers(), self._unclaimed(self._capacity.cluster())) else found
+            return None if self._helped([request], self._capacity.cluster()) else found
         return None
 
     def _is_same(self, before: SchedulingRequest, now: SchedulingRequest) -> bool:
         """Whether both have the same result. A job preempts others once its pods exist, which changes something only if there are such others."""
         same = replace(now, preempts=before.preempts) == before
         return same and (now.preempts == before.preempts or not may_claim(now, self._holders([now])))
+
+    def _helped(self, waiting: Sequence[SchedulingRequest], cluster: Cluster) -> list[SchedulingRequest]:
+        """Those requests that may fit now: on what is kept for nobody, or, if they are done in time, for a reservation."""
+        now, claims = self._cache.now(), self._claims.values()
+        short = [one for one in waiting if any(ends_before(one, kept, now) for kept in claims)]
+        others = [one for one in waiting if one not in short]
+        return helped(short, self._offers(), cluster) + helped(others, self._offers(), self._unclaimed(cluster))
 
     def _unclaimed(self, cluster: Cluster) -> Cluster:
         """The cluster without what is kept for jobs."""
@@ -194,11 +205,12 @@ class GangScheduler:
         holders = self._holders([*news, *again, *waiting])
         claiming = [one for one in waiting if one.job in self._claims or (one.preempts and may_claim(one, holders))]
         claiming += sorted((one for one in waiting if one.overdue), key=lambda one: one.order)[:1]
-        hopeful = helped(waiting, self._offers(), self._unclaimed(cluster))
+        hopeful = self._helped(waiting, cluster)
         placeable = {one.job: one for one in [*hopeful, *claiming]}
         pending = [*news, *again, *placeable.values()]
         self._forgotten.clear()
-        results, left = await asyncio.to_thread(schedule_pending, cluster, pending, holders, dict(self._claims))
+        arguments = (cluster, pending, holders, dict(self._claims), self._cache.now())
+        results, left = await asyncio.to_thread(schedule_pending, *arguments)
         self._left, self._grown = {node.name: node for node in left.nodes}, set()
         self._reserved = {}
         for result in results:
@@ -219,7 +231,7 @@ class GangScheduler:
         self._unschedulable.pop(job, None)
         if job in self._forgotten:
             return
-        if result.claim != self._claims.get(job):
+        if _kept(result.claim) != _kept(self._claims.get(job)):
             self._uninformed.add(job)
         self._withdraw(job)
         if result.claim:
@@ -230,3 +242,8 @@ class GangScheduler:
             self._capacity.promise(job, result.taken())
         if not result.complete:
             self._unschedulable[job] = result
+
+
+def _kept(claim: Claim | None) -> object:
+    """What a job is informed of: the time at which it may start changes with every step of others."""
+    return claim and (claim.victims, claim.taken)

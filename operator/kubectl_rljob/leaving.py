@@ -1,0 +1,73 @@
+"""Whether a job can leave its nodes without losing a step: who is asked to leave may have just begun one, finishes it, and saves."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kubectl_rljob.planning import Plan
+from rljob_api.rules import Violation
+from rljob_api.sizing.layout import gang_sizes
+from rljob_api.sizing.shape import Shape
+from rljob_api.sizing.speed import Machine, speed
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import ProgressStatus
+
+SLACK = 1.25
+"""By how much longer than the median a step may take, in a time that is proposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Seconds until a job has left."""
+
+    step: float | None = None
+    """Of a step; None: not known."""
+    save: float | None = None
+    """Of a checkpoint, until it is complete; None: not known."""
+    source: str = "measured"
+
+    @staticmethod
+    def of(progress: ProgressStatus) -> "Leaving":
+        """As the job's last steps and its last checkpoint took."""
+        return Leaving(progress.pace, progress.saving)
+
+    @property
+    def seconds(self) -> float:
+        return (self.step or 0.0) + (self.save or 0.0)
+
+    def __str__(self) -> str:
+        known = (("a step takes", self.step), ("a checkpoint", self.save))
+        parts = " and ".join(f"{what} {seconds:.0f} s" for what, seconds in known if seconds is not None)
+        return f"{parts} ({self.source})"
+
+    def dump(self) -> dict[str, Any]:
+        return {"step": self.step, "save": self.save, "source": self.source}
+
+
+def expected(plan: Plan, measured: Leaving) -> Leaving:
+    """As the job of this name has measured, or else by the model of a step's speed, where model, GPU and network cards are known."""
+    if measured.step is not None:
+        return measured
+    shape = Shape.of(plan.model) if plan.model and not plan.violations else None
+    if plan.spec and shape and plan.cards and plan.device and plan.device.rates and plan.spec.trainer.device == "gpu":
+        machine = Machine(plan.device.rates, plan.device.bytes, plan.cards)
+        seconds = speed(plan.spec, shape, machine).seconds
+        return Leaving(seconds, source="by the model of --suggest, without the checkpoint")
+    return Leaving()
+
+
+def too_short(spec: RLJobSpec, leaving: Leaving) -> Iterator[Violation]:
+    """Times after which a step or its checkpoint would be cut off. Nothing of what is not known."""
+    if leaving.step is None:
+        return
+    fix = f"set it to {math.ceil(leaving.seconds * SLACK)}"
+    drain = spec.lifecycle.drain_timeout_seconds
+    if drain < leaving.seconds:
+        rule = f"cuts off a suspension, a drain or a preemption by rljob: {leaving}"
+        yield Violation("spec.lifecycle.drainTimeoutSeconds", str(drain), rule, fix)
+    for role in gang_sizes(spec):
+        grace = spec.template(role).termination_grace_period_seconds
+        if grace < leaving.seconds:
+            rule = f"cuts off who is deleted to preempt (by Kueue or kube-scheduler) or to empty a node: {leaving}"
+            yield Violation(f"{spec.field_of(role)}.template.terminationGracePeriodSeconds", str(grace), rule, fix)

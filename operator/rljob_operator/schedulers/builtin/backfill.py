@@ -1,0 +1,37 @@
+"""Jobs that are done before a reservation needs its nodes may have them meanwhile (EASY backfilling: Lifka, JSSPP 1995).
+
+Nobody knows how long a job takes before it has done a step, unless it has a limit: then it does not go before others.
+"""
+
+import math
+
+from rljob_api.spec import RLJobSpec
+from rljob_api.status import JobStatus
+from rljob_operator.model.scheduling import Claim, SchedulingRequest
+from rljob_operator.model.snapshot import is_open
+from rljob_operator.times import seconds
+
+SLACK, STARTING = 1.25, 300.0
+"""By how much longer than its steps have told a job may take that goes before others, and the seconds that it may take to start."""
+
+
+def remaining(spec: RLJobSpec, status: JobStatus, now: float) -> float | None:
+    """Seconds that the job still needs its nodes, by the duration of its last steps or its limit; None: neither is known."""
+    progress, life = status.progress, spec.lifecycle
+    steps = spec.train.steps or progress.steps
+    found = math.inf
+    if progress.pace is not None and steps:
+        found = max(0, steps - progress.step) * progress.pace
+    if life.active_deadline_seconds is not None:
+        attempt = status.attempt
+        spent = status.active_seconds
+        spent += max(0.0, now - seconds(attempt.started_at)) if attempt and is_open(attempt) else 0.0
+        found = min(found, max(0.0, life.active_deadline_seconds - spent) + life.drain_timeout_seconds)
+    return None if math.isinf(found) else found
+
+
+def ends_before(one: SchedulingRequest, kept: Claim, now: float) -> bool:
+    """Whether the job is done before the reservation's job may start. `now`: seconds since the epoch."""
+    if one.lasts is None or kept.starts is None:
+        return False
+    return now + STARTING + SLACK * one.lasts <= kept.starts

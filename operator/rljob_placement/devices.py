@@ -1,0 +1,185 @@
+"""Devices of Dynamic Resource Allocation (`resource.k8s.io/v1`) as resources of nodes, so that they are counted as all others are.
+
+A DeviceClass is the resource `deviceclass.resource.kubernetes.io/NAME`, the name under which Kubernetes offers it itself (KEP-5004), and the one of
+its `extendedResourceName`. Nothing is guessed: what cannot be counted is named, with the reason.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rljob_api.quantity import Resources, add
+from rljob_placement.selectors import Device, Unreadable, selects
+
+Object = Mapping[str, Any]
+Key = tuple[str, str]
+"""Namespace and name."""
+DeviceId = tuple[str, str, str]
+"""Driver, pool and name."""
+KINDS = ("resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates")
+API = "resource.k8s.io/v1"
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+OF_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
+"""Annotation of a claim that kube-scheduler makes for the extended resources of a pod."""
+MOST = 2**20
+"""Devices of a request, at most: numbers beyond that are no count of devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Devices of a node that a ResourceClaim holds."""
+
+    pod: Key | None
+    """The only pod that it is for; None: there is none, or more than one."""
+    node: str
+    amounts: Resources
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What the objects of `resource.k8s.io` say of devices."""
+
+    nodes: Mapping[str, Resources] = field(default_factory=dict)
+    """Devices of each node, held or not, by resource."""
+    allocations: Sequence[Allocation] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why the devices of a resource cannot be counted."""
+    templates: Mapping[Key, Resources | str] = field(default_factory=dict)
+    """What each ResourceClaimTemplate asks for; a text: why that cannot be counted."""
+    listed: bool = True
+    """Whether this is what the cluster has; False: nobody has looked yet."""
+
+    @staticmethod
+    def of(
+        slices: Iterable[Object], classes: Iterable[Object], claims: Iterable[Object], templates: Iterable[Object]
+    ) -> "Devices":
+        there, resources = _published(slices), _resources(classes)
+        refused, members, nodes = dict[str, str](), dict[DeviceId, list[str]](), dict[str, Resources]()
+        for name, device_class in resources.items():
+            try:
+                chosen = [one for one in there if _matches(device_class, one)]
+            except Unreadable as error:
+                refused[name] = f"DeviceClass {device_class['metadata']['name']} {error}"
+                continue
+            for one in chosen:
+                members.setdefault(one.id, []).append(name)
+                nodes[one.node] = add(nodes.get(one.node, {}), {name: 1000})
+        at = {one.id: one.node for one in there}
+        held = [found for claim in claims for found in _allocations(claim, at, members)]
+        asked = {_key(template): _asked(template, refused) for template in templates}
+        return Devices(nodes, held, refused, asked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    id: DeviceId
+    node: str
+    device: Device
+    problem: str
+    """Why it cannot be counted as one; empty: it can."""
+
+
+def _published(slices: Iterable[Object]) -> list[_Published]:
+    """Devices of the newest generation of each pool, without those that a taint closes."""
+    found = [one["spec"] for one in slices]
+    newest = dict[Key, int]()
+    for spec in found:
+        pool = (spec["driver"], spec["pool"]["name"])
+        newest[pool] = max(newest.get(pool, 0), spec["pool"].get("generation", 0))
+    current = (s for s in found if s["pool"].get("generation", 0) == newest[s["driver"], s["pool"]["name"]])
+    return [_device(spec, one) for spec in current for one in spec.get("devices") or [] if not _is_closed(one)]
+
+
+def _device(spec: Object, one: Object) -> _Published:
+    problem = ""
+    if not spec.get("nodeName"):
+        problem = "has devices that several nodes share"
+    elif one.get("consumesCounters"):
+        problem = "has devices that are parts of others"
+    elif one.get("allowMultipleAllocations"):
+        problem = "has devices that several claims share"
+    seen = Device(spec["driver"], one.get("attributes") or {}, one.get("capacity") or {})
+    return _Published((spec["driver"], spec["pool"]["name"], one["name"]), spec.get("nodeName") or "", seen, problem)
+
+
+def _is_closed(one: Object) -> bool:
+    return any(taint.get("effect") in ("NoSchedule", "NoExecute") for taint in one.get("taints") or [])
+
+
+def _resources(classes: Iterable[Object]) -> dict[str, Object]:
+    """DeviceClass by resource. Of several with one extendedResourceName, the newest counts, and of those the first by name, as in Kubernetes."""
+    found = dict[str, Object]()
+    by_name = sorted(classes, key=lambda c: str(c["metadata"]["name"]), reverse=True)
+    for one in sorted(by_name, key=lambda c: str(c["metadata"].get("creationTimestamp") or "")):
+        found[IMPLICIT + one["metadata"]["name"]] = one
+        if extended := one["spec"].get("extendedResourceName"):
+            found[extended] = one
+    return found
+
+
+def _matches(device_class: Object, one: _Published) -> bool:
+    """Raises Unreadable."""
+    selectors = device_class["spec"].get("selectors") or []
+    chosen = all(selects(selector["cel"]["expression"], one.device) for selector in selectors)
+    if chosen and one.problem:
+        raise Unreadable(one.problem)
+    return chosen
+
+
+def _allocations(
+    claim: Object, at: Mapping[DeviceId, str], members: Mapping[DeviceId, Sequence[str]]
+) -> Iterable[Allocation]:
+    results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or []
+    amounts = dict[str, Resources]()
+    for one in results:
+        device = (one["driver"], one["pool"], one["device"])
+        if device in at and not one.get("adminAccess"):
+            amounts[at[device]] = add(amounts.get(at[device], {}), dict.fromkeys(members.get(device, ()), 1000))
+    pod = _consumer(claim)
+    return [Allocation(pod, node, found) for node, found in amounts.items() if found]
+
+
+def _consumer(claim: Object) -> Key | None:
+    pods = [
+        one["name"] for one in (claim.get("status") or {}).get("reservedFor") or [] if one.get("resource") == "pods"
+    ]
+    owners = [one["name"] for one in claim["metadata"].get("ownerReferences") or [] if one.get("kind") == "Pod"]
+    found = pods or owners
+    return (claim["metadata"].get("namespace", ""), found[0]) if len(found) == 1 else None
+
+
+def _asked(template: Object, refused: Mapping[str, str]) -> Resources | str:
+    """What a claim of this template takes."""
+    devices = template["spec"]["spec"].get("devices") or {}
+    if devices.get("constraints"):
+        return "its devices have constraints on each other"
+    total = Resources()
+    for request in devices.get("requests") or []:
+        found = _of_request(request)
+        if isinstance(found, str):
+            return f"request {request.get('name')} {found}"
+        total = add(total, found)
+    return next((refused[name] for name in total if name in refused), total)
+
+
+def _of_request(request: Object) -> Resources | str:
+    exactly = request.get("exactly")
+    if not exactly:
+        return "has several alternatives (firstAvailable)"
+    if exactly.get("adminAccess"):
+        return {}
+    for key, problem in (
+        ("selectors", "selectors of its own"),
+        ("capacity", "a part of a device"),
+        ("tolerations", "tolerations"),
+    ):
+        if exactly.get(key):
+            return f"asks for {problem}: make a DeviceClass of what it selects"
+    count = exactly.get("count", 1)
+    if exactly.get("allocationMode", "ExactCount") != "ExactCount" or not 0 < count <= MOST:
+        return "asks for no number of devices (allocationMode All): write their count"
+    return {IMPLICIT + exactly["deviceClassName"]: count * 1000}
+
+
+def _key(obj: Object) -> Key:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
