@@ -183,6 +183,10 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         },
         "spec.environments",
     ),
+    (
+        {"rollout": {"agent": AGENT | {"workers": {"replicas": 4000, "processes": 9}}, "sampling": {"maxTokens": 8}}},
+        "spec.rollout.agent.workers.processes",
+    ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),

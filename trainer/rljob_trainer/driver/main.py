@@ -36,6 +36,7 @@ from rljob_trainer.driver.preparing import moved, read_prompts, row_maker
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import serve
 from rljob_trainer.driver.service import ServiceDriver
+from rljob_trainer.machine import raise_open_files
 from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
@@ -54,6 +55,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s driver %(message)s", force=True)
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
+        raise_open_files()
         listener = listen(directory / "driver.sock")
         token = os.environ.get(names.ENV_ROLLOUT_TOKEN, "")
         asyncio.run(drive(directory, listener, token, exempt_from_collection))
@@ -192,7 +194,7 @@ def _pod_workers(spec: RLJobSpec, pods: PodListener) -> PodWorkers | None:
     agent = spec.rollout.agent
     if agent is None or agent.workers is None:
         return None
-    workers = PodWorkers(agent.timeout_seconds)
+    workers = PodWorkers(agent.timeout_seconds, agent.workers.replicas)
     pods.admit(names.ROLE_WORKER, workers)
     return workers
 
