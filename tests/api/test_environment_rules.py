@@ -66,13 +66,16 @@ def test_they_count_among_the_jobs_pods() -> None:
     )
 
 
-def test_their_limits_are_the_usual_ones_unless_the_spec_has_others() -> None:
+def test_what_the_spec_leaves_open_is_requested_and_limited_as_usual() -> None:
     resources = {"requests": {"memory": "4Gi", "cpu": "500m"}, "limits": {"cpu": "2", "example.com/fpga": "1"}}
     environments = [{"name": "a"}, {"name": "b", "template": {"resources": resources}}]
     spec = validate(make_spec(rollout=ROLLOUT, environments=environments), "demo").spec
     assert spec
-    assert spec.container_resources("sandbox0") == {"limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}}
+    assert spec.container_resources("sandbox0") == {
+        "requests": {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "256Mi"},
+        "limits": {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"},
+    }
     assert spec.container_resources("sandbox1") == {
-        "requests": {"memory": "4Gi", "cpu": "500m"},
+        "requests": {"memory": "4Gi", "cpu": "500m", "ephemeral-storage": "256Mi"},
         "limits": {"cpu": "2", "memory": "4Gi", "ephemeral-storage": "2Gi", "example.com/fpga": "1"},
     }

@@ -124,6 +124,19 @@ def test_an_image_in_which_nothing_runs_costs_few_pods() -> None:
     assert leaving.decide().delete == ()
 
 
+def test_the_message_counts_those_that_are_free_and_names_one_that_cannot_run_but_none_that_was_used() -> None:
+    job = make_job(**sandboxed(3)).with_attempt().running(phase="waiting").with_rollout(ready=True)
+    used = replace(
+        job.pods[-1], name="demo-sandbox0-0", uid="s0", role="sandbox0", ready=False, exited="Completed (exit code 0)"
+    )
+    broken = replace(used, name="demo-sandbox0-1", uid="s1", exited="", running=False, waiting="ImagePullBackOff: no")
+    waiting = replace(job, pods=(*job.pods, used, broken))
+    said = "waiting for rollouts, 1/1 answer, sandboxes python, 0/3 free: demo-sandbox0-1: ImagePullBackOff: no"
+    assert waiting.next().message == said
+    stalled = replace(waiting, status=waiting.next()).having(heartbeat_age=1800.0).next().attempt
+    assert stalled and stalled.failure and stalled.failure.message.endswith(", and sandboxes python, 0/3 free")
+
+
 def test_they_share_nothing_with_the_job_that_a_program_could_use() -> None:
     volume = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
     given: dict[str, Any] = {

@@ -9,8 +9,8 @@ from rljob_api.spec.common import DnsName, PositiveInt, Template
 
 MOST_SANDBOXES = 256
 """Pods of one environment. The control message names those that are free, and an object of Kubernetes has 1 MiB at most."""
-USUAL_LIMITS = {"cpu": "1", "memory": "1Gi", "ephemeral-storage": "2Gi"}
-"""Limits of a sandbox for resources of which the spec says nothing: what runs there is not trusted to be modest."""
+USUAL = {"cpu": ("100m", "1"), "memory": ("256Mi", "1Gi"), "ephemeral-storage": ("256Mi", "2Gi")}
+"""Request and limit of a sandbox for a resource of which the spec says nothing: what runs there is not trusted to be modest."""
 
 
 class EnvironmentPool(Model):
@@ -27,11 +27,14 @@ class EnvironmentPool(Model):
     """Kubernetes RuntimeClass of these pods, for example of gVisor or Kata Containers, which keep programs from the node's kernel. That of the job's
     other pods does not apply; unset: the default of the nodes."""
     template: Template = Template()
-    """Pod settings of the environment. Its image may be any for Linux on the nodes' processors; unset: the job's `image`. Limits that are not set are
-    1 CPU, 1Gi of memory and 2Gi of ephemeral storage."""
+    """Pod settings of the environment. Its image may be any for Linux on the nodes' processors; unset: the job's `image`. Of CPU, memory and
+    ephemeral storage, what the spec leaves open is requested as 100m, 256Mi and 256Mi, with limits of 1 CPU, 1Gi and 2Gi."""
 
     @property
-    def limits(self) -> dict[str, str]:
-        """Of the container: those of the spec, and the usual ones for resources that it does not limit."""
+    def resources(self) -> dict[str, dict[str, str]]:
+        """Requests and limits of the container. A resource that the spec requests without a limit may not exceed that."""
         given = self.template.resources
-        return USUAL_LIMITS | {k: v for k, v in given.requests.items() if k in USUAL_LIMITS} | given.limits
+        left_open = [name for name in USUAL if name not in given.requests and name not in given.limits]
+        requests = given.requests | {name: USUAL[name][0] for name in left_open}
+        limits = {name: given.requests[name] for name in USUAL.keys() & given.requests.keys()}
+        return {"requests": requests, "limits": limits | {name: USUAL[name][1] for name in left_open} | given.limits}

@@ -295,7 +295,8 @@ class RLJobSpec(Model):
         count = self.processes_of(role) if self.trainer.device == "gpu" else 0
         name = self.trainer.resource_name
         devices = {name: str(count)} if name and count else {}
-        settings, given = self.pods[role], self.template(role).resources
-        limits = settings.limits if isinstance(settings, EnvironmentPool) else given.limits | devices
-        found = {"requests": dict(given.requests), "limits": limits}
+        given, settings = self.template(role).resources, self.pods[role]
+        if isinstance(settings, EnvironmentPool):
+            return settings.resources
+        found = {"requests": dict(given.requests), "limits": given.limits | devices}
         return {k: v for k, v in found.items() if v}
