@@ -43,7 +43,7 @@ REPAIRED = (5, 60)
 QUIET = 0.75
 """Share of the time after which there are no more faults."""
 PATIENCE = 2
-"""How often the time may pass until all jobs have ended: each needs half of it if nothing happens."""
+"""How often the time may pass until all jobs have ended."""
 
 
 @dataclass
@@ -71,8 +71,7 @@ class Subject:
     def suffer(self) -> None:
         """One fault that is possible now."""
         blows = [blow for fault in FAULTS if (blow := fault(self))]
-        if not self.world.status.outcome:
-            self.faults[self.random.choice(blows)()] += 1
+        self.faults[self.random.choice(blows)()] += 1
 
     def later(self, repair: Callable[[], None]) -> None:
         self.repairs.append((self.world.elapsed + self.random.randint(*REPAIRED), repair))
@@ -200,12 +199,12 @@ def subjects(steps: int, seed: int) -> Iterator[Subject]:
 
 async def soak(seconds: int, faults: int, seed: int) -> tuple[list[Subject], int]:
     """The jobs after all of that, and the MiB by which the process has grown since a tenth of the time."""
-    steps, random = seconds // 2, Random(seed)
-    jobs, before = list(subjects(steps, seed)), 0
+    random, before = Random(seed), 0
+    jobs = list(subjects(steps_in(seconds), seed))
     times = Counter(random.randrange(int(seconds * QUIET)) for _ in range(faults))
     for second in range(seconds * PATIENCE):
         for _ in range(times[second]):
-            random.choice(jobs).suffer()
+            random.choice([job for job in jobs if not job.world.status.outcome]).suffer()
         for job in jobs:
             await job.second()
         before = resident() if second == seconds // 10 else before
@@ -216,6 +215,11 @@ async def soak(seconds: int, faults: int, seed: int) -> tuple[list[Subject], int
         for _ in range(REPAIRED[1]):
             await job.second()
     return jobs, resident() - before
+
+
+def steps_in(seconds: int) -> int:
+    """Steps of a job: it does one in a second, and so is still there when the last fault comes."""
+    return int(seconds * QUIET)
 
 
 def resident() -> int:
@@ -232,7 +236,7 @@ def main() -> int:
     jobs, grown = asyncio.run(soak(args.seconds, args.faults, args.seed))
     wrong = False
     for job in jobs:
-        status, verdict = job.world.status, job.verdict(args.seconds // 2)
+        status, verdict = job.world.status, job.verdict(steps_in(args.seconds))
         ended = {"state": status.state, "attempts": status.attempt.number if status.attempt else 0}
         figures = {
             "restarts": status.restarts.total,
