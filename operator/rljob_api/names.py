@@ -53,7 +53,7 @@ OPERATOR_NAMESPACE = "rljob-system"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Roles of every job's pods. Others are the gangs of other models, workers of agents, and pools, by their names."""
+"""Roles of every job's pods. Others are the gangs of other models, workers of agents, the gateway of a service, and pools, by their names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
 ROLE_WORKER = "worker"
@@ -99,8 +99,11 @@ MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
 SERVICE_PORT_FIRST = 29600
 SERVER_PORT_FIRST = 29700
+SERVER_RPC_PORT_FIRST = 29800
 GATEWAY_PORT = 8470
 """Where a service answers its clients."""
+GATEWAY_WORK_PORT = 8471
+"""Where it hands the driver what there is to do, and tells the kubelet that it serves."""
 VIEW_PORT = 6007
 """Of `view`, on loopback, next to TensorBoard's 6006."""
 
@@ -109,6 +112,7 @@ TRAINER_CONTAINER = "trainer"
 ROLLOUT_CONTAINER = "rollout"
 POOL_CONTAINER = "server"
 WORKER_CONTAINER = "worker"
+GATEWAY_CONTAINER = "gateway"
 WORK_DIR = "/run/rljob"
 USER_ID = 65532
 
@@ -143,15 +147,21 @@ def is_model_role(role: str) -> bool:
 
 
 def is_placed(role: str) -> bool:
-    """Whether the job's placement is about pods of the role: not workers of agents, which take no GPUs and may be anywhere."""
-    return role != ROLE_WORKER
+    """Whether the job's placement is about pods of the role: not workers of agents and gateways, which take no GPUs and may be anywhere."""
+    return role not in (ROLE_WORKER, ROLE_GATEWAY)
+
+
+def stays(role: str) -> bool:
+    """Whether pods of the role stay while the job is suspended or has no nodes: clients wait at the gateway."""
+    return role == ROLE_GATEWAY
 
 
 def container(role: str) -> str:
     """Our container in the pods of a role."""
     if is_model_role(role):
         return TRAINER_CONTAINER
-    return {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER}.get(role, POOL_CONTAINER)
+    own = {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER, ROLE_GATEWAY: GATEWAY_CONTAINER}
+    return own.get(role, POOL_CONTAINER)
 
 
 def pods(job: str) -> str:
@@ -208,6 +218,11 @@ def server(job: str, role: str, index: int) -> str:
 def server_port(generation: int) -> int:
     """Where the pods of such a server meet; of a generation's own for the same reason."""
     return SERVER_PORT_FIRST + generation % MASTER_PORT_COUNT
+
+
+def server_rpc_port(generation: int) -> int:
+    """Where engines of data-parallel copies find the API server of such a server; of a generation's own for the same reason."""
+    return SERVER_RPC_PORT_FIRST + generation % MASTER_PORT_COUNT
 
 
 # Files under spec.checkpoint.path, on the job's volume

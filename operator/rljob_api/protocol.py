@@ -95,12 +95,13 @@ class Control(Wire):
     """Port at which the trainer's rank 0 answers the gangs of other models, and workers of agents; 0: there are neither."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
-    """Rollout servers that are ready. They, `pools` and `servers` change while an attempt runs; everything else but `command` is fixed per
-    attempt."""
+    """Rollout servers that are ready. They, `pools`, `gateway` and `servers` change while an attempt runs; everything else but `command` is fixed
+    per attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
     gateway: str = ""
-    """Address at which the driver of `task: service` asks for work, as a URL; empty: there is none."""
+    """Address at which the driver of `task: service` asks for work, as a URL; empty: there is none. Only the gateway that finds its own address here
+    serves, so that no two of them write to one journal."""
     servers: list[ServerGroup] = []
     """Servers that consist of several pods, of rollouts and pools alike. Of these, `rollouts` and `pools` name the heads."""
     spec: RLJobSpec
@@ -246,6 +247,27 @@ class Progress(Wire):
     """What a user should know of a run that goes on."""
 
 
+class ServiceReport(Wire):
+    """What the gateway of a service has."""
+
+    clients: Count = 0
+    """Sessions of clients that live."""
+    models: Count = 0
+    """Models that clients train."""
+    waiting: Count = 0
+    """Requests that wait for ranks or servers."""
+    idle: bool = False
+    """Whether nobody has asked for anything for `service.idleSeconds`, and nothing waits."""
+    attempt: Count = 0
+    """The attempt whose driver asked for work last; 0: none."""
+    answered: Count = 0
+    """Requests that its ranks were the first to answer."""
+    trained_tokens: Annotated[int, Field(ge=0, le=2**62)] = 0
+    """Tokens of training that this life of the gateway has answered."""
+    sampled_tokens: Annotated[int, Field(ge=0, le=2**62)] = 0
+    """Tokens that were sampled meanwhile."""
+
+
 class Report(Wire):
     """A launcher's report."""
 
@@ -263,6 +285,8 @@ class Report(Wire):
     """With a server of several pods: the newest generation in which this pod's part has failed; 0: none."""
     progress: Progress | None = None
     """Progress of the run; only in the report of rank 0's pod."""
+    service: ServiceReport | None = None
+    """What a gateway has; only in its report."""
 
 
 class Request(Wire):

@@ -89,7 +89,8 @@ class Restarts(Wire):
     total: int = 0
     """How often another attempt followed one that did not finish, for whatever reason."""
     counted: int = 0
-    """Failures in a row that count against `lifecycle.maxRestarts`. An attempt that has done three steps and saved a checkpoint resets them."""
+    """Failures in a row that count against `lifecycle.maxRestarts`. An attempt that has done three steps and saved a checkpoint resets them,
+    and so does one of a service that has answered three requests."""
     uncounted: int = 0
     """Other restarts in a row, which nobody requested: after deleted, disrupted and lost pods. They do not end the job; from the second one on, each
     waits longer. What resets `counted` resets them."""
@@ -170,6 +171,23 @@ class ProgressStatus(Wire):
     """When the trainer last reported progress."""
 
 
+class ServiceStatus(Wire):
+    """What the gateway of a service reports."""
+
+    clients: int = 0
+    """Sessions of clients that live."""
+    models: int = 0
+    """Models that clients train."""
+    waiting: int = 0
+    """Requests that wait for trainers or rollouts."""
+    trained_tokens: int = 0
+    """Tokens of training that the gateway has answered since its process began."""
+    sampled_tokens: int = 0
+    """Tokens that were sampled since then."""
+    address: str = ""
+    """Where clients in the cluster find it."""
+
+
 class CheckpointStatus(Wire):
     latest: Checkpoint | None = None
     """The newest complete checkpoint."""
@@ -240,7 +258,9 @@ class JobStatus(Wire):
     active_seconds: float = 0.0
     """Total run time of attempts that have ended, in seconds, held against `lifecycle.activeDeadlineSeconds`."""
     suspended: bool = False
-    """Whether the pods are deleted because of spec.suspend or a request."""
+    """Whether the pods are deleted because of spec.suspend or a request, or since nobody asks a service for anything."""
+    asleep: bool = False
+    """Whether a service should be suspended because nobody has asked it for anything for `service.idleSeconds`. The next request wakes it."""
     override: Override | None = None
     """A request to suspend or resume that overrides `spec.suspend`."""
     token: int = 1
@@ -274,6 +294,10 @@ class JobStatus(Wire):
     """Counts of the rollout pods; empty for tasks without rollouts."""
     workers: RoleStatus = RoleStatus()
     """Counts of the pods that run agents (`rollout.agent.workers`); empty without them."""
+    gateway: RoleStatus = RoleStatus()
+    """Whether the gateway of a service answers; empty for other tasks."""
+    service: ServiceStatus = ServiceStatus()
+    """What clients of a service have, and what they wait for."""
     pools: dict[str, RoleStatus] = {}
     """Counts of the pods of each pool, by the pool's name."""
     servers: list[ServerStatus] = []
@@ -295,9 +319,10 @@ class JobStatus(Wire):
         return self.preemption is not None and not self.preemption.released
 
     def wants_suspend(self, in_spec: bool) -> bool:
-        """Whether the job should be suspended: a request overrides spec.suspend until that changes."""
+        """Whether the job should be suspended: a service because it is asleep, others by a request, which overrides spec.suspend until that
+        changes."""
         asked = self.override
-        return asked.suspend if asked and asked.spec_suspend == in_spec else in_spec
+        return self.asleep or (asked.suspend if asked and asked.spec_suspend == in_spec else in_spec)
 
 
 class RLJobMeta(Model):

@@ -53,6 +53,24 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         "Pods that run agents and are ready",
         lambda job, s: s.workers.ready if s.workers.desired else None,
     ),
+    "rljob_job_gateway_ready": (
+        "Whether the gateway of a service answers",
+        lambda job, s: s.gateway.ready if s.gateway.desired else None,
+    ),
+    "rljob_job_service_clients": ("Sessions of a service's clients", lambda job, s: _of_service(s, s.service.clients)),
+    "rljob_job_service_models": ("Models that clients train", lambda job, s: _of_service(s, s.service.models)),
+    "rljob_job_service_waiting": (
+        "Requests of clients that wait for trainers or rollouts",
+        lambda job, s: _of_service(s, s.service.waiting),
+    ),
+    "rljob_job_service_trained_tokens": (
+        "Tokens of training that the gateway has answered since its process began",
+        lambda job, s: _of_service(s, s.service.trained_tokens),
+    ),
+    "rljob_job_service_sampled_tokens": (
+        "Tokens that were sampled for clients since then",
+        lambda job, s: _of_service(s, s.service.sampled_tokens),
+    ),
 }
 """By metric name: its help text, and its value for a job; None: not known yet, or the task has none."""
 PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[str, float]]]] = {
@@ -192,6 +210,11 @@ def _accounts(jobs: Iterable[tuple[CachedJob, JobStatus]], now: float) -> Iterat
         for phase, amount in known.at(now - seconds(known.until)).items():
             spent.add_metric([*whose, phase], amount)
     yield from (held, spent)
+
+
+def _of_service(status: JobStatus, value: float) -> float | None:
+    """None: the job is no service."""
+    return value if status.service.address else None
 
 
 def _ready(counted: Mapping[str, RoleStatus]) -> Mapping[str, float]:

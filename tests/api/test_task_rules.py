@@ -43,6 +43,7 @@ VALUES: dict[str, Any] = {
     "rollout.placement": "colocated",
     "rollout.minReplicas": 0,
     **dict.fromkeys((f"rollout.{name}" for name in ("nodes", "tensorParallel", "pipelineParallel")), 2),
+    "rollout.dataParallel": 2,
     "rollout.expertParallel": True,
     "rollout.interrupt": "continue",
     "rollout.sampling": {"maxTokens": 4},
@@ -103,7 +104,7 @@ def test_a_field_is_refused_by_the_tasks_that_do_not_read_it(task: str, path: st
 def test_the_smallest_service_is_valid_and_has_rollouts_and_no_data() -> None:
     found = validate(raw_spec(task="service"), "demo")
     assert found.violations == () and found.spec
-    assert pods_of(found.spec) == {"trainer": 1, "rollout": 1}
+    assert pods_of(found.spec) == {"trainer": 1, "rollout": 1, "gateway": 1}
     assert (Amounts.of(found.spec).longest, longest_context(found.spec)) == (64, 64)
 
 

@@ -101,9 +101,11 @@ def test_rollouts_may_be_separate_colocated_or_none_at_all(plane: ControlPlane) 
     assert "nothing would generate" in submit(plane, raw_spec(rollout={"replicas": 0, "minReplicas": 0}))
 
 
-def test_a_service_is_refused_until_a_cluster_can_run_it(plane: ControlPlane) -> None:
-    assert validate(raw_spec(task="service"), "demo").violations == ()
-    assert "spec.task = service: it runs on one machine so far" in submit(plane, raw_spec(task="service"))
+def test_a_service_needs_neither_data_nor_steps(plane: ControlPlane) -> None:
+    for service in ({}, {"idleSeconds": 600, "keys": "/keys", "template": {"resources": {"requests": {"cpu": 1}}}}):
+        assert validate(raw_spec(task="service", service=service), "demo").violations == ()
+        assert submit(plane, raw_spec(task="service", service=service)) == ""
+    assert "spec.service.idleSeconds" in submit(plane, raw_spec(task="service", service={"idleSeconds": 5}))
 
 
 @pytest.mark.parametrize(("changes", "field"), BROKEN)

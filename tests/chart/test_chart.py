@@ -294,6 +294,7 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("scheduling.run.ai", "podgroups"): "create delete get patch",
         ("", "configmaps"): children,
         ("", "serviceaccounts"): children,
+        ("", "services"): children,
         ("apps", "statefulsets"): children,
         ("rbac.authorization.k8s.io", "roles"): children,
         ("rbac.authorization.k8s.io", "rolebindings"): children,

@@ -252,7 +252,7 @@ def test_completion_proposes_verbs_flags_choices_and_jobs(api: FakeApi, tmp_path
     kubeconfig = ["--kubeconfig", str(tmp_path / "kubeconfig")]
     assert proposed("de") == ["describe-failure"]
     assert proposed("resume", "demo", "--f") == ["--from-step"]
-    assert proposed("logs", "demo", "--role", "") == ["trainer", "rollout", "critic", "reference", "worker"]
+    assert proposed("logs", "demo", "--role", "") == ["trainer", "rollout", "critic", "reference", "worker", "gateway"]
     assert proposed("completion", "") == ["bash", "zsh", "fish"]
     assert proposed("-n", "") == []
     assert proposed("get", "") == proposed("dance", "")

@@ -11,6 +11,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Object
 from rljob_operator.times import stamp
 from simulator.controllers import account_of, sync_stateful_sets
+from simulator.gateways import Gateway, booted
 from simulator.objects import job_object
 from simulator.parts import Part, boot, is_part, run
 from simulator.site import NAMESPACE, Site
@@ -65,6 +66,8 @@ class World(Site):
     launchers: dict[str, Launcher] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     """PID 1 of pods of servers of several pods, by uid."""
+    gateways: dict[str, Gateway] = field(default_factory=dict)
+    """PID 1 of gateways of services, by uid."""
     leaving: dict[str, int] = field(default_factory=dict)
     """Turns that are left to a pod which somebody deleted, by uid: kubelets do not count on our clock."""
     asleep: bool = False
@@ -198,7 +201,8 @@ class World(Site):
                 self.launchers.setdefault(uid, launcher)
 
     def _serve(self) -> None:
-        """Servers of several pods."""
+        """Servers of several pods, and gateways."""
+        self.gateways = booted(self.cluster.pods(NAMESPACE), self.gateways, self.control)
         self.parts = boot(self.cluster.pods(NAMESPACE), self.parts)
         run(self.control, self.parts, self.now)
         for pod in filter(is_part, self.cluster.pods(NAMESPACE)):
@@ -241,7 +245,7 @@ class World(Site):
                 launcher.progress = launcher.progress.model_copy(update={"checkpoints": self.checkpoints})
             launcher.stop("drained")
 
-    def _is_refused(self, launcher: Launcher | Part) -> bool:
+    def _is_refused(self, launcher: Launcher | Part | Gateway) -> bool:
         """Whether the API server refuses its token, since that is bound to a ServiceAccount that is gone."""
         pod = self.cluster.objects[("Pod", NAMESPACE, launcher.pod)]
         return bool(pod["status"].get("account", "") != account_of(self.cluster, pod))
@@ -287,7 +291,7 @@ class World(Site):
             self.checkpoints = [*self.checkpoints, new][-control.spec.checkpoint.keep_last :]
 
     def _report(self) -> None:
-        for launcher in (*self.launchers.values(), *self.parts.values()):
+        for launcher in (*self.launchers.values(), *self.parts.values(), *self.gateways.values()):
             if launcher.dark or self._is_refused(launcher):
                 continue
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, names.report(launcher.pod)))

@@ -108,9 +108,20 @@ def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
     worker = _command(commands, "worker", worker_pod, "PID 1 of a pod that runs agents")
     worker.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of its probe (%(default)s)")
-    gateway = _command(commands, "gateway", run_gateway, "serve the clients of a service (task: service)")
+    gateway = _command(
+        commands, "gateway", gateway_pod, "PID 1 of a pod that serves the clients of a service (task: service)"
+    )
     gateway.add_argument("--port", type=int, default=names.GATEWAY_PORT, help="port for clients (%(default)s)")
-    gateway.add_argument("--work-port", type=int, required=True, metavar="PORT", help="port for the driver")
+    gateway.add_argument(
+        "--work-port",
+        type=int,
+        default=names.GATEWAY_WORK_PORT,
+        metavar="PORT",
+        help="port for the driver (%(default)s)",
+    )
+    gateway.add_argument(
+        "--everywhere", action="store_true", help="with --channel: listen on all addresses, not on loopback alone"
+    )
     for pod in (launch, rollout, pool, worker, gateway):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
 
@@ -188,13 +199,23 @@ def _serve(options: argparse.Namespace, role: str) -> int:
     return asyncio.run(run())
 
 
-def run_gateway(options: argparse.Namespace) -> int:
-    from rljob_trainer.gateway.main import run
-    from rljob_trainer.machine import loopback
+def gateway_pod(options: argparse.Namespace) -> int:
+    """With --channel, the process itself, which PID 1 starts so."""
+    if options.channel:
+        from rljob_trainer.gateway.main import run
+        from rljob_trainer.machine import loopback
 
-    token = os.environ[names.ENV_ROLLOUT_TOKEN]
-    asyncio.run(run(options.channel, token, loopback(), options.port, options.work_port))
-    return 0
+        token = os.environ[names.ENV_ROLLOUT_TOKEN]
+        address = None if options.everywhere else loopback()
+        asyncio.run(run(options.channel, token, address, options.port, options.work_port))
+        return 0
+
+    from rljob_trainer.pod import gateway
+
+    async def run_pod() -> int:
+        return await gateway.main(_channel(options), os.environ, options.port, options.work_port)
+
+    return asyncio.run(run_pod())
 
 
 def run_here(options: argparse.Namespace) -> int:

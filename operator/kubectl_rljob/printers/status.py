@@ -20,7 +20,7 @@ from rljob_api.placement_status import NodeStatus
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, ProgressStatus, RoleStatus, SpareStatus, StuckPod
+from rljob_api.status import LastFailure, ProgressStatus, RoleStatus, ServiceStatus, SpareStatus, StuckPod
 
 LINES = 25
 EVENTS = 6
@@ -76,7 +76,7 @@ def summary(job: Job, now: datetime, width: int) -> list[str]:
 
 def learns(spec: RLJobSpec) -> tuple[str, str]:
     """Key and value: how."""
-    if not spec.supervised:
+    if spec.task == "rl":
         return "Algorithm", f"{spec.algorithm.advantage}, {spec.algorithm.loss} loss"
     return "Task", f"dpo, {spec.dpo.loss} loss" if spec.task == "dpo" else spec.task
 
@@ -134,7 +134,8 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
     layout = str(Layout.of(job.spec, names.ROLE_TRAINER)) if job.spec else ""
     pace = f"{p.history[-1].seconds:.1f} s/step" if running and p.history else ""
     about = ", ".join(part for part in (layout, pace, p.backend) if part)
-    policy = f"policy of step {p.policy_step}" if running else "-"
+    learns_alone = job.spec is None or job.spec.task != "service"
+    policy = f"policy of step {p.policy_step}" if running and learns_alone else "-"
 
     def serving(pods: RoleStatus) -> str:
         return "serving" if running and pods.ready else "-"
@@ -148,6 +149,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         *((role, counted, serving(counted), layouts.get(role, "-")) for role, counted in gangs.items()),
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
         (names.ROLE_WORKER, s.workers, serving(s.workers), "agents"),
+        (names.ROLE_GATEWAY, s.gateway, "serving" if s.gateway.ready else "-", s.service.address or "-"),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),
     ]
     cells = [
@@ -159,10 +161,12 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
     spares = [cut(spare_line(s.spares), width)] if s.spares.desired and s.state not in ENDED else []
     placed = placement.line(s.placement.report, width) if s.placement else []
     waiting = [cut(f"{'UNREADY':<{KEY}}{text}", width) for text in unready(job)]
+    served = [cut(service_line(s.service), width)] if s.service.address else []
     used = accounting.line(s.accounting, now, width)
     return [
         *table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"),
         *spares,
+        *served,
         *waiting,
         *placed,
         *used,
@@ -174,6 +178,12 @@ def unready(job: Job) -> list[str]:
     """Servers of several pods that do not answer, each with the pod that it waits for."""
     found = [one_line(text) for counted in (job.status.rollout, *job.status.pools.values()) for text in counted.unready]
     return [*found[:UNREADY], *([f"and {len(found) - UNREADY} more"] if found[UNREADY:] else [])]
+
+
+def service_line(service: ServiceStatus) -> str:
+    """What clients of a service have, and what they wait for."""
+    counts = f"{service.clients} clients, {service.models} models, {service.waiting} requests wait"
+    return f"{'SERVICE':<{KEY}}{counts}; tokens: {service.trained_tokens} trained, {service.sampled_tokens} sampled"
 
 
 def spare_line(spares: SpareStatus) -> str:

@@ -41,7 +41,7 @@ def suspend(session: Session, name: str) -> None:
         raise UserError(
             f"{job.title} has {job.status.outcome.lower()}: there is nothing to suspend", job.command("status")
         )
-    if job.wants_suspend:
+    if job.wants_suspend and not job.status.asleep:
         word = "suspended" if job.status.suspended else "suspending"
         session.terminal.show(f"{RESOURCE}/{job.name} unchanged (already {word})")
         return

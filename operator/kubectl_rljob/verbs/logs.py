@@ -23,10 +23,10 @@ from rljob_api import names
     metavar="ROLE",
     shell_complete=lambda _ctx, _parameter, begun: [
         CompletionItem(role)
-        for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES, names.ROLE_WORKER))
+        for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES, names.ROLE_WORKER, names.ROLE_GATEWAY))
         if role.startswith(begun)
     ],
-    help="kind of pod: trainer (the default), rollout, worker, the name of one of spec.pools or, of models with pods of their own, critic, "
+    help="kind of pod: trainer (the default), rollout, worker, gateway, the name of one of spec.pools or, of models with pods of their own, critic, "
     "reference, or reward and the model's place in spec.rewards",
 )
 @click.option(

@@ -90,6 +90,7 @@ def _other_gangs(path: str) -> list[str]:
 
 KNOWN = frozenset(paths())
 OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
+SELDOM = OF_OTHER_GANGS | {path for path in KNOWN if path.startswith("service.")}
 """Seldom meant outside their own section."""
 OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
 THEIRS = _index(
@@ -138,7 +139,7 @@ def _elsewhere(word: str, fields: list[str]) -> Meant | None:
 
 def _nearest(among: list[str], section: list[str]) -> list[str]:
     """The fields that share most of their path with the section of the unknown field, and of these the least nested; none if they are too many."""
-    places = {path: (-_shared(path, section), path in OF_OTHER_GANGS, path.count(".")) for path in among}
+    places = {path: (-_shared(path, section), path in SELDOM, path.count(".")) for path in among}
     best = [path for path in among if places[path] == min(places.values())]
     return best if len(best) <= MOST_MEANT else []
 

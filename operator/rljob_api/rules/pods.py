@@ -22,7 +22,7 @@ TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerat
 """Fields and their types."""
 CLAIM = {"name": re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"), "resourceClaimTemplateName": PREFIX}
 """Fields of a claim, and their forms."""
-SERVERS_GPUS = "tensorParallel x pipelineParallel / nodes"
+SERVERS_GPUS = "tensorParallel x pipelineParallel x dataParallel / nodes"
 TYPES = {str: "text", int: "whole number"}
 
 OBJECT_RULES = (
@@ -51,6 +51,7 @@ def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
     yield f"spec.{names.ROLE_ROLLOUT}", spec.rollout.template
     yield from ((f"spec.pools[{i}]", pool.template) for i, pool in enumerate(spec.pools))
     yield from ([(spec.field_of(names.ROLE_WORKER), spec.workers.template)] if spec.workers else [])
+    yield from ([(spec.field_of(names.ROLE_GATEWAY), spec.service.template)] if spec.task == "service" else [])
     yield from ((spec.field_of(role), gang.template) for role, gang in spec.gangs.items())
 
 

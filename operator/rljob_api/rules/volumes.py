@@ -124,6 +124,28 @@ def volume_of(spec: RLJobSpec, path: str) -> Volume | None:
     return max(around, key=lambda v: len(PurePosixPath(v.mount_path).parts), default=None)
 
 
+def volumes_of(spec: RLJobSpec, role: str) -> list[Volume]:
+    """The volumes of a role's pods: only a gateway has the one with the keys of clients."""
+    keys = spec.service.keys
+    secret = volume_of(spec, keys) if keys and role != names.ROLE_GATEWAY else None
+    return [volume for volume in spec.volumes if volume is not secret]
+
+
+def keys_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The volume with the keys of clients holds nothing that other pods read."""
+    keys = spec.service.keys
+    if keys is None or not spec.volumes:
+        return
+    volume = volume_of(spec, keys)
+    if volume is None:
+        yield Violation("spec.service.keys", keys, "is on none of spec.volumes", "mount the Secret that holds them")
+        return
+    rule = f"is on the volume of spec.service.keys, {volume.name}, which only the gateway mounts"
+    for field, path in paths(spec):
+        if field != "spec.service.keys" and volume_of(spec, path) is volume:
+            yield Violation(field, path, rule, "give the keys a volume of their own, of a Secret")
+
+
 PATH = get_args(AbsolutePath)[1:]
 """What marks a field as a path in the pods."""
 
@@ -185,4 +207,10 @@ def _holds_paths(annotations: tuple[Any, ...]) -> bool:
     return any(a in PATH for a in annotations) or any(_holds_paths((part,)) for part in inner)
 
 
-RULES: tuple[Check, ...] = (volume_violations, volume_source_violations, path_violations, parent_violations)
+RULES: tuple[Check, ...] = (
+    volume_violations,
+    volume_source_violations,
+    path_violations,
+    parent_violations,
+    keys_violations,
+)

@@ -1,5 +1,4 @@
-"""Rules that the API server checks itself, as CEL: OBJECT_RULES of rules/, the job's name, fields that may not change, and what runs on one machine
-only."""
+"""Rules that the API server checks itself, as CEL: OBJECT_RULES of rules/, the job's name, and fields that may not change."""
 
 from rljob_api import names
 from rljob_api.rules.validator import JOB_NAME, OBJECT_RULES
@@ -17,20 +16,12 @@ IMMUTABLE = {
     "model.path": "the checkpoints hold this model; create a new job",
 }
 
-LOCAL: list[Validation] = [
-    {
-        "rule": "self.task != 'service'",
-        "message": "spec.task = service: it runs on one machine so far; start it there with `python -m rljob_trainer run`",
-    }
-]
-
 
 def validations() -> dict[tuple[str, ...], list[Validation]]:
     """Entries of `x-kubernetes-validations`, by the path of the schema that has them."""
     found: dict[tuple[str, ...], list[Validation]] = {(): []}
     for rule in OBJECT_RULES:
         found.setdefault((*rule.items.split("."), "[]") if rule.items else (), []).append(rule.kubernetes())
-    found[()] += LOCAL
     found[()] += [
         {"rule": f"self.{path} == oldSelf.{path}", "message": f"spec.{path} is immutable: {why}"}
         for path, why in IMMUTABLE.items()

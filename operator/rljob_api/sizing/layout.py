@@ -90,7 +90,7 @@ class Layout:
 def servers_per_pod(spec: RLJobSpec) -> int:
     """Colocated servers of one trainer pod; 0 where rollouts are in pods of their own, or there are none."""
     colocated = spec.rollout.placement == "colocated" and not spec.supervised
-    return spec.trainer.processes_per_node // spec.rollout.tensor_parallel if colocated else 0
+    return spec.trainer.processes_per_node // spec.rollout.gpus if colocated else 0
 
 
 def rollout_pods(spec: RLJobSpec) -> int:
@@ -123,12 +123,18 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
     workers = {names.ROLE_WORKER: spec.workers.replicas} if spec.workers else {}
-    return gang_sizes(spec) | trainers | rollouts | workers | {pool.name: pool.pods for pool in spec.pools}
+    gateway = {names.ROLE_GATEWAY: 1} if spec.task == "service" else {}
+    return gang_sizes(spec) | trainers | rollouts | workers | gateway | {pool.name: pool.pods for pool in spec.pools}
 
 
 def placed_pods(spec: RLJobSpec) -> dict[str, int]:
     """Those whose nodes the `builtin` backend chooses."""
     return {role: count for role, count in pods_of(spec).items() if names.is_placed(role)}
+
+
+def grouped_pods(spec: RLJobSpec) -> dict[str, int]:
+    """Those that come and go together, and so are one group for Kueue."""
+    return {role: count for role, count in pods_of(spec).items() if not names.stays(role)}
 
 
 def server_nodes(spec: RLJobSpec, role: str) -> int:
@@ -138,9 +144,10 @@ def server_nodes(spec: RLJobSpec, role: str) -> int:
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, and workers of agents."""
+    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, workers of agents,
+    and a gateway."""
     required = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: required_rollout_pods(spec)}
-    required[names.ROLE_WORKER] = 0
+    required |= {names.ROLE_WORKER: 0, names.ROLE_GATEWAY: 0}
     return {role: required.get(role, count) for role, count in pods_of(spec).items()}
 
 

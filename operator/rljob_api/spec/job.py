@@ -28,7 +28,7 @@ from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | Gang
+Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | ServiceSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -256,18 +256,20 @@ class RLJobSpec(Model):
 
     @property
     def pods(self) -> dict[str, Pods]:
-        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, and of each pool by its name."""
+        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, of a gateway, and of each pool by its
+        name."""
         gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
         pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
         workers: dict[str, Pods] = {names.ROLE_WORKER: self.workers} if self.workers else {}
-        return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | pools
+        gateway: dict[str, Pods] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
+        return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | gateway | pools
 
     def field_of(self, role: str) -> str:
         """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
         pools = {pool.name: f"spec.pools[{i}]" for i, pool in enumerate(self.pools)}
         rewards = {names.reward_role(i): f"spec.rewards[{i}].model" for i in range(len(self.rewards))}
-        workers = {names.ROLE_WORKER: "spec.rollout.agent.workers"}
-        return (pools | rewards | workers).get(role, f"spec.{role}")
+        others = {names.ROLE_WORKER: "spec.rollout.agent.workers", names.ROLE_GATEWAY: "spec.service"}
+        return (pools | rewards | others).get(role, f"spec.{role}")
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
@@ -276,7 +278,7 @@ class RLJobSpec(Model):
     def processes_of(self, role: str) -> int:
         """Processes in each pod of the role that have GPUs of their own with `trainer.device: gpu`."""
         settings = self.pods[role]
-        if isinstance(settings, AgentWorkers):
+        if isinstance(settings, AgentWorkers | ServiceSpec):
             return 0
         if isinstance(settings, Servers):
             return settings.processes_per_pod

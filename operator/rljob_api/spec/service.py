@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
-from rljob_api.spec.common import AbsolutePath, PositiveInt
+from rljob_api.spec.common import AbsolutePath, PositiveInt, Quantity, Template
 
 ALPHA = 32
 """alpha of every client's adapters, whatever their rank: Tinker's."""
@@ -14,7 +14,8 @@ MOST_RANK = 256
 
 
 class ServiceSpec(Model):
-    """The service of `task: service`: clients with loops of their own train adapters of one base model and sample from them."""
+    """The service of `task: service`: clients with loops of their own train adapters of one base model and sample from them. They talk to a gateway,
+    a pod of its own without GPUs, which stays while trainers and rollouts restart or are suspended."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[^\s:]+$", max_length=256)] | None = None
     """What clients call the base model, for example `Qwen/Qwen3-8B`: they load its tokenizer by this name. Unset: `model.path`."""
@@ -33,4 +34,11 @@ class ServiceSpec(Model):
     came since."""
     keys: AbsolutePath | None = None
     """Directory of keys, for example of a Secret that `volumes` mounts: each file is named for a client, and holds its key, which begins with `tml-`.
-    Unset: whoever can reach the service may use it."""
+    Only the gateway mounts the volume that holds it. Unset: whoever can reach the service may use it."""
+    idle_seconds: Annotated[int, Field(ge=60, le=86400 * 365)] | None = None
+    """Seconds without a request after which trainers and rollouts are released as if the job were suspended. The next request brings them back, and
+    waits for them. Unset: they stay."""
+    shm_size: Quantity = "64Mi"
+    """Size of /dev/shm in the gateway's pod, in memory."""
+    template: Template = Template()
+    """Pod settings of the gateway: it needs a CPU and 1 GiB, and a writable volume with `checkpoint.path`."""

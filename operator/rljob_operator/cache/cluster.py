@@ -19,7 +19,7 @@ from rljob_placement.devices import Devices
 
 CAPACITY: Key = ("", "capacity")
 """Key in the work queue of a scheduling cycle for all jobs that wait: no job has an empty namespace."""
-CHILD_KINDS = ("NetworkPolicy", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
+CHILD_KINDS = ("NetworkPolicy", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Kinds of a job's children, without ConfigMaps, whose cache parses control messages and reports."""
 UNWATCHED = tuple(map(str, backends.KINDS))
 """Kinds of children that are not watched, since not every cluster has them: only our own writes and reads enter their caches."""

@@ -90,7 +90,8 @@ def _significant(cached: CachedConfigMap) -> tuple[object, ...]:
     r = cached.report
     if r is None:
         return (object_,)
-    return object_, r.pod, r.pod_uid, r.boot_id, r.attempt, r.state, r.result, r.failure, _milestones(r.progress)
+    asked = r.service and (r.service.idle, r.service.waiting > 0)
+    return object_, r.pod, r.pod_uid, r.boot_id, r.attempt, r.state, r.result, r.failure, _milestones(r.progress), asked
 
 
 def _milestones(p: Progress | None) -> tuple[object, ...]:

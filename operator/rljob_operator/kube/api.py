@@ -23,6 +23,7 @@ KINDS = {
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Secret": ("/api/v1", "secrets"),
+    "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     **{str(kind): (f"/apis/{kind.group}/{kind.version}", kind.plural) for kind in backends.KINDS},

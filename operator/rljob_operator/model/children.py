@@ -92,8 +92,8 @@ def _field(child: Object, field: str) -> str:
 def _section(role: str) -> str:
     if role in (*names.ROLES, *names.MODEL_ROLES):
         return role
-    if role == names.ROLE_WORKER:
-        return "rollout.agent.workers"
+    if role in (names.ROLE_WORKER, names.ROLE_GATEWAY):
+        return {names.ROLE_WORKER: "rollout.agent.workers", names.ROLE_GATEWAY: "service"}[role]
     place = role.removeprefix(names.ROLE_REWARD)
     return f"rewards[{place}].model" if names.is_model_role(role) else f"pools[{role}]"
 

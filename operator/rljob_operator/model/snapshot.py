@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api import names, reasons
 from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
-from rljob_api.protocol import Control, Member, Report
+from rljob_api.protocol import Control, Member, Report, ServiceReport
 from rljob_api.rules import Violation
 from rljob_api.server_group import ServerPart
 from rljob_api.server_status import ServerStatus
@@ -150,7 +150,7 @@ class Snapshot:
 
     @cached_property
     def servers(self) -> tuple[Pod, ...]:
-        """Rollouts, pods of pools, and workers of agents: what is no member of an attempt."""
+        """Rollouts, pods of pools, workers of agents, and gateways: what is no member of an attempt."""
         return tuple(pod for pod in self.pods if not names.is_model_role(pod.role))
 
     @cached_property
@@ -193,6 +193,13 @@ class Snapshot:
     @cached_property
     def _by_uid(self) -> dict[str, Pod]:
         return {p.uid: p for p in self.pods}
+
+    @cached_property
+    def service(self) -> ServiceReport | None:
+        """What the gateway says that serves clients; None: none does."""
+        there = (pod for pod in self.of(names.ROLE_GATEWAY) if pod.lost_since is None and not pod.deleting)
+        reports = (report for pod in there if (report := self.report(pod)) and report.state == "running")
+        return next((report.service for report in reports), None)
 
     def has_lost_account(self, pod: Pod) -> bool:
         """Whether the pod is older than its ServiceAccount: its token is bound to a former one, and the API server refuses it."""

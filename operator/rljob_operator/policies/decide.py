@@ -27,11 +27,13 @@ from rljob_operator.policies.preemption import leave_for_priority
 from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.restarts import count_restart, succeed
 from rljob_operator.policies.servers import run_servers
+from rljob_operator.policies.service import sleep_when_idle
 from rljob_operator.policies.stranded import release_stranded
 
 POLICIES: tuple[Policy, ...] = (
     consume_request,  # a request of `kubectl rljob`, once
     expire_override,  # a suspend or resume request, when spec.suspend changes
+    sleep_when_idle,  # a service that nobody asks for anything, until somebody does
     replace_token,  # if a pod lacks it, or two hold different ones
     replace_account,  # if it was deleted: the pods whose tokens went with it
     judge_nodes,  # that failures point at or whose owner wants them to be left: avoided, or needed

@@ -24,6 +24,7 @@ from rljob_operator.policies.nodes import leaves_later, needed, why
 from rljob_operator.policies.placement import on_nodes, refusal_message, unscheduled
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.policies.servers import server_name, unready
+from rljob_operator.policies.service import service_status
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]
@@ -196,21 +197,22 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     wanted = {role: count // server_nodes(spec, role) if spec else count for role, count in pods.items()}
     spares = _spares(s, status)
     progress = status.progress
-    if spec and not progress.text:
+    if spec and spec.task != "service" and not progress.text:
         steps = spec.train.steps or 0  # with `epochs`, the trainer reports them
         progress = ProgressStatus(steps=steps, text=f"0/{steps or '?'}")
     whole = {role for role in wanted if spec and server_nodes(spec, role) > 1}
     counted = {
         role: _servers(s, status, role, 0 if freed else count)
         if role in whole
-        else _role(s, role, 0 if freed else count, spares)
+        else _role(s, role, 0 if freed and (status.outcome or not names.stays(role)) else count, spares)
         for role, count in wanted.items()
     }
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
-    workers = counted.pop(names.ROLE_WORKER, RoleStatus())
+    workers, gateway = counted.pop(names.ROLE_WORKER, RoleStatus()), counted.pop(names.ROLE_GATEWAY, RoleStatus())
     pools = {role: found for role, found in counted.items() if role not in gangs}
     found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
+    found |= {"gateway": gateway, "service": service_status(s, status)}
     return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
 
 
@@ -262,7 +264,10 @@ def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
     return RoleStatus(ready=ready, desired=desired, text=text, selector=selector)
 
 
-DISPLAY = ("trainer", "spares", "gangs", "rollout", "workers", "pools", "message", "conditions", "accounting")
+DISPLAY = (
+    *("trainer", "spares", "gangs", "rollout", "workers", "gateway", "pools"),
+    *("service", "message", "conditions", "accounting"),
+)
 OBSERVATIONAL = (
     *DISPLAY,
     "state",

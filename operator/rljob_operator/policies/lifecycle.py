@@ -39,7 +39,7 @@ def consume_request(s: Snapshot, status: JobStatus) -> Change:
 def _override(s: Snapshot, status: JobStatus, suspend: bool) -> Change:
     if status.outcome:
         return _refuse(status, f"the job has ended ({status.outcome}); only a resume from a checkpoint opens it again")
-    return Change(set_(status, override=Override(suspend=suspend, spec_suspend=s.spec_suspend)))
+    return Change(set_(status, override=Override(suspend=suspend, spec_suspend=s.spec_suspend), asleep=False))
 
 
 def _restart(s: Snapshot, status: JobStatus) -> Change:
@@ -80,7 +80,7 @@ def _refuse_unreadable(status: JobStatus, text: str, error: ValidationError) -> 
 
 
 def is_suspension_wanted(s: Snapshot, status: JobStatus) -> bool:
-    """By a request, else by spec.suspend."""
+    """By a request, else by spec.suspend; or since a service is asleep."""
     return status.wants_suspend(s.spec_suspend)
 
 
@@ -104,9 +104,10 @@ def free_pods(s: Snapshot, status: JobStatus) -> Change:
 
 
 def has_pods_to_lose(s: Snapshot, status: JobStatus) -> bool:
-    """Whether freed pods are left that are not being deleted yet. Their StatefulSet was scaled to 0 and deletes them even if scaled up again, so
-    an attempt that opened on them would lose them."""
-    return (status.suspended or bool(status.outcome)) and not all(p.deleting for p in s.pods)
+    """Whether freed pods are left that are not being deleted yet, besides a gateway, which stays until the job has ended. Their StatefulSet was
+    scaled to 0 and deletes them even if scaled up again, so an attempt that opened on them would lose them."""
+    freed = (p for p in s.pods if status.outcome or not names.stays(p.role))
+    return (status.suspended or bool(status.outcome)) and not all(p.deleting for p in freed)
 
 
 def enforce_active_deadline(s: Snapshot, status: JobStatus) -> Change:

@@ -119,6 +119,8 @@ def _message(s: Snapshot, status: JobStatus) -> str:
         return "; ".join(one_line(p.message) for p in s.conflicts)
     if status.suspended and not is_suspension_wanted(s, status):
         return f"resumes {resume_point(status)} when its former pods are gone"
+    if status.suspended and status.asleep:
+        return "asleep, since nobody has asked for anything for spec.service.idleSeconds; the next request wakes it"
     if status.suspended:
         return f"suspended {resume_point(status)}; resume it with `kubectl rljob resume {s.job.name}`"
     return _of_waiting_job(s, status)

@@ -51,7 +51,7 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
     status = set_(
         status,
         checkpoint=checkpoint,
-        restarts=_stable(status, progress),
+        restarts=_stable(s, status, progress),
         resume_step=_resume_step(status, progress),
         lost_steps=status.lost_steps + _lost(old, progress, status),
         first_step_at=status.first_step_at or (stamp(s.now) if progress.step > (progress.started_from or 0) else ""),
@@ -65,8 +65,9 @@ def record_progress(s: Snapshot, status: JobStatus) -> Change:
 
 
 def _started(p: Progress) -> bool:
-    """Whether the attempt has chosen its checkpoint. Before that it knows nothing of the run, and the former progress is kept."""
-    return p.started_from is not None
+    """Whether the attempt has chosen its checkpoint, or serves clients, who have their own. Before that it knows nothing of the run, and the former
+    progress is kept."""
+    return p.started_from is not None or p.phase == "serving"
 
 
 def _loading(p: Progress, old: ProgressStatus, now: float) -> ProgressStatus:
@@ -79,7 +80,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         attempt=attempt,
         step=p.step,
         steps=steps,
-        text=f"{p.step}/{steps}",
+        text=f"{p.step}/{steps}" if steps else "",
         phase=p.phase,
         policy_step=p.policy_step,
         metric=next((f"{word} {p.metrics[name]:.3f}" for word, name in MAIN_METRICS if name in p.metrics), ""),
@@ -140,11 +141,14 @@ def _urgent(p: ProgressStatus) -> tuple[object, ...]:
     return (p.attempt, p.started_from, p.export, p.evaluation, p.backend, coarse_phase(p.phase), p.steps, p.warnings)
 
 
-def _stable(status: JobStatus, p: Progress) -> Restarts:
-    """Resets the counts of restarts in a row once an attempt has made, and saved, STABLE_STEPS steps."""
+def _stable(s: Snapshot, status: JobStatus, p: Progress) -> Restarts:
+    """Resets the counts of restarts in a row once an attempt has made, and saved, STABLE_STEPS steps, or has answered so many requests of clients
+    that no other one had."""
     assert status.attempt is not None
     saved = any(c.attempt == status.attempt.number for c in p.checkpoints)
-    if saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS:
+    answered = s.service.answered if s.service and s.service.attempt == status.attempt.number else 0
+    stepped = saved and p.started_from is not None and p.step - p.started_from >= STABLE_STEPS
+    if stepped or answered >= STABLE_STEPS:
         return status.restarts.model_copy(update={"counted": 0, "uncounted": 0})
     return status.restarts
 

@@ -4,7 +4,7 @@ The job keeps its place in the queue, which follows from its priority and age. A
 released ones onto nodes when all of them fit. Others would bring some of them back at once, so the job has no pods for another strandedSeconds.
 """
 
-from rljob_api import reasons
+from rljob_api import names, reasons
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache.pods import Pod
@@ -38,7 +38,7 @@ def _release(s: Snapshot, status: JobStatus, why: str) -> Change:
     attempt, spec = status.attempt, s.spec_of(status.attempt)
     if attempt and is_open(attempt):
         return Change(set_(status, attempt=drained(attempt, reasons.STRANDED, s.now)))
-    pods = tuple(pod for pod in s.pods if frees_its_node(s, pod))
+    pods = tuple(pod for pod in s.pods if frees_its_node(s, pod) and not names.stays(pod.role))
     event = Event("Warning", reasons.STRANDED, f"{_count(pods)} and starts again with the whole gang: {why}")
     status = set_(status, stranded_since="")
     if status.placement:

@@ -9,7 +9,7 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, is_open
-from rljob_operator.render.access import access, network_policy
+from rljob_operator.render.access import access, gateway_policy, gateway_service, network_policy
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
@@ -26,13 +26,14 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     if status.cleaned_up:
         return []
     if spec is None:
-        return _scaled_to_zero(s) if freed else []
+        return _scaled_to_zero(s, status) if freed else []
     # While an attempt is open, templates stay as they are, even if the operator was updated, and only servers and spares may come and go
     in_use = is_open(status.attempt)
     sizes = _sizes(s, status)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
     objects = access(s.job, list(reports), s.policy.service_account.annotations)
     objects += [network_policy(s.job)] if s.network_policy else []
+    objects += _for_clients(s, spec)
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
     sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
@@ -46,8 +47,22 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
             objects += [] if fixed else [resized(s.job, live, role, sizes[role])]
         elif live is not None or role in absent:
             template = newest_templates(s, spec, status)[role]
-            objects.append(stateful_set(s.job, role, 0 if freed else sizes[role], template))
+            leaves = freed and not _remains(status, role)
+            objects.append(stateful_set(s.job, role, 0 if leaves else sizes[role], template))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
+
+
+def _for_clients(s: Snapshot, spec: RLJobSpec) -> list[Object]:
+    """The Service of a gateway, and who may connect to it."""
+    if names.ROLE_GATEWAY not in spec.pods:
+        return []
+    policies = [gateway_policy(s.job, bool(spec.service.keys))] if s.network_policy else []
+    return [gateway_service(s.job), *policies]
+
+
+def _remains(status: JobStatus, role: str) -> bool:
+    """Whether pods of the role stay although the job has no pods otherwise."""
+    return names.stays(role) and not status.outcome
 
 
 def _token(
@@ -74,9 +89,9 @@ def scheduler_objects(job: RLJobMeta, spec: RLJobSpec) -> list[Object]:
     return [obj | {"metadata": metadata(job, obj["metadata"]["name"])} for obj in objects]
 
 
-def _scaled_to_zero(s: Snapshot) -> list[Object]:
+def _scaled_to_zero(s: Snapshot, status: JobStatus) -> list[Object]:
     """The StatefulSets of a job whose spec is invalid: when it is suspended or has ended, it still frees its pods."""
-    return [resized(s.job, live, role, 0) for role, live in _sets(s).items()]
+    return [resized(s.job, live, role, 0) for role, live in _sets(s).items() if not _remains(status, role)]
 
 
 def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
@@ -92,7 +107,9 @@ def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
         return {}
     sizes = {role: max(found, default=-1) + 1 for role, found in current.ordinals.items()}
     waits = _waits_for_nodes(s, status, current.spec)
-    return {role: 0 if waits and not names.is_placed(role) else size for role, size in sizes.items()}
+    return {
+        role: 0 if waits and not (names.is_placed(role) or names.stays(role)) else size for role, size in sizes.items()
+    }
 
 
 def _waits_for_nodes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> bool:

@@ -48,13 +48,34 @@ def network_policy(job: RLJobMeta) -> dict[str, Any]:
     another NetworkPolicy on the label `rljob.dev/job`.
     """
     ours = {"matchLabels": names.labels(job.name)}
+    return _network_policy(job, names.pods(job.name), ours, {"from": [{"podSelector": ours}]})
+
+
+def gateway_policy(job: RLJobMeta, has_keys: bool) -> dict[str, Any]:
+    """A NetworkPolicy by which clients may connect to the gateway of a service, at its port for them: from anywhere, if they need a key, else from
+    pods of the job's namespace."""
+    clients = {"ports": [{"protocol": "TCP", "port": names.GATEWAY_PORT}]} | (
+        {} if has_keys else {"from": [{"podSelector": {}}]}
+    )
+    labels = {"matchLabels": names.labels(job.name, names.ROLE_GATEWAY)}
+    return _network_policy(job, names.gang(job.name, names.ROLE_GATEWAY), labels, clients)
+
+
+def _network_policy(job: RLJobMeta, name: str, pods: dict[str, Any], admitted: dict[str, Any]) -> dict[str, Any]:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(job, names.pods(job.name)),
-        "spec": {
-            "podSelector": ours,
-            "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": ours}]}],
-        },
+        "metadata": metadata(job, name),
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": [admitted]},
+    }
+
+
+def gateway_service(job: RLJobMeta) -> dict[str, Any]:
+    """The Service by which clients find the gateway, whichever pod it is."""
+    port = {"name": "http", "protocol": "TCP", "port": names.GATEWAY_PORT, "targetPort": names.GATEWAY_PORT}
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, names.gang(job.name, names.ROLE_GATEWAY)),
+        "spec": {"selector": names.labels(job.name, names.ROLE_GATEWAY), "ports": [port]},
     }

@@ -8,6 +8,7 @@ from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_operator.model.ordinals import target
 from rljob_operator.model.servers import answering_head, group
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.meta import metadata
@@ -50,9 +51,17 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
+        gateway=_gateway(s, status),
         servers=[group(s.job.name, server) for server in status.servers if server.parts],
         spec=spec,
     )
+
+
+def _gateway(s: Snapshot, status: JobStatus) -> str:
+    """Where the driver asks for work. The pod need not be ready: it serves once it reads that it is the one."""
+    wanted = current.ordinals.get(names.ROLE_GATEWAY, []) if (current := target(s, status)) else []
+    pods = (p for p in s.of(names.ROLE_GATEWAY) if p.ordinal in wanted and p.running and p.ip and not p.deleting)
+    return next((http_url(p.ip, names.GATEWAY_WORK_PORT) for p in pods if p.lost_since is None), "")
 
 
 def _answering(s: Snapshot, status: JobStatus, spec: RLJobSpec, role: str) -> list[RolloutEndpoint]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.pod_patch import NO_PATCH, PodPatch
+from rljob_api.rules.volumes import volumes_of
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
@@ -14,7 +15,7 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers import scheduler_of
-from rljob_operator.schedulers.base import avoiding
+from rljob_operator.schedulers.base import PodSettings, avoiding
 from rljob_operator.schedulers.builtin.gate import has_gate
 
 
@@ -63,7 +64,7 @@ def template_hash(template: Mapping[str, Any]) -> str:
 
 
 def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
-    t = spec.template(role)
+    t, grouped = spec.template(role), not names.stays(role)
     pod = {
         "serviceAccountName": names.pods(job.name),
         "automountServiceAccountToken": True,
@@ -76,17 +77,17 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "resourceClaims": list(t.resource_claims),
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
-        "schedulerName": spec.scheduling.scheduler_name or spec.scheduling.facts.scheduler_name or None,
+        "schedulerName": spec.scheduling.scheduler_name or (grouped and spec.scheduling.facts.scheduler_name) or None,
         "securityContext": {
             "runAsNonRoot": True,
             **{k: v for k, v in spec.pod_security.dump().items() if v != []},
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(job, spec, role, token)],
-        "volumes": _volumes(spec, spec.pods[role].shm_size),
+        "volumes": _volumes(spec, role),
         "schedulingGates": [{"name": names.GATE}] if has_gate(spec, role) else [],
     }
-    scheduler = scheduler_of(spec).pod_settings(job, spec, role)
+    scheduler = scheduler_of(spec).pod_settings(job, spec, role) if grouped else PodSettings()
     labels = t.labels | scheduler.labels | names.labels(job.name, role)
     nodes = server_nodes(spec, role)
     parts = {names.ANNOTATION_NODES: str(nodes)} if nodes > 1 else {}
@@ -111,10 +112,12 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": _mounts(spec),
+        "volumeMounts": _mounts(spec, role),
     }
-    if not names.is_model_role(role):
-        container |= _serving()
+    if role == names.ROLE_GATEWAY:
+        container |= _serving(names.GATEWAY_PORT, names.GATEWAY_WORK_PORT)
+    elif not names.is_model_role(role):
+        container |= _serving(names.ROLLOUT_PORT, names.ROLLOUT_PORT)
     return {k: v for k, v in container.items() if v not in ([], {})}
 
 
@@ -132,19 +135,19 @@ def _add_claims(template: dict[str, Any], claims: Sequence[Mapping[str, Any]]) -
 def _command(role: str) -> list[str]:
     if names.is_model_role(role):
         return ["launch"]
-    return [role] if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ["pool", role]
+    return [role] if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER, names.ROLE_GATEWAY) else ["pool", role]
 
 
-def _serving() -> dict[str, Any]:
-    """The port and the readiness probe of a server, or of workers. No liveness probe: loading may take long, and a failed probe only keeps traffic
-    away."""
+def _serving(port: int, probed: int) -> dict[str, Any]:
+    """The port and the readiness probe of a server, of workers, or of a gateway. No liveness probe: loading may take long, and a failed probe only
+    keeps traffic away."""
     probe = {
-        "httpGet": {"path": "/health", "port": names.ROLLOUT_PORT},
+        "httpGet": {"path": "/health", "port": probed},
         "periodSeconds": 2,
         "timeoutSeconds": 5,
         "failureThreshold": 3,
     }
-    return {"ports": [{"name": "http", "containerPort": names.ROLLOUT_PORT}], "readinessProbe": probe}
+    return {"ports": [{"name": "http", "containerPort": port}], "readinessProbe": probe}
 
 
 def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict[str, Any]]:
@@ -175,19 +178,19 @@ def _field(path: str) -> dict[str, Any]:
     return {"fieldRef": {"fieldPath": path}}
 
 
-def _volumes(spec: RLJobSpec, shm_size: str) -> list[dict[str, Any]]:
+def _volumes(spec: RLJobSpec, role: str) -> list[dict[str, Any]]:
     return [
         {"name": "rljob-work", "emptyDir": {}},
         {"name": "rljob-tmp", "emptyDir": {}},
-        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm_size}},
-        *({"name": v.name, **v.source} for v in spec.volumes),
+        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.pods[role].shm_size}},
+        *({"name": v.name, **v.source} for v in volumes_of(spec, role)),
     ]
 
 
-def _mounts(spec: RLJobSpec) -> list[dict[str, Any]]:
+def _mounts(spec: RLJobSpec, role: str) -> list[dict[str, Any]]:
     return [
         {"name": "rljob-work", "mountPath": names.WORK_DIR},
         {"name": "rljob-tmp", "mountPath": "/tmp"},
         {"name": "rljob-shm", "mountPath": "/dev/shm"},
-        *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in spec.volumes),
+        *({"name": v.name, "mountPath": v.mount_path, "readOnly": v.read_only} for v in volumes_of(spec, role)),
     ]

@@ -1,7 +1,7 @@
 """Kueue: all pods of a job are one plain pod group, over all StatefulSets. Labels and annotations are those of Kueue 0.19."""
 
 from rljob_api import names
-from rljob_api.sizing.layout import pods_of, server_nodes
+from rljob_api.sizing.layout import grouped_pods, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.schedulers.base import PodSettings, Scheduler
@@ -23,7 +23,7 @@ class Kueue(Scheduler):
             f"{KUEUE}/pod-group-name": names.pod_group(job.name),
         }
         annotations = {
-            f"{KUEUE}/pod-group-total-count": str(sum(pods_of(spec).values())),
+            f"{KUEUE}/pod-group-total-count": str(sum(grouped_pods(spec).values())),
             f"{KUEUE}/pod-group-serving": "true",
         }
         if levels := spec.scheduling.topology_levels:

@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import numpy as np
 
-from rljob_api.protocol import Control, RolloutEndpoint
+from rljob_api.protocol import Control
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.channel import Arrays
 from rljob_trainer.wire.gateway import DONE, DRAINING, DRIVER, JOB, NEXT, NEXT_SECONDS, TICKET
@@ -29,16 +29,15 @@ class ServiceDriver(ServiceCalls):
     def __init__(self, control: Control, token: str, progress: ProgressFile) -> None:
         """Must be created inside the event loop."""
         self._attempt, self._progress = control.attempt, progress
-        self._rollouts: Sequence[RolloutEndpoint] = control.rollouts
-        self._command = control.command
+        self._control = control
         self._ticket = ""
         headers = {JOB: control.job_uid, ATTEMPT_HEADER: str(control.attempt), DRIVER: secrets.token_hex(8)}
         authorization = {"Authorization": f"Bearer {token}"}
-        self._session = aiohttp.ClientSession(control.gateway, headers=headers | authorization)
+        self._session = aiohttp.ClientSession(headers=headers | authorization)
 
     async def apply(self, control: Control) -> None:
         """A new control message."""
-        self._rollouts, self._command = control.rollouts, control.command
+        self._control = control
 
     def heartbeat(self, count: int) -> None:
         self._progress.heartbeat(count)
@@ -52,7 +51,7 @@ class ServiceDriver(ServiceCalls):
 
     async def next(self) -> NextWork:
         self._progress.heartbeat()  # an idle service is not stalled
-        draining = self._command == "drain"
+        draining = self._control.command == "drain"
         answer = await self._ask(draining)
         if answer is None:
             return {"over": "drained"} if draining else {}
@@ -61,7 +60,8 @@ class ServiceDriver(ServiceCalls):
 
     async def done(self, arrays: dict[str, Array]) -> None:
         headers = {TICKET: self._ticket}
-        await self._until(lambda: self._session.post(DONE, data=arrays["result"].tobytes(), headers=headers))
+        body = arrays["result"].tobytes()
+        await self._until(lambda: self._session.post(self._url(DONE), data=body, headers=headers))
 
     async def end(self) -> None:
         self._progress.update(phase="finishing")
@@ -70,12 +70,18 @@ class ServiceDriver(ServiceCalls):
     async def close(self) -> None:
         await self._session.close()
 
+    def _url(self, path: str) -> str:
+        """At the gateway that there is now. Raises ConnectionError while there is none."""
+        if not self._control.gateway:
+            raise aiohttp.ClientConnectionError("it does not run")
+        return self._control.gateway + path
+
     async def _ask(self, draining: bool) -> tuple[str, bytes] | None:
         """The ticket and body of the next piece. None: there is none now, or the gateway does not answer."""
-        body = {"rollouts": [endpoint.dump() for endpoint in self._rollouts]}
+        body = {"rollouts": [endpoint.dump() for endpoint in self._control.rollouts]}
         parameters = {DRAINING: ""} if draining else {}
         try:
-            async with self._session.post(NEXT, json=body, params=parameters) as response:
+            async with self._session.post(self._url(NEXT), json=body, params=parameters) as response:
                 _check(response, self._attempt)
                 found = await response.read()
                 return (response.headers[TICKET], found) if response.status == 200 else None

@@ -13,9 +13,11 @@ from rljob_trainer.gateway.keys import Keys
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GatewayService
+from rljob_trainer.gateway.status import keep_reporting
 from rljob_trainer.gateway.wire.routes import Routes
 from rljob_trainer.gateway.work import WorkRoutes
 from rljob_trainer.textfile import read_text
+from rljob_trainer.wire.launcher_files import follow_control
 
 SWEEP_SECONDS = 5.0
 CONTROL_SECONDS = 0.2
@@ -28,13 +30,14 @@ DIRECTORY = "service"
 log = logging.getLogger(__name__)
 
 
-async def run(channel: Path, token: str, address: str, port: int, work_port: int) -> None:
-    """Serve clients at `port` and the driver at `work_port` until SIGTERM. `channel`: the directory with the control message."""
+async def run(channel: Path, token: str, address: str | None, port: int, work_port: int) -> None:
+    """Serve clients at `port` and the driver at `work_port` until SIGTERM. `channel`: the directory with the control message; `address`: None: all,
+    IPv4 and IPv6."""
     control = await _control(channel / names.CONTROL_KEY)
     spec = control.spec
     service = await asyncio.to_thread(_opened, control)
     servers = SamplingServers(token)
-    samples = Samples(servers.sample)
+    samples = Samples(servers.sample, service.desk.tally.sampled)
     keys = Keys(Path(spec.service.keys) if spec.service.keys else None)
     clients = Routes(service, samples, keys, spec.service.name or spec.model.path).app
     driver = WorkRoutes(service.desk, servers, control.job_uid, token).app
@@ -42,13 +45,16 @@ async def run(channel: Path, token: str, address: str, port: int, work_port: int
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     runners = [await _serve(clients, address, port), await _serve(driver, address, work_port)]
     log.info("serving at port %d", port)
-    sweeping = asyncio.create_task(_sweep(service, samples))
+    reporting, following = keep_reporting(channel, service, samples), _follow(channel, servers)
+    parts = (_sweep(service, samples), reporting, following, ended.wait())
+    tasks = [asyncio.ensure_future(part) for part in parts]
     try:
-        await asyncio.wait({sweeping, asyncio.create_task(ended.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        if sweeping.done():
-            sweeping.result()
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        sweeping.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         await samples.close()
 
@@ -63,7 +69,14 @@ async def _control(file: Path) -> Control:
     return Control.model_validate_json(text)
 
 
-async def _serve(app: web.Application, address: str, port: int) -> web.AppRunner:
+async def _follow(channel: Path, servers: SamplingServers) -> None:
+    """No driver says so when its servers are gone with it."""
+    async for control in follow_control(channel):
+        if not control.rollouts:
+            servers.follow(control.attempt, ())
+
+
+async def _serve(app: web.Application, address: str | None, port: int) -> web.AppRunner:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=GOODBYE_SECONDS)
     await runner.setup()
     await web.TCPSite(runner, address, port).start()

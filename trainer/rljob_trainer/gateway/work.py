@@ -15,7 +15,7 @@ LARGEST = 2**31
 
 
 class WorkRoutes:
-    """An application of aiohttp for one job."""
+    """An application of aiohttp for one job. `/health` answers anybody: the kubelet."""
 
     def __init__(self, desk: Desk, servers: SamplingServers, job_uid: str, token: str) -> None:
         self._desk, self._servers, self._job, self._bearer = desk, servers, job_uid, f"Bearer {token}".encode()
@@ -23,9 +23,10 @@ class WorkRoutes:
         self.app = web.Application(client_max_size=LARGEST)
         self.app.router.add_post(NEXT, self._next)
         self.app.router.add_post(DONE, self._done)
+        self.app.router.add_get("/health", self._health)
 
     async def _next(self, request: web.Request) -> web.Response:
-        attempt = self._admitted(request)
+        self._desk.tally.attempt = attempt = self._admitted(request)
         listed = [RolloutEndpoint.model_validate(e) for e in (await request.json())["rollouts"]]
         self._servers.follow(attempt, listed)
         draining = DRAINING in request.query
@@ -38,6 +39,9 @@ class WorkRoutes:
         self._admitted(request)
         await self._desk.done(request.headers[TICKET], await request.read())
         return web.Response(status=204)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
 
     def _admitted(self, request: web.Request) -> int:
         """The attempt of a driver that may ask."""

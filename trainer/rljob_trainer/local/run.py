@@ -90,6 +90,7 @@ class Here:
         self._uid = uuid.uuid4().hex
         self._address = loopback()
         counts = pods_of(self._spec) | gang_sizes(self._spec)  # here there are no spares
+        counts.pop(names.ROLE_GATEWAY, None)
         self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
