@@ -38,6 +38,10 @@ class ReplicaLost(RuntimeError):
     """The replica did not answer the request; another one should be asked."""
 
 
+class ReplicaUnreachable(ReplicaLost):
+    """Nothing listens at its address, or nothing answers there: the request has not reached it."""
+
+
 class Unauthorized(ReplicaLost):
     """401: the replica has another token. The Secret has changed since one of the two pods started, or the address belongs to another pod now."""
 
@@ -89,6 +93,8 @@ class Generation:
     """For prompt and response; see Trajectory.routed_experts."""
     later: Sequence[tuple[int, int]] = ()
     """See Completion.later."""
+    guesses: tuple[int, int] = (0, 0)
+    """See Completion.guesses."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -169,6 +175,8 @@ class RolloutClient:
                 text = await response.text()
                 if response.status == 409:
                     raise AttemptSuperseded(self._attempt, int((await response.json())["attempt"]))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ReplicaUnreachable(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
         said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"
@@ -202,4 +210,4 @@ def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     found = decode(body)
     if len(found) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in found):
         raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[r.finish_reason for r in found]}")
-    return [Generation(*r[:3], policy_step, r.routed_experts, r.later) for r in found]  # type: ignore[arg-type]
+    return [Generation(*r[:3], policy_step, r.routed_experts, r.later, r.guesses) for r in found]  # type: ignore[arg-type]
