@@ -44,7 +44,7 @@ class Lab:
     def start_untrained(self, name: str, **changes: object) -> Job:
         """The example with a model of random numbers: where nothing is to be learnt, nothing has to be prepared for long."""
         start = f"/data/starts/{name}"
-        self.kube.execute(WORKBENCH, "python", "-c", UNTRAINED, start, timeout=120)
+        self.kube.execute(WORKBENCH, "python", "-c", UNTRAINED, start, timeout=300)
         data = {"train": [f"{start}/data/train.parquet"], "validation": []}
         own: Object = {"model": {"path": f"{start}/untrained"}, "data": data, "evaluation": None}
         return self.start(name, **(own | changes))
