@@ -99,6 +99,7 @@ MASTER_PORT_FIRST = 29500
 MASTER_PORT_COUNT = 100
 SERVICE_PORT_FIRST = 29600
 SERVER_PORT_FIRST = 29700
+SERVER_RPC_PORT_FIRST = 29800
 GATEWAY_PORT = 8470
 """Where a service answers its clients."""
 GATEWAY_WORK_PORT = 8471
@@ -217,6 +218,11 @@ def server(job: str, role: str, index: int) -> str:
 def server_port(generation: int) -> int:
     """Where the pods of such a server meet; of a generation's own for the same reason."""
     return SERVER_PORT_FIRST + generation % MASTER_PORT_COUNT
+
+
+def server_rpc_port(generation: int) -> int:
+    """Where engines of data-parallel copies find the API server of such a server; of a generation's own for the same reason."""
+    return SERVER_RPC_PORT_FIRST + generation % MASTER_PORT_COUNT
 
 
 # Files under spec.checkpoint.path, on the job's volume

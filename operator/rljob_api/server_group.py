@@ -29,3 +29,5 @@ class ServerGroup(Wire):
     """In the order of their ranks."""
     master_port: int
     """Port at which the head's workers meet those of the other pods; of a generation's own, so that a stale part cannot join its successor."""
+    rpc_port: int
+    """Port at which the engines of data-parallel copies find the head's API server when they start; of a generation's own, too."""

@@ -12,8 +12,17 @@ SERVERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"nodes": 3, "tensorParallel": 2, "pipelineParallel": 2}, "nodes"),
     ({"tensorParallel": 64, "pipelineParallel": 2}, "nodes"),
     ({"pipelineParallel": 2, "expertParallel": True}, "expertParallel"),
+    ({"nodes": 4, "tensorParallel": 2, "dataParallel": 2}, "nodes"),
+    ({"pipelineParallel": 2, "dataParallel": 2}, "dataParallel"),
 )
 """Servers that no number of pods can be made of."""
+
+WHOLE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({}, {"algorithm": {"rolloutCorrection": {"routerReplay": "rollout"}}}),
+    ({"interrupt": "keep"}, {"train": {"staleness": 2}, "algorithm": CORRECTED}),
+    ({}, {"model": {"lora": {"sync": "adapters"}}}),
+)
+"""What needs servers of one stage, without copies: more of their section, and of others."""
 
 BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rewards": []}, "spec.rewards"),
@@ -53,6 +62,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.nodes",
     ),
     ({"rollout": COLOCATED | {"pipelineParallel": 2}}, "spec.rollout.pipelineParallel"),
+    ({"rollout": COLOCATED | {"dataParallel": 2}}, "spec.rollout.dataParallel"),
     *(
         broken
         for servers, name in SERVERS
@@ -61,24 +71,10 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
             ({"pools": [POOL | servers], "rewards": [{"vllm": {"pool": "judge"}}]}, f"spec.pools[0].{name}"),
         )
     ),
-    (
-        {
-            "rollout": {"pipelineParallel": 2},
-            "algorithm": {"rolloutCorrection": {"routerReplay": "rollout"}},
-        },
-        "spec.rollout.pipelineParallel",
-    ),
-    (
-        {
-            "rollout": {"pipelineParallel": 2, "interrupt": "keep"},
-            "train": {"staleness": 2},
-            "algorithm": CORRECTED,
-        },
-        "spec.rollout.pipelineParallel",
-    ),
-    (
-        {"rollout": {"pipelineParallel": 2}, "model": {"lora": {"sync": "adapters"}}},
-        "spec.rollout.pipelineParallel",
+    *(
+        ({"rollout": {cut: 2} | rollout} | needed, f"spec.rollout.{cut}")
+        for cut in ("pipelineParallel", "dataParallel")
+        for rollout, needed in WHOLE
     ),
     ({"rollout": COLOCATED, "train": {"staleness": 1}, "algorithm": CORRECTED}, "spec.train.staleness"),
     (

@@ -200,6 +200,19 @@ T = "spec.rollout.tensorParallel"
             "spec.rollout.expertParallel",
             "the model has no experts",
         ),
+        (DENSE, {"dataParallel": 2}, "spec.rollout.dataParallel", "the model has no experts, so copies of it"),
+        (
+            EXPERTS | {"moe_intermediate_size": 30},
+            {"dataParallel": 4},
+            "spec.rollout.dataParallel",
+            "moe_intermediate_size = 30 of the model is not divisible by tensorParallel x dataParallel = 4",
+        ),
+        (
+            EXPERTS,
+            {"dataParallel": 16, "expertParallel": True},
+            "spec.rollout.expertParallel",
+            "tensorParallel x dataParallel = 16 GPUs would share",
+        ),
         (DENSE | {"num_key_value_heads": 3}, {"tensorParallel": 2}, T, "num_key_value_heads = 3 of the model must be"),
         (DENSE | {"intermediate_size": 90}, {"tensorParallel": 4}, T, "intermediate_size = 90 of the model is not"),
         (EXPERTS | {"moe_intermediate_size": 30}, {"tensorParallel": 4}, T, "moe_intermediate_size = 30 of the model"),
@@ -225,7 +238,7 @@ def test_positions_are_those_that_vllm_counts() -> None:
     assert check(short | {"rope_scaling": yarn}) != [], "the factor is in max_position_embeddings already"
     allowed = make_spec(env=[{"name": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "value": "1"}])
     assert not list(model_violations(allowed, short))
-    whole = make_spec(rollout={"tensorParallel": 4, "expertParallel": True})
+    whole = make_spec(rollout={"tensorParallel": 2, "dataParallel": 2, "expertParallel": True})
     assert not list(model_violations(whole, EXPERTS | {"moe_intermediate_size": 30}))
 
 

@@ -116,7 +116,7 @@ def test_gpus_of_a_pool_follow_from_its_servers() -> None:
     spec = pooled({"tensorParallel": 4, "template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}})
     (violation,) = validate(spec | {"trainer": gpu}, "demo").violations
     assert violation.field == "spec.pools[0].template.resources.limits.nvidia.com/gpu"
-    assert violation.rule == "is set by spec.pools[0]: tensorParallel x pipelineParallel / nodes"
+    assert violation.rule == "is set by spec.pools[0]: tensorParallel x pipelineParallel x dataParallel / nodes"
     whole = make_spec(**(pooled({"tensorParallel": 4}) | {"trainer": gpu}))
     assert whole.container_resources("judge") == {"limits": {"nvidia.com/gpu": "4"}}
 

@@ -1,16 +1,15 @@
 """Servers that consist of several pods: how many there are, and what each has, holds and sends."""
 
-from typing import Any
-
 import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.sizing import network
 from rljob_api.sizing.arrival import arrival
-from rljob_api.sizing.layout import pods_of, required_pods, required_servers, wanted_servers
+from rljob_api.sizing.layout import pods_of, required_pods, required_servers, servers_per_pod, wanted_servers
 from rljob_api.sizing.memory import GIB, cache_memory, rollout_memory
 from rljob_api.sizing.replica import parameters, sent_per_token
+from rljob_api.sizing.serving import sequences
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.servers import Servers
@@ -40,6 +39,8 @@ def test_a_pod_has_its_share_of_the_gpus_of_its_server() -> None:
         ("master-addr", "10.0.0.1", "nodes"),
         ("tensor-parallel-size", 2, "tensorParallel"),
         ("pipeline-parallel-size", 2, "pipelineParallel"),
+        ("data-parallel-size", 2, "dataParallel"),
+        ("data-parallel-rpc-port", 2, "dataParallel"),
         ("enable-expert-parallel", True, "expertParallel"),
     ],
 )
@@ -53,36 +54,45 @@ def test_arguments_of_vllm_that_cut_a_server_are_fields(key: str, value: object,
     }
 
 
-@pytest.mark.parametrize("key", ["data-parallel-size", "data-parallel-rpc-port"])
-def test_data_parallel_copies_inside_of_a_server_are_refused_by_name(key: str) -> None:
-    (found,) = validate(raw_spec(rollout={"vllmArgs": {key: 2}}), "demo").violations
-    assert found.rule == (
-        "this key is set by spec.rollout.replicas: nothing shows that updates reach data-parallel copies inside of one server"
-    )
-
-
 def test_a_server_whose_gpus_its_pods_cannot_share_is_refused_with_its_numbers() -> None:
     spec = raw_spec(rollout={"nodes": 3, "tensorParallel": 4, "pipelineParallel": 2})
     (violation,) = validate(spec, "demo").violations
     assert str(violation) == (
-        "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4 and pipelineParallel = 2, "
-        "cannot be shared equally by so many pods; choose a divisor of that product"
+        "spec.rollout.nodes = 3: the GPUs of a server, the product of tensorParallel = 4, pipelineParallel = 2 and "
+        "dataParallel = 1, cannot be shared equally by so many pods; choose a divisor of that product"
     )
 
 
-@pytest.mark.parametrize("section", ["rollout", "pools[0]"])
-def test_experts_are_not_spread_over_cpus(section: str) -> None:
-    spread: dict[str, Any] = {"tensorParallel": 2, "expertParallel": True}
-    pool = {"name": "judge", "model": "/judge"} | (spread if section == "pools[0]" else {})
-    more = {
-        "pools": [pool],
-        "rewards": [{"vllm": {"pool": "judge"}}],
-        "rollout": spread if section == "rollout" else {},
-    }
-    (violation,) = validate(raw_spec(**more), "demo").violations
-    assert (violation.field, violation.value) == (f"spec.{section}.expertParallel", "true")
-    assert "of which a worker then holds a part only" in violation.rule
-    assert validate(raw_spec(**more, trainer={"device": "gpu"}), "demo").valid
+def test_each_pod_has_whole_data_parallel_copies() -> None:
+    """Whether or not the GPUs could be shared by more pods."""
+    spec = raw_spec(rollout={"nodes": 4, "tensorParallel": 2, "dataParallel": 2, "expertParallel": True})
+    (violation,) = validate(spec, "demo").violations
+    assert str(violation) == (
+        "spec.rollout.nodes = 4: each pod of a server with data-parallel copies has as many whole ones as the others, and "
+        "dataParallel = 2; choose a divisor of spec.rollout.dataParallel"
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_experts_are_spread_over_the_gpus_of_all_copies(device: str) -> None:
+    wide = {"nodes": 2, "tensorParallel": 2, "dataParallel": 8, "expertParallel": True}
+    pool = {"name": "judge", "model": "/judge"} | wide
+    spec = raw_spec(rollout=wide, pools=[pool], rewards=[{"vllm": {"pool": "judge"}}], trainer={"device": device})
+    found = validate(spec, "demo").accepted
+    assert found and (found.rollout.gpus, found.rollout.processes_per_pod) == (16, 8)
+    assert (found.rollout.gpus_of_a_copy, found.pools[0].gpus_sharing_experts) == (2, 16)
+
+
+def test_a_colocated_server_has_the_gpus_of_all_its_copies() -> None:
+    rollout = {"placement": "colocated", "tensorParallel": 2, "dataParallel": 2, "sampling": {"maxTokens": 8}}
+    spec = raw_spec(trainer={"processesPerNode": 8}, rollout=rollout)
+    found = validate(spec, "demo").accepted
+    assert found and servers_per_pod(found) == 2
+    (violation,) = validate(raw_spec(trainer={"processesPerNode": 2}, rollout=rollout), "demo").violations
+    assert str(violation) == (
+        "spec.rollout.dataParallel = 2: spec.trainer.processesPerNode = 2 is not divisible by tensorParallel x "
+        "dataParallel, and spec.rollout.tensorParallel = 2; lower it, or raise spec.trainer.processesPerNode"
+    )
 
 
 DENSE = Shape(10, 64, 8, 2, 16, 256, 1000)
@@ -100,10 +110,15 @@ OUTSIDE = 10 * 20_480 + 2 * 49_152 + 8 * 64 * 8 + 128_000
         (DENSE, {"tensorParallel": 2, "pipelineParallel": 4}, (3 * 69_632 + 64_000) / 2),
         (EXPERTS, {"tensorParallel": 4}, (OUTSIDE + 8 * 49_152) / 4),
         (EXPERTS, {"tensorParallel": 4, "expertParallel": True}, (OUTSIDE + 8 * 49_152) / 4),
+        (EXPERTS, {"dataParallel": 4, "expertParallel": True}, OUTSIDE + 8 * 49_152 / 4),
+        (EXPERTS, {"tensorParallel": 2, "dataParallel": 4}, (OUTSIDE + 8 * 49_152 / 4) / 2),
     ],
 )
 def test_a_gpu_of_a_server_holds_its_part_of_its_stage(shape: Shape, sizes: dict, expected: float) -> None:
     assert parameters(Servers.model_validate(sizes), shape) == pytest.approx(expected)
+
+
+SPREAD = {"nodes": 2, "tensorParallel": 2, "dataParallel": 4, "expertParallel": True}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +127,9 @@ def test_a_gpu_of_a_server_holds_its_part_of_its_stage(shape: Shape, sizes: dict
         (DENSE, {"tensorParallel": 8}, 0, 0),
         (DENSE, {"nodes": 4, "tensorParallel": 2, "pipelineParallel": 4}, 256, 128),
         (DENSE, {"nodes": 2, "tensorParallel": 8}, 4 * 128 * 7 / 8 * 10, 4 * 128 * 7 / 8 * 10),
+        (EXPERTS, {"tensorParallel": 2, "dataParallel": 4, "expertParallel": True}, 0, 0),
+        (EXPERTS, SPREAD, 2 * 128 * 7 / 8 * 8, 2 * 128 * 7 / 8 * 8),
+        (EXPERTS, SPREAD | {"expertParallel": False}, 2 * (2 * 128 * 3 / 4 * 8), 2 * 128 * 3 / 4 * 8),
     ],
 )
 def test_pods_of_a_server_send_each_other_activations(shape: Shape, sizes: dict, sent: float, one: float) -> None:
@@ -135,6 +153,15 @@ def test_a_server_has_room_for_more_tokens_where_a_gpu_has_fewer_layers() -> Non
     one, staged = (cache_memory(spec, EXPERTS, GIB) for spec in (over(1), over(2, pipelineParallel=2)))
     assert one.tokens == pytest.approx(one.there / (4 * 10 * 2 * 2 * 16))
     assert staged.tokens == pytest.approx(staged.there / (4 * 5 * 2 * 2 * 16))
+
+
+def test_every_data_parallel_copy_has_room_for_tokens_of_its_own() -> None:
+    """And generates as many samples as a whole server without copies, at most."""
+    one, copied = (cache_memory(spec, EXPERTS, GIB) for spec in (over(1), over(2, dataParallel=2)))
+    assert copied.there == pytest.approx(one.there + 4 * 8 * 49_152 / 2), "it holds half of the experts"
+    assert copied.tokens == pytest.approx(2 * copied.there / (4 * 10 * 2 * 2 * 16))
+    assert copied.wanted == one.wanted / 2
+    assert (sequences(over(1)), sequences(over(2, dataParallel=2))) == (1024, 2048)
 
 
 def test_a_pod_keeps_the_next_policy_of_its_own_gpus() -> None:

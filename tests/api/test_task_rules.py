@@ -43,6 +43,7 @@ VALUES: dict[str, Any] = {
     "rollout.placement": "colocated",
     "rollout.minReplicas": 0,
     **dict.fromkeys((f"rollout.{name}" for name in ("nodes", "tensorParallel", "pipelineParallel")), 2),
+    "rollout.dataParallel": 2,
     "rollout.expertParallel": True,
     "rollout.interrupt": "continue",
     "rollout.sampling": {"maxTokens": 4},

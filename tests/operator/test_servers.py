@@ -91,6 +91,7 @@ async def test_a_lost_pod_takes_its_server_down_and_up_as_a_whole_and_nothing_el
     assert {name for name in before if after[name] != before[name]} == {f"demo-rollout-{lost}"}
     again = groups(world)["demo-rollout-1"]
     assert again.generation == 2 and again.master_port == names.server_port(2)
+    assert again.rpc_port == names.server_rpc_port(2) != again.master_port
     assert {p.pod_uid for p in again.parts} == {after["demo-rollout-2"], after["demo-rollout-3"]}
     assert groups(world)["demo-rollout-0"] == other, "the other server goes on"
     assert heads(world) == ["demo-rollout-0", "demo-rollout-2"]

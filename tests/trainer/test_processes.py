@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from rljob_trainer.processes import Family, children
+from rljob_trainer.processes import FAMILY, Family, children
 
 PR_SET_NAME = 15
 """linux/prctl.h"""
@@ -48,3 +48,31 @@ def test_a_family_knows_its_daemons_and_ends_them() -> None:
         family.kill()
         assert family.members() == {}
         assert not daemon.is_running() or daemon.status() == psutil.STATUS_ZOMBIE
+
+
+TITLED = """
+import os, time
+from setproctitle import setproctitle
+if os.fork() == 0:
+    setproctitle("VLLM::EngineCore")
+    held = b"x" * 400_000_000
+    print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_family_waits_for_a_member_whose_title_has_overwritten_its_environment() -> None:
+    family = Family()
+    variables = dict(os.environ) | family.environment
+    with subprocess.Popen(
+        [sys.executable, "-c", TITLED], stdout=subprocess.PIPE, env=variables, start_new_session=True
+    ) as first:
+        family.lead(first.pid)
+        assert first.stdout
+        engine = psutil.Process(int(first.stdout.readline()))
+        assert not engine.environ().get(FAMILY)
+        assert family.members() == {first.pid: os.getpid(), engine.pid: first.pid}
+        first.kill()
+        first.wait()
+        family.kill()
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE

@@ -49,22 +49,31 @@ def sweep(known: set[int]) -> None:
 
 
 class Family:
-    """A process and all that descend from it, also those that have left its session and lost their parents: they inherit a variable of its
-    environment. One that changes its environment is found no more; it ends with the attempt, by `sweep`."""
+    """A process that leads a session, and all that descend from it, also those that have left the session and lost their parents: they inherit a
+    variable of its environment. One that has left the session and changed its environment, too, ends with the attempt, by `sweep`."""
 
     def __init__(self) -> None:
         self._name = secrets.token_hex(16)
+        self._session: int | None = None
 
     @property
     def environment(self) -> dict[str, str]:
         """To start the first process with."""
         return {FAMILY: self._name}
 
+    def lead(self, first: int) -> None:
+        """The first process has started, in a session of its own. vLLM's engines overwrite their environment with their titles."""
+        self._session = first
+
     def members(self) -> dict[int, int]:
-        """[pid] -> its parent's."""
+        """[pid] -> its parent's. Without zombies."""
         mark = f"{FAMILY}={self._name}".encode()
-        marked = [pid for pid in _processes() if mark in _environment(pid)]
-        return {pid: parent for pid in marked if (parent := _parent(pid)) is not None}
+        living = {pid: status for pid in _processes() if _lives(status := _status(pid))}
+        return {
+            pid: int(status[_PARENT])
+            for pid, status in living.items()
+            if int(status[_SESSION]) == self._session or mark in _environment(pid)
+        }
 
     def orphans(self, first: int) -> set[int]:
         """Members whose line of parents does not lead to `first`: they outlive what started them, as daemons do."""
@@ -81,7 +90,7 @@ class Family:
         dying: set[int] = set()
         while time.monotonic() < deadline:
             members = self.members().keys()
-            dying = members | {pid for pid in dying if _runs(pid)}
+            dying = members | {pid for pid in dying if _lives(_status(pid))}
             if not dying:
                 return
             end(members)
@@ -122,17 +131,19 @@ def _environment(pid: int) -> list[bytes]:
 def _parent(pid: int) -> int | None:
     """None when the process is gone, or somebody else's whom we may not look at."""
     status = _status(pid)
-    return int(status[1]) if status else None
+    return int(status[_PARENT]) if status else None
 
 
-def _runs(pid: int) -> bool:
+def _lives(status: list[bytes]) -> bool:
     """Not gone, and not a zombie that waits for its parent."""
-    status = _status(pid)
-    return bool(status) and status[0] not in (b"Z", b"X")
+    return bool(status) and status[_STATE] not in (b"Z", b"X")
+
+
+_STATE, _PARENT, _SESSION = 0, 1, 3
 
 
 def _status(pid: int) -> list[bytes]:
-    """Its state, its parent and more (proc(5), /proc/<pid>/stat); empty when it is gone. The name in parentheses may hold any bytes, also half a
+    """What it is, whose and where (proc(5), /proc/<pid>/stat); empty when it is gone. The name in parentheses may hold any bytes, also half a
     letter, so this reads from its end."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -21,15 +21,14 @@ _KEPT = "nothing: the rollouts' experts drop no tokens, so that the trainer's ma
 _NOT_TRAINED = "nothing: the trainer has no such part"
 
 _SAME_SHARE = "gpu-memory-utilization, which is the same"
-_NOT_SERVED = "nothing: a server is cut by its tensorParallel and pipelineParallel"
-_ALIKE = "replicas: nothing shows that updates reach data-parallel copies inside of one server"
+_NOT_SERVED = "nothing: a server is cut by its tensorParallel, pipelineParallel and dataParallel"
 
 
 def _owned_layout(section: str) -> dict[str, str]:
     """Arguments of vLLM that a section's own fields set: the pods of a server, and how its model is cut."""
     data_parallel = (key for key in VLLM_ARGUMENTS if key.startswith(("data-parallel", "dp-supervisor")))
     return {
-        **dict.fromkeys(data_parallel, f"{section}{_ALIKE}"),
+        **dict.fromkeys(data_parallel, f"{section}dataParallel"),
         **dict.fromkeys(("nnodes", "node-rank", "master-addr", "master-port"), f"{section}nodes"),
         **dict.fromkeys(("prefill-context-parallel-size", "enable-elastic-ep", "elastic-ep-max-dp-size"), _NOT_SERVED),
         "tensor-parallel-size": f"{section}tensorParallel",

@@ -22,7 +22,7 @@ TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerat
 """Fields and their types."""
 CLAIM = {"name": re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"), "resourceClaimTemplateName": PREFIX}
 """Fields of a claim, and their forms."""
-SERVERS_GPUS = "tensorParallel x pipelineParallel / nodes"
+SERVERS_GPUS = "tensorParallel x pipelineParallel x dataParallel / nodes"
 TYPES = {str: "text", int: "whole number"}
 
 OBJECT_RULES = (

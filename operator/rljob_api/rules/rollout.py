@@ -27,6 +27,7 @@ ASKED_BY_THE_DRIVER = ("environment", "openEnv")
 """Kinds of agents that run in no process of ours."""
 AGENT_KINDS = ("python", "tools", "environment", "verifiers", "skyrlGym", "reasoningGym", "openEnv")
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
+TENSOR, COPIES = field("rollout.tensorParallel"), field("rollout.dataParallel")
 REPLAYED = present("train.batches.replay")
 WORKERS = present("rollout.agent.workers")
 INTERRUPT = field("rollout.interrupt")
@@ -48,7 +49,7 @@ OBJECT_RULES = (
     Rule(
         "rollout.replicas",
         COLOCATED.implies(REPLICAS <= 1),
-        "colocated servers are on all of the trainer's GPUs, one for every tensorParallel of its ranks, and never on a part of them",
+        "colocated servers are on all of the trainer's GPUs, one for every tensorParallel x dataParallel of its ranks, and never on a part of them",
         "remove it, or set spec.rollout.placement: separate",
     ),
     Rule(
@@ -64,6 +65,13 @@ OBJECT_RULES = (
         "{0} is not divisible by it",
         "choose a divisor of spec.trainer.processesPerNode",
         (field("trainer.processesPerNode"),),
+    ),
+    Rule(
+        "rollout.dataParallel",
+        COLOCATED.implies(COPIES.equals(1) | (TENSOR * COPIES).divides(field("trainer.processesPerNode"))),
+        "{0} is not divisible by tensorParallel x dataParallel, and {1}",
+        "lower it, or raise spec.trainer.processesPerNode",
+        (field("trainer.processesPerNode"), TENSOR),
     ),
     Rule(
         "train.staleness",

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, Violation, field, present
-from rljob_api.spec import RLJobSpec
+from rljob_api.rules.engine import COLOCATED, Check, Expression, Rule, field, present
 from rljob_api.spec.common import MOST_PROCESSES
-from rljob_api.spec.servers import Servers
 
 INTERRUPT = field("rollout.interrupt")
-SIZES = ("tensorParallel", "pipelineParallel")
+SIZES = ("tensorParallel", "pipelineParallel", "dataParallel")
 
 
 def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
     """About the fields of Servers in a section of the spec, or in each item of a list."""
     nodes, experts = field(f"{section}nodes"), field(f"{section}expertParallel")
     facts = tuple(field(f"{section}{name}").named(name) for name in SIZES)
-    tensor, pipeline = facts
-    gpus, sizes = tensor * pipeline, "{0} and {1}"
+    tensor, pipeline, copies = facts
+    gpus, sizes = tensor * pipeline * copies, "{0}, {1} and {2}"
 
     def rule(name: str, holds: Expression, problem: str, fix: str) -> Rule:
         return Rule(f"{section}{name}", holds, problem, fix, facts, items=items)
@@ -34,25 +32,40 @@ def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
         "raise it, or lower one of them",
     )
     yield rule(
+        "nodes",
+        copies.equals(1) | nodes.divides(copies),
+        "each pod of a server with data-parallel copies has as many whole ones as the others, and {2}",
+        f"choose a divisor of {{{section}dataParallel}}",
+    )
+    yield rule(
+        "dataParallel",
+        copies.equals(1) | pipeline.equals(1),
+        "data-parallel copies are proven on servers of one stage only, and {1}",
+        f"set {{{section}tensorParallel}} in place of {{{section}pipelineParallel}}",
+    )
+    yield rule(
         "expertParallel",
-        experts.implies(tensor > 1),
-        "experts are spread over tensorParallel GPUs, and {0} is one",
-        f"remove it, or raise {{{section}tensorParallel}}",
+        experts.implies(tensor * copies > 1),
+        "experts are spread over tensorParallel x dataParallel GPUs, and {0}, {2}",
+        f"remove it, or raise {{{section}tensorParallel}} or {{{section}dataParallel}}",
     )
 
 
-STAGES = field("rollout.pipelineParallel")
+REPLAYED = field("algorithm.rolloutCorrection.routerReplay").equals("rollout")
+KEPT = INTERRUPT.equals("keep")
+ADAPTERS = present("model.lora") & field("model.lora.sync").equals("adapters")
 WITHOUT_STAGES = {
-    "vLLM returns the experts of tokens from servers of one stage only": field(
-        "algorithm.rolloutCorrection.routerReplay"
-    ).equals("rollout"),
-    "requests that are kept while a policy is applied are proven on servers of one stage only": INTERRUPT.equals(
-        "keep"
-    ),
-    "adapters that are sent alone are proven on servers of one stage only": present("model.lora")
-    & field("model.lora.sync").equals("adapters"),
+    "vLLM returns the experts of tokens from servers of one stage only": REPLAYED,
+    "requests that are kept while a policy is applied are proven on servers of one stage only": KEPT,
+    "adapters that are sent alone are proven on servers of one stage only": ADAPTERS,
 }
 """What a server that is cut into pipeline stages cannot do, and when a job needs it."""
+WITHOUT_COPIES = {
+    "that vLLM returns the experts of tokens is proven on servers without data-parallel copies only": REPLAYED,
+    "requests that are kept while a policy is applied are proven on servers without data-parallel copies only": KEPT,
+    "adapters that are sent alone are proven on servers without data-parallel copies only": ADAPTERS,
+}
+"""The same of one with data-parallel copies."""
 
 OBJECT_RULES = (
     *_rules("rollout."),
@@ -61,30 +74,23 @@ OBJECT_RULES = (
         Rule(
             f"rollout.{name}",
             COLOCATED.implies(field(f"rollout.{name}").equals(1)),
-            "a colocated server is on GPUs of one trainer pod, over which tensorParallel alone cuts it",
+            "a colocated server is on GPUs of one trainer pod, over which tensorParallel and dataParallel alone cut it",
             "remove it, or set spec.rollout.placement: separate",
         )
         for name in ("nodes", "pipelineParallel")
     ),
     *(
         Rule(
-            "rollout.pipelineParallel",
-            ~needed | STAGES.equals(1),
+            f"rollout.{name}",
+            ~needed | field(f"rollout.{name}").equals(1),
             problem,
-            "set spec.rollout.tensorParallel in its place",
+            f"set spec.rollout.{instead} in its place",
         )
-        for problem, needed in WITHOUT_STAGES.items()
+        for name, instead, without in (
+            ("pipelineParallel", "tensorParallel", WITHOUT_STAGES),
+            ("dataParallel", "replicas", WITHOUT_COPIES),
+        )
+        for problem, needed in without.items()
     ),
 )
-
-
-def experts_on_cpus(spec: RLJobSpec) -> Iterator[Violation]:
-    """Experts that are spread over one process are refused above."""
-    for role, settings in spec.pods.items():
-        spreads = isinstance(settings, Servers) and settings.expert_parallel and settings.tensor_parallel > 1
-        if spreads and spec.trainer.device == "cpu":
-            why = "vLLM's kernel for CPUs computes with all experts of the model, of which a worker then holds a part only"
-            yield Violation(f"{spec.field_of(role)}.expertParallel", "true", why, "remove it")
-
-
-RULES: tuple[Check, ...] = (*OBJECT_RULES, experts_on_cpus)
+RULES: tuple[Check, ...] = OBJECT_RULES

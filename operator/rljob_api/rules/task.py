@@ -113,6 +113,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.nodes": GENERATING,
     "rollout.tensorParallel": GENERATING,
     "rollout.pipelineParallel": GENERATING,
+    "rollout.dataParallel": ("rl",),
     "rollout.expertParallel": GENERATING,
     "rollout.interrupt": ("rl",),
     "rollout.sampling": ("rl",),

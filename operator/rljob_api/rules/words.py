@@ -149,7 +149,8 @@ ADVICE: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("dp", "dp_size", "data_parallel", "data_parallel_size"),
-        "remove it: data parallel are the copies that nodes x processesPerNode / (tensor x pipeline x context) leaves",
+        "remove it: data parallel are the copies that nodes x processesPerNode / (tensor x pipeline x context) leaves; of a server, "
+        "spec.rollout.dataParallel has them",
     ),
     **dict.fromkeys(("device_mapping", "resource_pool", "resource_pool_spec"), _COUNTED),
     **dict.fromkeys(("strategy_args", "strategy_config", "strategy_name"), _STRATEGY),

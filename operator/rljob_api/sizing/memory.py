@@ -90,7 +90,7 @@ def cache_memory(spec: RLJobSpec, shape: Shape, device: float) -> CacheMemory:
     needed, given = rollout_memory(spec, shape), server_defaults(spec) | spec.rollout.vllm_args
     share = float(given.get("gpu-memory-utilization", SERVER_SHARE))
     there = float(given.get("kv-cache-memory-bytes") or device * share - needed.weights)
-    tokens = max(0.0, there) / cached_per_token(spec, shape)
+    tokens = max(0.0, there) / cached_per_token(spec, shape) * spec.rollout.data_parallel
     return CacheMemory(wanted=needed.kv_cache, there=there, tokens=tokens)
 
 
@@ -206,7 +206,7 @@ def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     width, rollout = BYTES[spec.model.dtype], spec.rollout
     return RolloutMemory(
         weights=width * parameters(rollout, shape),
-        kv_cache=cached_per_token(spec, shape) * in_flight(spec) * Amounts.of(spec).longest,
+        kv_cache=cached_per_token(spec, shape) * in_flight(spec) / rollout.data_parallel * Amounts.of(spec).longest,
     )
 
 

@@ -1,13 +1,17 @@
 """What one GPU of a vLLM server holds, and what the pods of one exchange while it generates.
 
 Held: with t GPUs of tensor and p of pipeline parallelism, L/p layers (rounded up), of each 1/t of its matrices; its experts whole or in
-slices, which is as much. With p > 1 the first stage has the embedding, the last one the output layer.
+slices, which is as much. With p > 1 the first stage has the embedding, the last one the output layer. Of d data-parallel copies each has all of that,
+but for experts, of which a GPU has 1/(t d).
 
 Exchanged, for every token of prompts and responses, with h the hidden size and b the bytes of an activation:
 
     pipeline  2 b h to the next stage: hidden states and the residual, of which each tensor-parallel GPU sends its share (vLLM 0.32,
               distributed/parallel_state.py)
     tensor    two all-reduces of b h in each layer, of which a ring sends 2 (t-1)/t of their size from each GPU to the next
+    copies    in each layer with experts b h to all GPUs that share these, and back the sum of what they computed (vLLM 0.32,
+              distributed/device_communicators/all2all.py, AgRsAll2AllManager): a ring of n GPUs sends 2 (n-1)/n of b h from each to the next. It is
+              one of n = t d GPUs with `expertParallel`, and t rings of n = d without
 """
 
 from rljob_api.sizing.shape import Shape
@@ -21,12 +25,12 @@ def layers(servers: Servers, shape: Shape) -> int:
 
 def parameters(servers: Servers, shape: Shape) -> float:
     """On the GPU that has most."""
-    own, t = layers(servers, shape), servers.tensor_parallel
+    own, t, copies = layers(servers, shape), servers.tensor_parallel, servers.data_parallel
     of_layers = shape.layers * (shape.dense + shape.expert)
     outside = shape.parameters - of_layers
     if servers.pipeline_parallel > 1 and not shape.tied:
         outside -= shape.embedding
-    return (own * (shape.dense + shape.expert) + outside) / t
+    return (own * (shape.dense + shape.expert / copies) + outside) / t
 
 
 def sent_per_token(servers: Servers, shape: Shape, width: int) -> tuple[float, float]:
@@ -35,7 +39,17 @@ def sent_per_token(servers: Servers, shape: Shape, width: int) -> tuple[float, f
     activation = float(width * shape.hidden)
     if servers.nodes == 1:
         return 0.0, 0.0
+    if servers.data_parallel > 1:
+        rings, ring = _exchanged(servers, shape, activation)
+        return rings * ring, ring
     pod, t = servers.processes_per_pod, servers.tensor_parallel
     staged = 2 * activation if servers.pipeline_parallel > 1 else 0.0
     ring = 4 * activation * (t - 1) / t * layers(servers, shape) if t > pod else 0.0
     return staged + ring, staged / min(t, pod) + ring
+
+
+def _exchanged(servers: Servers, shape: Shape, activation: float) -> tuple[int, float]:
+    """Of data-parallel copies: the rings that leave a pod, and the bytes of each for a token of the server."""
+    mixed, t = shape.layers - shape.dense_layers if shape.experts else 0, servers.tensor_parallel
+    rings, members = (1, servers.gpus) if servers.expert_parallel else (t, servers.data_parallel)
+    return rings, 2 * activation * (members - 1) / members * mixed

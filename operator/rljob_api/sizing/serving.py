@@ -6,7 +6,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Device
 
 SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
-"""Responses that one server generates at a time, at most."""
+"""Responses that one server generates at a time, at most; that one data-parallel copy does, where it has several."""
 COLOCATED_SHARE = 0.5
 """Share of a GPU's memory that a colocated server has while it generates."""
 SERVER_SHARE = 0.92
@@ -33,5 +33,5 @@ def longest_context(spec: RLJobSpec) -> int:
 
 
 def sequences(spec: RLJobSpec) -> int:
-    """Responses that one server generates at a time."""
-    return int((server_defaults(spec) | spec.rollout.vllm_args)["max-num-seqs"])
+    """Responses that one server generates at a time, in all data-parallel copies."""
+    return int((server_defaults(spec) | spec.rollout.vllm_args)["max-num-seqs"]) * spec.rollout.data_parallel

@@ -132,14 +132,15 @@ def _generate(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Of all responses of a step on all servers."""
     amounts, servers, width = Amounts.of(spec), spec.rollout, BYTES[spec.model.dtype]
     t = servers.tensor_parallel
-    samples = in_flight(spec)
+    samples = in_flight(spec) / servers.data_parallel  # of one copy, as what follows
     memory, cache = rollout_memory(spec, shape), cache_memory(spec, shape, machine.memory)
     share = (spec.data.max_prompt_tokens + spec.longest_response / 2) / amounts.longest
     fitting = max(1.0, samples * min(1.0, cache.there / cache.wanted / share))
-    rounds = amounts.samples_per_step / max(1, wanted_servers(spec)) / fitting
-    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** fitting if shape.experts else 0.0
+    rounds = amounts.samples_per_step / max(1, wanted_servers(spec)) / servers.data_parallel / fitting
+    together = fitting * servers.data_parallel
+    chosen = 1 - (1 - shape.experts_per_token / shape.experts) ** together if shape.experts else 0.0
     experts = shape.expert * shape.layers
-    weights = width * ((shape.parameters - experts) + chosen * experts) / t
+    weights = width * ((shape.parameters - experts) + chosen * experts / servers.data_parallel) / t
     read = (weights + fitting * memory.kv_cache / samples * share) / (machine.rates.memory * READING)
     rate = t * servers.pipeline_parallel * machine.rates.operations * DECODING
     computed = fitting * shape.work.token / rate

@@ -49,6 +49,7 @@ def group(job: str, server: ServerStatus) -> ServerGroup:
         generation=server.generation,
         parts=server.parts,
         master_port=names.server_port(server.generation),
+        rpc_port=names.server_rpc_port(server.generation),
     )
 
 

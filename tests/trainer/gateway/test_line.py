@@ -18,9 +18,9 @@ from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownErro
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
-    DropModel,
     Failure,
     ForwardBackward,
+    KeepModels,
     LoadState,
     OptimStep,
     Result,
@@ -80,9 +80,10 @@ class Ranks:
 
     def do(self, work: Work) -> Result | Failure:
         match work:
-            case DropModel():
-                self._models.pop(work.model, None)
+            case KeepModels():
+                self._models = {name: steps for name, steps in self._models.items() if name in work.models}
             case CreateModel():
+                assert work.model not in self._models and len(self._models) < SPEC.max_models
                 self._models[work.model] = []
             case LoadState():
                 self._models[work.model] = list(self._volume[work.path])
@@ -420,7 +421,7 @@ async def test_a_driver_that_comes_while_a_result_of_the_last_one_is_written_kee
     await asyncio.sleep(0)
     piece = await desk.next("1", False, 0.0)
     await writing
-    assert piece and isinstance(decode_work(piece.work), DropModel) and await desk.next("1", False, 0.0) == piece
+    assert piece and isinstance(decode_work(piece.work), KeepModels) and await desk.next("1", False, 0.0) == piece
 
 
 def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path: Path) -> None:
@@ -458,3 +459,139 @@ async def test_a_repeated_load_gets_what_its_name_stood_for_the_first_time(tmp_p
     assert await world.result(2) == Failure(message="there is no a/b")
     await world.service.close_session("ann", world.session)
     assert str(Path(directory).relative_to(tmp_path)) not in files(tmp_path)
+
+
+async def ended_while(world: World, works: list[type[Work]]) -> None:
+    """The ranks end with each of these pieces, as soon as it comes."""
+    for kind in works:
+        while not isinstance(await world.offered(), kind):
+            assert await world.work()
+        world.crash("ranks")
+    await world.idle()
+
+
+async def test_requests_with_which_an_attempt_each_has_ended_are_done_all_the_same(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.idle()
+    await world.ask(1)
+    await ended_while(world, [OptimStep])
+    await world.ask(2)
+    await ended_while(world, [OptimStep])
+    for seq in (SNAPSHOT, 4):
+        await world.ask(seq)
+    await world.idle()
+    world.crash("both")
+    await world.idle()
+    assert [getattr(await world.result(seq), "metrics", None) for seq in (1, 2, 4)] == [
+        expected(seq).metrics for seq in (1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize("both", [False, True])
+async def test_what_the_ranks_cannot_do_is_given_up_with_a_reason(tmp_path: Path, both: bool) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.idle()
+    for seq in (1, 2, SNAPSHOT, 4):
+        await world.ask(seq)
+    await ended_while(world, [OptimStep, OptimStep])
+    world.crash("both" if both else "ranks")
+    await world.idle()
+    failed = await world.result(1)
+    assert isinstance(failed, Failure) and failed.category == "server"
+    assert failed.message.startswith(f"the ranks have ended 2 times while they did request 1 of {world.model}")
+    assert (
+        world.ranks.steps(world.model) == [2, 4]
+        and getattr(await world.result(4), "metrics", None) == metrics([2, 4]).metrics
+    )
+
+
+@pytest.mark.parametrize("kind", [CreateModel, LoadState, OptimStep])
+async def test_a_model_that_the_ranks_cannot_have_again_fails_and_they_go_on_with_the_others(
+    tmp_path: Path, kind: type[Work]
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    desk = world.service.desk
+    while piece := await desk.next("0", False, 0.0):
+        await desk.done(piece.ticket, encode(world.ranks.do(decode_work(piece.work))))
+    if kind is LoadState:
+        await world.idle()  # with a checkpoint
+    world.crash("ranks")
+    await ended_while(world, [kind, kind])
+    await world.ask(2)
+    found = await world.result(2)
+    assert isinstance(found, Failure) and "have ended 2 times" in found.message
+    await world.visit(ends=False)
+    await world.idle()
+    assert world.ranks.steps(f"{world.guest}:train:0") == [1] and list(world.ranks._models) == [
+        f"{world.guest}:train:0"
+    ]
+
+
+@pytest.mark.parametrize("how", ["ended", "failed"])
+async def test_ranks_have_no_model_that_ended_or_failed_even_if_the_gateway_forgot_it(tmp_path: Path, how: str) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.visit(ends=False)
+    await world.idle()
+    guest = f"{world.guest}:train:0"
+    if how == "ended":
+        await world.visit(ends=True)
+        world.crash("gateway")
+    else:
+        await world.service.ask("bob", guest, 1, Failure(message="another one"))
+    await world.idle()
+    assert list(world.ranks._models) == [world.model]
+
+
+async def test_what_a_crash_left_on_the_volume_goes_with_the_next_epoch_and_what_is_used_stays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
+    await world.ask(2)
+    await world.idle()
+    used = files(tmp_path)
+    orphans = [
+        "states/x-train-0/3-ab",
+        "snapshots/x-train-0/.4-cd.tmp",
+        f"checkpoints/{world.model.replace(':', '-')}/9-ef",
+    ]
+    for orphan in orphans:
+        (tmp_path / orphan / "inside").mkdir(parents=True)
+    world.crash("gateway")
+    assert used < files(tmp_path), "ranks may still write until they ask for work"
+    await world.idle()
+    assert files(tmp_path) == used and not (tmp_path / "states/x-train-0").exists()
+
+
+async def test_the_former_directory_of_a_name_goes_when_the_name_is_saved_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    found = []
+    for seq in (1, 2):
+        await world.service.ask("ann", world.model, seq, SaveState(model=world.model, seq=seq, path=""), "tinker://a/b")
+        await world.idle()
+        found.append(Path(world.service.named("ann", "tinker://a/b").directory))
+    assert [path.is_dir() for path in found] == [False, True]
+
+
+async def test_results_that_were_fetched_before_a_restart_are_forgotten_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    await world.idle()
+    world.crash("gateway")
+    await world.idle()
+    await world.service.sweep()
+    line = world.service.book("ann", world.model).line
+    assert line.watermark == 1 and set(line.entries) == {0, 1}
+    monkeypatch.setattr("rljob_trainer.gateway.service.GRACE_SECONDS", -1.0)
+    await world.service.sweep()
+    assert set(line.entries) == {0}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import PoolSpec, TrainerSpec
@@ -148,7 +150,7 @@ def test_parts_of_a_server_have_its_place_and_their_own_address() -> None:
         ServerPart(pod=f"p{i}", pod_uid="", boot_id=f"b{i}", address=address, node_rank=i)
         for i, address in enumerate(("fd00::7", "127.0.0.1"))
     ]
-    group = ServerGroup(name="demo-rollout-0", generation=3, parts=pods, master_port=29703)
+    group = ServerGroup(name="demo-rollout-0", generation=3, parts=pods, master_port=29703, rpc_port=29803)
     parts = [PodPart(group, rank) for rank in range(2)]
     for rank, part in enumerate(parts):
         arguments = server_arguments(job, 8000, part)
@@ -159,6 +161,36 @@ def test_parts_of_a_server_have_its_place_and_their_own_address() -> None:
     assert server_environment(job, 8, {}, parts[0])["VLLM_HOST_IP"] == "fd00::7"
     follower = server_environment(job, 8, {}, parts[1])
     assert (follower["VLLM_HOST_IP"], follower["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "lo")
+
+
+@pytest.mark.parametrize(("pods", "local"), [(1, None), (2, "4"), (4, "2")])
+def test_pods_have_equal_parts_of_the_data_parallel_copies(pods: int, local: str | None) -> None:
+    job = spec(Path("/model"), nodes=pods, tensorParallel=2, dataParallel=8, expertParallel=True)
+    places = [
+        ServerPart(pod=f"p{i}", pod_uid="", boot_id=f"b{i}", address=f"10.0.0.{i}", node_rank=i) for i in range(pods)
+    ]
+    group = ServerGroup(name="demo-rollout-0", generation=3, parts=places, master_port=29703, rpc_port=29803)
+    for rank in range(pods):
+        part = PodPart(group, rank) if pods > 1 else None
+        arguments = server_arguments(job, 8000, part)
+        expected = {"data-parallel-size": "8", "tensor-parallel-size": "2", "distributed-executor-backend": "mp"}
+        assert {name: option(arguments, name) for name in expected} == expected
+        assert "--enable-expert-parallel" in arguments and "--nnodes" not in arguments
+        assert ("--headless" in arguments) == ("--data-parallel-start-rank" in arguments) == (rank > 0)
+        if local:
+            met = {"data-parallel-address": "10.0.0.0", "data-parallel-rpc-port": "29803"}
+            met |= {"data-parallel-size-local": local}
+            assert {name: option(arguments, name) for name in met} == met
+        else:
+            assert "--data-parallel-size-local" not in arguments
+        if rank:
+            assert option(arguments, "data-parallel-start-rank") == str(rank * 8 // pods)
+
+
+def test_a_copy_on_one_gpu_has_its_worker_in_its_engine() -> None:
+    arguments = server_arguments(spec(Path("/model"), dataParallel=2), 8000)
+    assert option(arguments, "distributed-executor-backend") == "uni"
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in server_environment(spec(Path("/model")), 2, {})
 
 
 def test_a_pool_s_servers_are_cut_as_those_of_rollouts() -> None:

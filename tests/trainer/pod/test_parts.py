@@ -46,14 +46,20 @@ class Replica:
             ServerPart(pod=pod.name, pod_uid="uid", boot_id=pod.boot_id, address="127.0.0.1", node_rank=rank)
             for rank, pod in enumerate(self.pods)
         ]
-        group = ServerGroup(name="demo-rollout-0", generation=self.generation, parts=parts, master_port=self.port)
+        group = ServerGroup(
+            name="demo-rollout-0",
+            generation=self.generation,
+            parts=parts,
+            master_port=self.port,
+            rpc_port=self.rpc_port,
+        )
         for pod in self.pods:
             said = control(self.spec, attempt).model_copy(update={"servers": [group] if listed else []})
             pod.channel.words.put_nowait(said)
 
     async def begin(self) -> None:
         """The next generation."""
-        self.generation, self.port = self.generation + 1, free_port()
+        self.generation, self.port, self.rpc_port = self.generation + 1, free_port(), free_port()
         self.say()
 
     async def all(self, condition: Callable[[Report], bool], seconds: float = 120.0) -> list[Report]:
@@ -112,7 +118,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
 
 async def test_parts_start_when_the_control_lists_them_and_end_when_it_does_not() -> None:
     async with replica(vllmArgs=GENERATES) as server:
-        server.port = free_port()
+        server.port, server.rpc_port = free_port(), free_port()
         server.say(listed=False)
         await server.all(lambda r: r.attempt == 1)
         assert [processes(pod) for pod in server.pods] == [[], []]
@@ -281,11 +287,13 @@ def update(
 
 
 @pytest.mark.extra
-async def test_real_stages_in_two_pods_end_with_the_head(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ["pipelineParallel", "dataParallel"])
+async def test_real_stages_or_copies_in_two_pods_end_with_the_head(tmp_path: Path, cut: str) -> None:
     model = models.make(tmp_path / "model", seed=1)
-    async with replica(model, tensorParallel=1, pipelineParallel=2) as server:
+    async with replica(model, tensorParallel=1, **{cut: 2}) as server:
         await server.begin()
         await server.all(is_running, READY_SECONDS)
+        assert [await readiness(pod) for pod in server.pods] == [200, 200]
         family = [q for pod in server.pods for q in processes(pod)]
         (await seen(server.pods[0])).kill()
         lost, seen_of_it = await server.all(lambda r: r.failure is not None)

@@ -22,9 +22,9 @@ from rljob_trainer.wire.calls import handlers
 from rljob_trainer.wire.channel import Arrays, listen
 from rljob_trainer.wire.service import (
     CreateModel,
-    DropModel,
     Failure,
     ForwardBackward,
+    KeepModels,
     LoadState,
     NextWork,
     OptimStep,
@@ -144,7 +144,8 @@ def test_refused_work_fails_alone(base: Path, tmp_path: Path) -> None:
         LoadState(model="a", seq=3, path=str(tmp_path / "nowhere"), optimizer=True),
     ]
     right: list[Work] = [CREATE, PASS, STEP, PROBE]
-    among = [CREATE, *wrong, PASS, *wrong, STEP, *wrong, PROBE, DropModel(model="a", seq=9), PROBE]
+    ends: list[Work] = [KeepModels(models=("a",)), PROBE, KeepModels(models=()), PROBE]
+    among = [CREATE, *wrong, PASS, *wrong, STEP, *wrong, PROBE, *ends]
     alone = results_of(service(base), tmp_path / "alone", right)
     found = results_of(service(base), tmp_path / "among", among)
     failures = [r for r in found if isinstance(r, Failure)]

@@ -94,7 +94,7 @@ def parts_of(nodes: int, address: str) -> list[PodPart] | list[None]:
         ServerPart(pod=f"pod-{rank}", pod_uid="uid", boot_id="", address=address, node_rank=rank)
         for rank in range(nodes)
     ]
-    group = ServerGroup(name="server", generation=1, parts=pods, master_port=free_port())
+    group = ServerGroup(name="server", generation=1, parts=pods, master_port=free_port(), rpc_port=free_port())
     return [PodPart(group, rank) for rank in range(nodes)] if nodes > 1 else [None]
 
 

@@ -26,8 +26,8 @@ def logged(log: Path) -> dict[int, list[str]]:
 def _logging(self: Any, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool) -> Any:
     digest, model = hashlib.sha256(), self.model_runner.model
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()], key=lambda named: named[0]):
-        digest.update(name.encode() + tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    print(f"PARAMETERS worker {self.rank}: {digest.hexdigest()}", flush=True)
+        digest.update(name.encode() + tensor.detach().contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes())
+    print(f"PARAMETERS worker {self.weight_transfer_engine.worker}: {digest.hexdigest()}", flush=True)
     return admit(self, attempt, senders, serves)
 
 

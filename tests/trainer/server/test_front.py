@@ -31,7 +31,7 @@ TOKEN = {"Authorization": "Bearer secret"}
 class Engine:
     """Records what the front asks of vLLM's engine; `fails` names the call that raises."""
 
-    def __init__(self) -> None:
+    def __init__(self, copies: int = 1) -> None:
         self.calls: list[str] = []
         self.fails = ""
         self.room = True
@@ -43,21 +43,23 @@ class Engine:
             model_config=SimpleNamespace(enable_sleep_mode=True),
             lora_config=None,
             cache_config=SimpleNamespace(kv_cache_size_tokens=4096),
+            parallel_config=SimpleNamespace(data_parallel_size=copies),
         )
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **named: Any) -> Any:
-            what = args[0] if name == "collective_rpc" else name
+            utility = args[0] if name == "call_utility_all_async" else name
+            what = args[1] if utility == "collective_rpc" else utility
             self.calls.append(f"{what}:keep" if named.get("mode") == "keep" else what)
             if self.meanwhile:
                 await self.meanwhile(self.calls[-1])
             if what == self.fails:
                 raise RuntimeError(f"{what} failed")
             if what == "rljob_admit":
-                _, senders, serves = named["args"]
+                _, senders, serves = args[3]
                 assert senders == SENDERS
-                return [(["10.0.0.1", 7000 + worker], serves and self.room) for worker in range(2)]
-            return True
+                return [[(["10.0.0.1", 7000 + worker], serves and self.room)] for worker in range(2)]
+            return [[None]] if utility == "collective_rpc" else True
 
         return call
 
@@ -400,6 +402,41 @@ async def test_a_sleeping_server_whose_workers_admit_no_update_is_not_put_to_sle
     assert (await call("POST", "/v1/completions", of(1)))[0] == 200
 
 
+async def test_a_server_with_copies_is_paused_once_until_it_goes_on(call: Caller) -> None:
+    """To pause them again, vLLM has them compute a step, with weights that are being loaded, or that nobody completed."""
+    call.engine = Engine(copies=2)
+    await call.update(1, step=1)
+    assert call.engine.calls.count("pause_scheduler_async") == 1, (
+        "for the first policy, which is loaded over the weights"
+    )
+    assert await call.update(1, step=2) == [200, 200]
+    assert call.engine.calls.count("pause_scheduler_async") == 2
+    call.engine.room = False
+    call.engine.calls.clear()
+    await call("POST", protocol.OPEN, of(1), session="x", server="uid", senders=SENDERS, keep=False)
+    assert (await call("POST", protocol.ABORT, of(1), session="x"))[0] == 200
+    assert await call.update(1, step=3) == [200, 200]
+    assert call.engine.calls.count("pause_scheduler_async") == 1
+    assert (await call("POST", protocol.INTERRUPT, of(1)))[0] == 200
+    assert call.engine.calls[-2:] == ["pause_scheduler_async", "resume_generation"]
+
+
+async def test_a_server_with_copies_goes_on_once_when_it_wakes(call: Caller) -> None:
+    """Waking its cache has vLLM go on; a copy that is asked again while another one computes already would wait for that forever."""
+    call.engine = Engine(copies=2)
+    await call.update(1)
+    await call("POST", protocol.SLEEP, of(1))
+    call.engine.calls.clear()
+    assert await call.update(1, step=2) == [200, 200]
+    assert call.engine.calls.count("wake_up") == 2 and "resume_generation" not in call.engine.calls
+    assert (await call("POST", "/v1/completions", of(1)))[0] == 200
+
+
+async def test_a_server_with_copies_has_room_for_the_tokens_of_all(call: Caller) -> None:
+    call.engine = Engine(copies=2)
+    assert (await call("GET", protocol.STATE, TOKEN))[1]["cache_tokens"] == 2 * 4096
+
+
 async def test_a_pools_server_answers_all_that_vllm_can_to_the_jobs_token_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -411,6 +448,6 @@ async def test_a_pools_server_answers_all_that_vllm_can_to_the_jobs_token_alone(
     assert await call("GET", "/health") == (200, "from vLLM")
     assert await call("GET", protocol.STATE, TOKEN) == (200, {})
     assert (await call("GET", protocol.HEALTH, TOKEN))[0] == 200
-    assert call.engine.calls == ["is_paused"]
-    call.engine.fails = "is_paused"
+    assert call.engine.calls == ["is_scheduler_paused"]
+    call.engine.fails = "is_scheduler_paused"
     assert (await call("GET", protocol.HEALTH, TOKEN))[0] == 500

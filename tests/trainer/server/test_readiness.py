@@ -1,6 +1,7 @@
 """What the kubelet hears of a pod without an API server."""
 
 import socket
+import threading
 import urllib.error
 import urllib.request
 
@@ -41,6 +42,20 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
         readiness.answer("127.0.0.1", port, head.getsockname())
         with socket.create_connection(("127.0.0.1", port)):
             assert status("127.0.0.1", port) == 200
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_follower_waits_until_the_api_server_of_its_head_answers(host: str) -> None:
+    meeting, port = (host.strip("[]"), free_port()), free_port()
+    waiting = threading.Thread(target=readiness.wait_for, args=(meeting,), daemon=True)
+    waiting.start()
+    readiness.listen(port, meeting)
+    waiting.join(2 * readiness.POLL_SECONDS)
+    assert waiting.is_alive(), "the API server does not answer yet"
+    with socket.create_server(("127.0.0.1", 0)) as anybody:
+        readiness.answer(any_address(), port, anybody.getsockname())  # by the same route as an API server
+        waiting.join(30)
+        assert not waiting.is_alive()
 
 
 def _family(host: str) -> socket.AddressFamily:

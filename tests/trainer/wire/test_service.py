@@ -6,9 +6,9 @@ import pytest
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
-    DropModel,
     Failure,
     ForwardBackward,
+    KeepModels,
     LoadState,
     OptimStep,
     Result,
@@ -35,7 +35,7 @@ PASS = ForwardBackward(model="m", seq=3, data=(ONE, SEVERAL), loss="ppo", config
     "work",
     [
         CreateModel(model="m", seq=0, rank=8, seed=2**40, attention=False),
-        DropModel(model="m", seq=9),
+        KeepModels(models=("m", "n")),
         PASS,
         OptimStep(model="m", seq=4, learning_rate=1e-4, grad_clip_norm=1.0),
         SaveState(model="m", seq=5, path="/runs/a"),

@@ -46,6 +46,7 @@ class Book:
             journal.remove()
             return None
         line = _line(journal.records)
+        line.presume_fetched(time.monotonic())
         journal.records.clear()
         return Book(line, journal)
 
@@ -72,6 +73,15 @@ class Book:
             if self._journal:
                 await asyncio.to_thread(self._journal.append, JournalRecord({"kind": "answered", "seq": seq}, result))
             self.line.finish(seq, result)
+        await self.tell()
+
+    async def give_up(self, seq: int, why: Failure) -> None:
+        """A request gets a failure, and is executed no more: the model is as if it had not come."""
+        async with self._writing:
+            if self._journal:
+                record = JournalRecord({"kind": "given up", "seq": seq}, encode(why))
+                await asyncio.to_thread(self._journal.append, record)
+            self.line.give_up(seq, encode(why))
         await self.tell()
 
     async def fail(self, why: Failure) -> None:
@@ -166,6 +176,8 @@ def _line(records: Iterable[JournalRecord]) -> RequestLine:
                 line.entries[fields["seq"]].found = fields["directory"]
             case "answered":
                 line.finish(fields["seq"], body)
+            case "given up":
+                line.give_up(fields["seq"], body)
             case "checkpoint":
                 line.checkpointed(fields["seq"], fields["directory"])
             case "failed":

@@ -3,18 +3,19 @@
 import asyncio
 import logging
 import secrets
-import shutil
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.fair import Turns
+from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles, remove
 from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
-    DropModel,
     Failure,
+    KeepModels,
     LoadState,
     Result,
     SaveForSampler,
@@ -27,7 +28,8 @@ from rljob_trainer.wire.service import (
 
 UNCOVERED = 256 * 2**20
 """Bytes of requests that no checkpoint covers, with which the next one does not wait for its time."""
-STATES, SNAPSHOTS, CHECKPOINTS = "states", "snapshots", "checkpoints"
+MOST_ENDS = 2
+"""Attempts that may end while the ranks do a piece of work: perhaps it was that."""
 
 log = logging.getLogger(__name__)
 
@@ -39,33 +41,13 @@ Finish = Callable[[Result | Failure, bytes], Awaitable[None]]
 class Piece:
     """What the ranks are doing."""
 
-    ticket: str
-    model: str
     work: bytes
     finish: Finish
-
-
-@dataclass(frozen=True)
-class ServiceFiles:
-    """Where things are on the volume."""
-
-    root: Path
-
-    @property
-    def journals(self) -> Path:
-        return self.root / "models"
-
-    def journal(self, model: str) -> Path:
-        return self.journals / f"{plain(model)}.log"
-
-    def new(self, model: str, seq: int, kind: str) -> str:
-        """A directory that nothing has been written to: after a crash a request may be executed again."""
-        return str(self.root / kind / plain(model) / f"{seq}-{secrets.token_hex(4)}")
-
-
-def plain(model: str) -> str:
-    """A model's name as the name of a file."""
-    return model.replace(":", "-")
+    give_up: Callable[[Failure], Awaitable[None]] | None = None
+    """What becomes of it when the ranks have ended with it MOST_ENDS times. None: it is asked for by nobody, and comes again."""
+    name: str = ""
+    """What it is, in words that are the same in every epoch."""
+    ticket: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
 class Desk:
@@ -78,18 +60,24 @@ class Desk:
         books: Callable[[], Iterable[Book]],
         find: Callable[[str, str], str],
         saved: Callable[[Book, int, str], Awaitable[None]],
+        begun: Callable[[], Awaitable[None]],
     ) -> None:
         """
         Args:
             books: all models
             find: the directory of a state, by a model of the client and its name for the state; empty: there is none
             saved: called when a request has written a directory for a client, before the client hears of it
+            begun: called when ranks have begun, and write nothing
         """
-        self._files, self._seconds, self._books, self._find, self._saved = files, checkpoint_seconds, books, find, saved
+        self._files, self._seconds, self._books = files, checkpoint_seconds, books
+        self._find, self._saved, self._begun = find, saved, begun
         self._turns, self._changed, self._deciding = Turns(), asyncio.Event(), asyncio.Lock()
         self._pending: Piece | None = None
         self._life = ""
-        self._dropped: list[str] = []
+        self._surplus = False
+        """Whether the ranks may have models that they are to forget."""
+        self._ends = Counter[str]()
+        """Attempts that have ended in a row with a piece, by its name."""
         self.tally = ServiceTally()
         self.mismatches = 0
         """Repetitions with another result than the first time."""
@@ -99,9 +87,9 @@ class Desk:
         self._changed.set()
 
     def drop(self, model: str) -> None:
-        """Have the ranks forget a model."""
+        """Have the ranks forget a model that has failed, or is gone."""
         self._turns.forget(model)
-        self._dropped.append(model)
+        self._surplus = True
         self.changed()
 
     async def next(self, life: str, draining: bool, seconds: float) -> Piece | None:
@@ -113,7 +101,7 @@ class Desk:
         """
         async with self._deciding:
             if life != self._life:
-                self._begin(life)
+                await self._begin(life)
             piece = await self._offer(draining)
         if piece or draining:
             return piece
@@ -131,14 +119,26 @@ class Desk:
             piece = self._pending
             if piece and piece.ticket == ticket:
                 await piece.finish(decode_result(body), body)
+                self._ends.pop(piece.name, None)
                 self._pending = None
 
-    def _begin(self, life: str) -> None:
+    async def _begin(self, life: str) -> None:
         """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are."""
-        self._life, self._pending = life, None
+        if self._pending:
+            await self._ended(self._pending)
         self.tally.begin()
         for book in self._books():
             book.line.restart()
+        keep = Piece(encode(KeepModels(models=())), lambda *_: self._begun())
+        self._life, self._pending, self._surplus = life, keep, False
+
+    async def _ended(self, piece: Piece) -> None:
+        """The ranks have ended while they did a piece."""
+        self._ends[piece.name] += 1
+        if piece.give_up and self._ends[piece.name] >= MOST_ENDS:
+            log.error("giving up %s, with which %d attempts have ended", piece.name, MOST_ENDS)
+            why = f"the ranks have ended {MOST_ENDS} times while they did {piece.name}: it is not tried again. Their logs say how they ended"
+            await piece.give_up(Failure(message=why, category="server"))
 
     async def _offer(self, draining: bool) -> Piece | None:
         self._changed.clear()
@@ -147,9 +147,10 @@ class Desk:
         return self._pending
 
     async def _choose(self, draining: bool) -> Piece | None:
-        if self._dropped:
-            model = self._dropped.pop(0)
-            return self._piece(model, DropModel(model=model, seq=0), self._ignore)
+        if self._surplus:
+            self._surplus = False
+            built = tuple(book.line.model for book in self._books() if book.line.built and not book.line.failed)
+            return Piece(encode(KeepModels(models=built)), self._ignore)
         ready = {book.line.model: piece for book in self._books() if (piece := await self._of(book, draining))}
         chosen = self._turns.choose(ready)
         return ready[chosen] if chosen is not None else None
@@ -173,8 +174,8 @@ class Desk:
         steps = list(self._steps(book))
 
         async def finish(result: Result | Failure, body: bytes) -> None:
-            if isinstance(result, Failure) and line.built:
-                await book.fail(result)
+            if isinstance(result, Failure):
+                await self._fail(book, result)
                 return
             if line.built + 1 == len(steps):
                 if line.entries.get(0) and line.entries[0].result is None:
@@ -183,12 +184,12 @@ class Desk:
                 line.made()
             line.built += 1
 
-        return self._piece(line.model, steps[line.built], finish)
+        work = steps[line.built]
+        return Piece(encode(work), finish, partial(self._fail, book), f"{type(work).__name__} of {line.model}")
 
     def _steps(self, book: Book) -> Iterator[Work]:
-        """How the ranks get a model. They may have it, from before this gateway was started."""
+        """How the ranks get a model."""
         line = book.line
-        yield DropModel(model=line.model, seq=0)
         yield decode_work(line.creation)
         if directory := line.checkpoint or line.start:
             yield LoadState(model=line.model, seq=0, path=directory, optimizer=bool(line.checkpoint) or line.optimizer)
@@ -219,7 +220,8 @@ class Desk:
         if isinstance(work, Failure):
             await finish(work, encode(work))
             return None
-        return Piece(secrets.token_hex(8), model, encode(work) if work else entry.body, finish)
+        give_up = partial(book.give_up, seq) if entry.result is None else partial(self._fail, book)
+        return Piece(encode(work) if work else entry.body, finish, give_up, f"request {seq} of {model}")
 
     async def _loading(self, book: Book, work: LoadState) -> LoadState | Failure:
         """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
@@ -241,7 +243,7 @@ class Desk:
             if unneeded := await book.checkpointed(seq, directory):
                 await asyncio.to_thread(remove, unneeded)
 
-        return self._piece(line.model, SaveState(model=line.model, seq=seq, path=directory), finish)
+        return Piece(encode(SaveState(model=line.model, seq=seq, path=directory)), finish)
 
     def _checkpoint_due(self, book: Book, draining: bool) -> bool:
         waited = time.monotonic() - book.saved_at >= self._seconds
@@ -252,11 +254,12 @@ class Desk:
             self.mismatches += 1
             log.warning("request %d of %s has another result now that it was repeated", seq, model)
 
-    async def _ignore(self, result: Result | Failure, body: bytes) -> None:
-        """What a model that is dropped says."""
+    async def _fail(self, book: Book, why: Failure) -> None:
+        await book.fail(why)
+        self.drop(book.line.model)
 
-    def _piece(self, model: str, work: Work, finish: Finish) -> Piece:
-        return Piece(secrets.token_hex(8), model, encode(work), finish)
+    async def _ignore(self, result: Result | Failure, body: bytes) -> None:
+        """Of work whose result says nothing."""
 
 
 def _read(body: bytes) -> Work | Failure:
@@ -266,8 +269,3 @@ def _read(body: bytes) -> Work | Failure:
         failure = decode_result(body)
         assert isinstance(failure, Failure), "an entry is one of the two"
         return failure
-
-
-def remove(directory: str) -> None:
-    """Delete a directory that nobody reads any more."""
-    shutil.rmtree(directory, ignore_errors=True)

@@ -118,6 +118,11 @@ class RequestLine:
         while (following := self.entries.get(self.done + 1)) and following.result is not None:
             self.done += 1
 
+    def give_up(self, seq: int, why: bytes) -> None:
+        """A request has a failure, and is never executed."""
+        self.entries[seq].changes = False
+        self.finish(seq, why)
+
     def checkpointed(self, seq: int, directory: str) -> None:
         """A checkpoint after request `seq` is on the disk. Requests up to it are never repeated."""
         self.watermark, self.checkpoint, self.done = seq, directory, max(self.done, seq)
@@ -144,6 +149,17 @@ class RequestLine:
         """Directories of a client's states that an epoch may begin with or load."""
         found = {entry.found for seq, entry in self.entries.items() if seq > self.watermark}
         return found if self.checkpoint else found | {self.start}
+
+    @property
+    def directories(self) -> set[str]:
+        """All that an epoch may read."""
+        return self.loads() | {self.checkpoint}
+
+    def presume_fetched(self, now: float) -> None:
+        """Nobody knows which results were fetched before now. A client that lives, and has not, does so soon."""
+        for entry in self.entries.values():
+            if entry.result is not None:
+                entry.fetched = now
 
     def forget(self, before: float) -> None:
         """Drop results that were fetched before a time, of requests that are never repeated."""

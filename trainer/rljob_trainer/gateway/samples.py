@@ -9,7 +9,6 @@ from rljob_trainer.gateway.service import GRACE_SECONDS, BusyError, UnknownError
 from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
 from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
 from rljob_trainer.wire.service import Failure
-from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
 MOST_OPEN = 10_000
 """Requests that wait for a server."""
@@ -21,7 +20,7 @@ class _Sampling:
     task: asyncio.Task[SampleAnswer | Failure]
     fetched: float | None = None
     """When the client got the answer first."""
-    finished: float = 0.0
+    finished: float | None = None
 
 
 class Samples:
@@ -56,7 +55,7 @@ class Samples:
         await asyncio.wait({known.task}, timeout=seconds)
         if not known.task.done():
             return None
-        known.fetched = known.fetched or time.monotonic()
+        known.fetched = time.monotonic() if known.fetched is None else known.fetched
         return known.task.result()
 
     def cancel(self, client: str, name: str) -> None:
@@ -70,8 +69,8 @@ class Samples:
         """Forget answers that were fetched, and those that nobody fetches."""
         now = time.monotonic()
         for name, known in list(self._known.items()):
-            since = known.fetched or known.finished
-            if since and now - since > GRACE_SECONDS:
+            since = known.finished if known.fetched is None else known.fetched
+            if since is not None and now - since > GRACE_SECONDS:
                 del self._known[name]
 
     async def close(self) -> None:
@@ -81,16 +80,16 @@ class Samples:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, name: str, request: SampleRequest | Failure) -> SampleAnswer | Failure:
-        if isinstance(request, Failure):
-            return request
         self._open += 1
         try:
+            if isinstance(request, Failure):
+                return request
             answer = await self._sample(request)
             self._count(sum(len(sample.tokens) for sample in answer.samples))
             return answer
         except RequestRefusedError as error:
             return Failure(message=str(error))
-        except (ReplicaLost, AttemptSuperseded) as error:
+        except ReplicaLost as error:
             return Failure(message=str(error), category="server")
         finally:
             self._open -= 1

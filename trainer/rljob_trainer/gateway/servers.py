@@ -1,20 +1,23 @@
 """The rollout servers, as the driver lists them: each request goes to the one with the fewest samples, and to another one when that is lost."""
 
 import asyncio
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
+from rljob_trainer.wire.rollout_client import ReplicaLost, ReplicaUnreachable, RolloutClient
 from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
 RETRY_SECONDS = 1.0
-"""Before a server that was lost is asked again; there may be no other."""
-
-MOST_SENT = 20
-"""A server that ends is not listed for much longer than a second."""
+"""Before a server that was lost is asked again."""
+LONGEST_RETRY_SECONDS = 10.0
+"""The same for a request that has lost several."""
+MOST_SENT = 6
+"""Servers that may be lost with a request: perhaps they end of it. One that ends answers for some seconds that it has failed."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class SamplingServers:
         self._listed = Listed(0, ())
         self._samples: Counter[str] = Counter()
         """By the UID of a pod: samples under way."""
+        self._avoided = dict[str, float]()
+        """By the UID of a pod: until when nothing is sent there, after it was lost."""
         self._changed = asyncio.Event()
 
     def follow(self, attempt: int, endpoints: Sequence[RolloutEndpoint]) -> None:
@@ -40,6 +45,7 @@ class SamplingServers:
         listed = Listed(attempt, tuple(endpoints))
         if listed != self._listed:
             self._listed = listed
+            self._avoided.clear()
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -48,22 +54,34 @@ class SamplingServers:
         return len(self._listed.endpoints)
 
     async def sample(self, request: SampleRequest) -> SampleAnswer:
-        """Waits for a server, as long as it takes. Raises RequestRefusedError, and ReplicaLost when it was sent MOST_SENT times: perhaps servers die
-        of it."""
-        sent = 0
+        """Waits for a server, as long as it takes. Raises RequestRefusedError, and ReplicaLost when MOST_SENT servers were lost with it."""
+        lost = 0
         while True:
-            changed, listed = self._changed, self._listed
-            if not listed.endpoints:
-                await changed.wait()
-                continue
-            endpoint = min(listed.endpoints, key=lambda e: self._samples[e.pod_uid])
+            endpoint = await self._free()
+            listed = self._listed
             try:
                 return await self._asked(endpoint, listed.attempt, request)
-            except (ReplicaLost, AttemptSuperseded):
-                sent += 1
-                if sent == MOST_SENT:
+            except (ReplicaUnreachable, AttemptSuperseded):
+                pause = RETRY_SECONDS
+            except ReplicaLost:
+                pause = min(RETRY_SECONDS * 2**lost, LONGEST_RETRY_SECONDS)
+                lost += 1
+                if lost == MOST_SENT:
                     raise
-                await asyncio.sleep(RETRY_SECONDS)
+            if listed is self._listed:
+                self._avoided[endpoint.pod_uid] = time.monotonic() + pause
+
+    async def _free(self) -> RolloutEndpoint:
+        """Of the servers that are not avoided, the one with the fewest samples, once there is one."""
+        while True:
+            now, changed = time.monotonic(), self._changed
+            free = [e for e in self._listed.endpoints if self._avoided.get(e.pod_uid, now) <= now]
+            if free:
+                return min(free, key=lambda e: self._samples[e.pod_uid])
+            again = min(self._avoided.values(), default=None)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if again is None else again - now):
+                    await changed.wait()
 
     async def _asked(self, endpoint: RolloutEndpoint, attempt: int, request: SampleRequest) -> SampleAnswer:
         self._samples[endpoint.pod_uid] += request.n

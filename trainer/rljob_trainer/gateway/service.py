@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.books import Book
-from rljob_trainer.gateway.desk import Desk, ServiceFiles, remove
+from rljob_trainer.gateway.desk import Desk
+from rljob_trainer.gateway.files import ServiceFiles, remove
 from rljob_trainer.gateway.line import Asked, RequestLine
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.service import (
@@ -50,7 +51,9 @@ class GatewayService:
         self.books: dict[str, Book] = {}
         self._creating = asyncio.Lock()
         self._restore()
-        self.desk = Desk(self._files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved)
+        self.desk = Desk(
+            self._files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved, self._collect
+        )
 
     def _restore(self) -> None:
         for path in sorted(self._files.journals.glob("*.log")):
@@ -117,6 +120,7 @@ class GatewayService:
         arrival = await book.ask(seq, entry)
         if arrival == "other":
             await book.fail(Failure(message=f"request {seq} of {model} came twice, with different contents"))
+            self.desk.drop(model)
         self.desk.changed()
 
     def book(self, client: str, model: str) -> Book:
@@ -172,13 +176,20 @@ class GatewayService:
             book = self.books.pop(model)
             self.desk.drop(model)
             await book.remove(Failure(message="the session has ended"))
-            await self._remove_unused(book.line.checkpoint, *book.line.loads())
+            await self._remove_unused(*book.line.directories)
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
-        used = self.names.directories.union(*(book.line.loads() for book in self.books.values()))
-        for directory in set(directories) - used - {""}:
+        for directory in set(directories) - self._used - {""}:
             await asyncio.to_thread(remove, directory)
+
+    async def _collect(self) -> None:
+        """Of Desk: ranks have begun. Delete what nobody has a use for, and nobody can have any more."""
+        await asyncio.to_thread(self._files.collect, self._used)
+
+    @property
+    def _used(self) -> set[str]:
+        return self.names.directories.union(*(book.line.directories for book in self.books.values()))
 
     async def _has_saved(self, book: Book, seq: int, directory: str) -> None:
         """Of Desk: a request has written a directory for a client."""
@@ -191,7 +202,10 @@ class GatewayService:
             return
         made = creation(book)
         saved = SavedModel(book.line.model, session.client, directory, time.time(), made.rank, made.mlp, made.attention)
+        former = self.names.saved.get(name)
         await self.names.save(name, saved)
+        if former:
+            await self._remove_unused(former.directory)
 
     def _session(self, client: str, name: str) -> OpenSession:
         session = self.names.sessions.get(name)

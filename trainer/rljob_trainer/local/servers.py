@@ -34,7 +34,7 @@ class LocalServer:
             for rank, r in enumerate(there)
         ]
         following = self.generation + 1
-        group = ServerGroup(name=self.name, generation=following, parts=parts, master_port=port())
+        group = ServerGroup(name=self.name, generation=following, parts=parts, master_port=port(), rpc_port=port())
         return LocalServer(self.name, self.pods, following, group)
 
 

@@ -3,7 +3,7 @@
 SPMD, as Engine is: every method is collective over all ranks of the process group.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ class ServiceEngine(ModelRanks):
         self._slots.create(work)
         return Result()
 
-    def drop(self, model: str) -> Result:
-        self._slots.drop(model)
-        return Result()
+    def keep(self, models: Collection[str]) -> None:
+        """Forget all other models."""
+        self._slots.keep(models)
 
     def forward_backward(self, work: ForwardBackward) -> Result:
         self._slots.use(work.model)

@@ -5,7 +5,7 @@ reduced. All of it lies on the host while another client's model is in the adapt
 bits. Ranks below the largest are padded with rows of A and columns of B that are 0: so are their gradients, and Adam leaves them 0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,11 +61,11 @@ class ClientSlots:
             self._enter(slot)
         return slot.settings
 
-    def drop(self, model: str) -> None:
-        """Forget a model. Raises RefusedWork when there is none of this name."""
-        if self._slot(model) is self._resident:
+    def keep(self, models: Collection[str]) -> None:
+        """Forget all other models."""
+        self._slots = {name: slot for name, slot in self._slots.items() if name in models}
+        if self._resident and self._resident.settings.model not in self._slots:
             self._resident = None
-        del self._slots[model]
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -98,12 +98,13 @@ def _of_service(service: ServiceSpec) -> dict[str, Any]:
 
 
 def _cut(servers: Servers, part: PodPart | None) -> dict[str, Any]:
-    """How the model of a server is cut over its GPUs, and over its pods."""
+    """How the model of a server is cut over its GPUs, and over its pods. Each data-parallel copy has an engine, and all have one API server."""
     cut: dict[str, Any] = {"tensor-parallel-size": servers.tensor_parallel}
-    cut |= {"distributed-executor-backend": "uni" if servers.gpus == 1 else "mp"}
+    cut |= {"distributed-executor-backend": "uni" if servers.gpus_of_a_copy == 1 else "mp"}
     cut |= {"pipeline-parallel-size": servers.pipeline_parallel} if servers.pipeline_parallel > 1 else {}
+    cut |= {"data-parallel-size": servers.data_parallel} if servers.data_parallel > 1 else {}
     cut |= {"enable-expert-parallel": True} if servers.expert_parallel else {}
-    return cut | (part.arguments if part else {})
+    return cut | (part.arguments(servers) if part else {})
 
 
 def _adapted(targets: Sequence[str]) -> list[str]:

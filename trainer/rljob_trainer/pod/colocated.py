@@ -18,9 +18,9 @@ from rljob_trainer.wire.rollout_client import answers
 POLL_SECONDS = 0.5
 
 
-def visible(ranks: int, tensor_parallel: int, present: list[str]) -> list[str]:
-    """CUDA_VISIBLE_DEVICES of each server: its own GPUs, then those from which it only reads weight updates (CUDA IPC)."""
-    groups = [present[i : i + tensor_parallel] for i in range(0, ranks, tensor_parallel)]
+def visible(ranks: int, size: int, present: list[str]) -> list[str]:
+    """CUDA_VISIBLE_DEVICES of each server: its own GPUs, then those from which it only reads weight updates (CUDA IPC). `size`: GPUs of a server."""
+    groups = [present[i : i + size] for i in range(0, ranks, size)]
     return [",".join([*group, *(g for g in present if g not in group)]) for group in groups]
 
 
@@ -31,7 +31,7 @@ class ColocatedServers:
         spec = control.spec
         self._control, self._inherited = control, environment
         gpu = spec.trainer.device == "gpu"
-        ranks, size = spec.trainer.processes_per_node, spec.rollout.tensor_parallel
+        ranks, size = spec.trainer.processes_per_node, spec.rollout.gpus
         shares = visible(ranks, size, gpus(environment) if gpu else [str(i) for i in range(ranks)])
         colocated = spec.rollout.placement == "colocated"
         self._shares = [{VISIBLE: share} if gpu else {} for share in shares] if colocated else []

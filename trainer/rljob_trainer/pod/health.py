@@ -26,8 +26,9 @@ from rljob_trainer.wire.weights.protocol import HEALTH
 
 BUSY_SHARE = 0.1
 """Fraction of one core. An engine that uses more is computing."""
-ENGINE = re.compile(r"::(EngineCore|Worker)")
-"""Matches the titles of vLLM's engine processes (0.32, vllm/utils/system_utils.py, set_process_title)."""
+ENGINE = re.compile(r"::(EngineCore|Worker|DPCoordinator)")
+"""Matches the titles of vLLM's engine processes, and of the one that has those of data-parallel copies compute together (0.32,
+vllm/utils/system_utils.py, set_process_title)."""
 
 
 class EngineProcesses:

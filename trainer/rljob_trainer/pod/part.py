@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_api.server_group import ServerGroup
+from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import interface_of
 from rljob_trainer.pod import health
 from rljob_trainer.pod.health import HealthCheck, Lost
@@ -33,15 +34,26 @@ class PodPart:
 
     @property
     def meeting(self) -> tuple[str, int]:
-        """Where the workers of all parts meet: at the head, as long as its first worker lives."""
+        """Where all parts meet: at the head, as long as that lives (server/readiness.py)."""
         return self.group.parts[0].address, self.group.master_port
 
-    @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, servers: Servers) -> dict[str, Any]:
         """Those of vLLM that differ between parts, or between generations."""
-        address, port = self.meeting
-        place = {"nnodes": len(self.group.parts), "node-rank": self.rank, "master-addr": address, "master-port": port}
+        place = self._of_copies(servers) if servers.data_parallel > 1 else self._of_workers
         return place | ({"headless": True} if self.follows else {})
+
+    @property
+    def _of_workers(self) -> dict[str, Any]:
+        """Of a server whose workers are one group over all pods."""
+        address, port = self.meeting
+        return {"nnodes": len(self.group.parts), "node-rank": self.rank, "master-addr": address, "master-port": port}
+
+    def _of_copies(self, servers: Servers) -> dict[str, Any]:
+        """Of a server with whole data-parallel copies in each pod."""
+        (address, port), local = self.meeting, servers.data_parallel // len(self.group.parts)
+        place = {"data-parallel-size-local": local, "data-parallel-address": address}
+        place |= {"data-parallel-rpc-port": self.group.rpc_port, "master-port": port}
+        return place | ({"data-parallel-start-rank": self.rank * local} if self.follows else {})
 
     @property
     def environment(self) -> dict[str, str]:

@@ -19,7 +19,7 @@ from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
 from rljob_trainer.pod.part import FollowerCheck, PodPart
-from rljob_trainer.processes import Family, kill_group
+from rljob_trainer.processes import Family
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, FOLLOWER_FAILED, FOLLOWS
 
 LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?(?P<text>.*)")
@@ -170,6 +170,7 @@ class ServerProcess:
             )
         finally:
             os.close(end)
+        family.lead(process.pid)
         check = (
             FollowerCheck(process.pid, part)
             if part and part.follows
@@ -209,9 +210,8 @@ class ServerProcess:
         await self._kill()
 
     async def _kill(self) -> None:
-        """Kill the server's family, even if the server itself has ended, and what has changed its environment and stayed in the process group."""
+        """Kill the server's family, even if the server itself has ended."""
         await asyncio.to_thread(self._family.kill)
-        kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
         await asyncio.wait({self._output}, timeout=DRAIN_SECONDS)
         self._output.cancel()

@@ -28,10 +28,11 @@ from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.service import (
     CreateModel,
-    DropModel,
     Failure,
     ForwardBackward,
+    KeepModels,
     LoadState,
+    ModelWork,
     NextWork,
     OptimStep,
     RefusedWork,
@@ -93,18 +94,19 @@ class ServiceRanks:
         return raw(block)
 
     def _result(self, work: Work) -> Result | Failure:
+        if isinstance(work, KeepModels):
+            self._engine.keep(work.models)
+            return Result()
         try:
             return self._do(work)
         except RefusedWork as error:
             log.info("refused %s %d of %s: %s", type(work).__name__, work.seq, work.model, error)
             return Failure(message=str(error))
 
-    def _do(self, work: Work) -> Result:
+    def _do(self, work: ModelWork) -> Result:
         match work:
             case CreateModel():
                 return self._engine.create(work)
-            case DropModel():
-                return self._engine.drop(work.model)
             case ForwardBackward():
                 return self._engine.forward_backward(work)
             case OptimStep():

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pickle
-import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
@@ -15,7 +14,7 @@ from itertools import count
 from typing import Any, Protocol, Self
 
 from rljob_api import names
-from rljob_trainer.processes import Family, end, kill_group
+from rljob_trainer.processes import Family, end
 from rljob_trainer.rewards.request import RewardFailureKind
 
 log = logging.getLogger(__name__)
@@ -88,6 +87,7 @@ class Child:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True
         )
+        family.lead(process.pid)
         return cls(process, family)
 
     @property
@@ -129,7 +129,6 @@ class Child:
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._family.kill)
-        kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
 

@@ -122,8 +122,9 @@ def later(output: Any, policy: PolicyVersion) -> list[tuple[int, int]]:
 
 
 def cache_tokens(engine: Any) -> int:
-    """Tokens whose keys and values fit into the engine's cache; 0: it does not say."""
-    return engine.vllm_config.cache_config.kv_cache_size_tokens or 0
+    """Tokens whose keys and values fit into the caches of all data-parallel copies; 0: the engine does not say."""
+    config = engine.vllm_config
+    return (config.cache_config.kv_cache_size_tokens or 0) * config.parallel_config.data_parallel_size
 
 
 def adapters_of(engine: Any) -> Any:

@@ -8,6 +8,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rljob_api import names
+from rljob_trainer.server.copies import moves
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import Gate
 
@@ -68,7 +70,7 @@ class Guard(ABC):
     async def _health(self, request: Request, updating: bool) -> JSONResponse:
         """The health of the engine, from a request to its main loop that costs it nothing."""
         try:
-            silence = await self._clock.silence(request.app.state.engine_client.is_paused)
+            silence = await self._clock.silence(partial(moves, request.app.state.engine_client))
         except Exception as problem:
             return error(500, f"{type(problem).__name__}: {problem}")
         return JSONResponse({"silence": silence, "updating": updating})

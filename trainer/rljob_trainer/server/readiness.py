@@ -1,25 +1,66 @@
 """Tells the kubelet whether a part of a server that has its head in another pod is ready: by the route and the port at which a head's API server
-says it, since pods of a role have one template. The answers end with this process, and so with the part."""
+says it, since pods of a role have one template. The answers end with this process, and so with the part.
+
+The head is there while somebody listens at the address that its parts are given to meet. Of a server whose workers are one group, that is the group's
+own store. The copies of one with data-parallel copies meet elsewhere; there the head listens, as soon as its API server answers.
+"""
 
 import socket
 import socketserver
 import threading
+import time
+import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
+
+from rljob_api.address import http_url
+from rljob_trainer.machine import loopback
 
 READY = "/health"
 """vLLM's own, which the readiness probe of every server's pod asks for."""
 CONNECT_SECONDS = 2.0
 """Time limit for reaching the head. The probe waits for 5 s."""
+POLL_SECONDS = 0.5
+"""Interval at which a head asks whether its API server answers, and a follower whether its head is there."""
 
 
 def answer(host: str, port: int, head: tuple[str, int]) -> None:
-    """Answer requests from now on, in a thread: 200 while somebody listens at `head`, where the workers of all parts have met, else 503.
+    """Answer requests from now on, in a thread: 200 while somebody listens at `head`, where all parts have met, else 503.
 
     Raises OSError if the port cannot be bound.
     """
     server = _Server(host, port, head)
     threading.Thread(target=server.serve_forever, name="readiness", daemon=True).start()
+
+
+def listen(port: int, meeting: tuple[str, int]) -> None:
+    """In a head: listen at `meeting`, in a thread, until this process ends. Begins when the API server at `port` answers, which has waited for all
+    copies."""
+    threading.Thread(target=_listen, args=(http_url(loopback(), port), meeting), name="head", daemon=True).start()
+
+
+def wait_for(head: tuple[str, int]) -> None:
+    """In a follower: returns when its head listens there."""
+    while not _reaches(head):
+        time.sleep(POLL_SECONDS)
+
+
+def _listen(url: str, meeting: tuple[str, int]) -> None:
+    while not _is_ready(url):
+        time.sleep(POLL_SECONDS)
+    _Listener(*meeting, socketserver.BaseRequestHandler).serve_forever()
+
+
+def _is_ready(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url + READY, timeout=CONNECT_SECONDS):
+        return True
+    return False
+
+
+def _reaches(address: tuple[str, int]) -> bool:
+    with suppress(OSError), socket.create_connection(address, CONNECT_SECONDS):
+        return True
+    return False
 
 
 class _Probe(BaseHTTPRequestHandler):
@@ -36,14 +77,13 @@ class _Probe(BaseHTTPRequestHandler):
         """The kubelet asks every other second."""
 
 
-class _Server(socketserver.ThreadingTCPServer):
+class _Listener(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, head: tuple[str, int]) -> None:
+    def __init__(self, host: str, port: int, handler: type[socketserver.BaseRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._head = head
-        super().__init__((host, port), _Probe)
+        super().__init__((host, port), handler)
 
     def server_bind(self) -> None:
         """Also to IPv4, as vLLM does: `::` stands for every address."""
@@ -51,7 +91,11 @@ class _Server(socketserver.ThreadingTCPServer):
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         super().server_bind()
 
+
+class _Server(_Listener):
+    def __init__(self, host: str, port: int, head: tuple[str, int]) -> None:
+        self._head = head
+        super().__init__(host, port, _Probe)
+
     def reaches_head(self) -> bool:
-        with suppress(OSError), socket.create_connection(self._head, CONNECT_SECONDS):
-            return True
-        return False
+        return _reaches(self._head)

@@ -13,7 +13,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from rljob_trainer.patches import UNSUPPORTED_VERSION, UnsupportedVersionError
 from rljob_trainer.processes import die_with_parent
-from rljob_trainer.server import compat
+from rljob_trainer.server import compat, readiness
 from rljob_trainer.server.follower import follow
 
 
@@ -30,8 +30,9 @@ def main(arguments: list[str]) -> None:
     validate_parsed_serve_args(parsed)
     if parsed.headless:
         follow(parsed)
-    else:
-        uvloop.run(run_server(parsed))
+    if parsed.data_parallel_size_local not in (None, parsed.data_parallel_size):
+        readiness.listen(parsed.port, (parsed.data_parallel_address, parsed.master_port))
+    uvloop.run(run_server(parsed))
 
 
 if __name__ == "__main__":

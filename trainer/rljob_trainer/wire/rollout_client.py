@@ -38,6 +38,10 @@ class ReplicaLost(RuntimeError):
     """The replica did not answer the request; another one should be asked."""
 
 
+class ReplicaUnreachable(ReplicaLost):
+    """Nothing listens at its address, or nothing answers there: the request has not reached it."""
+
+
 class Unauthorized(ReplicaLost):
     """401: the replica has another token. The Secret has changed since one of the two pods started, or the address belongs to another pod now."""
 
@@ -169,6 +173,8 @@ class RolloutClient:
                 text = await response.text()
                 if response.status == 409:
                     raise AttemptSuperseded(self._attempt, int((await response.json())["attempt"]))
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ReplicaUnreachable(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ReplicaLost(f"{self.endpoint.pod}: {type(error).__name__}: {error}") from error
         said = f"{self.endpoint.pod}: {response.status}: {text[:500]}"

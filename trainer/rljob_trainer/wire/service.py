@@ -69,8 +69,10 @@ class CreateModel(_Work):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropModel(_Work):
-    """Forget a model. Its files remain."""
+class KeepModels:
+    """Forget all other models. Their files remain."""
+
+    models: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +129,8 @@ class SaveForSampler(_Work):
     path: str
 
 
-Work = CreateModel | DropModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
+ModelWork = CreateModel | ForwardBackward | OptimStep | SaveState | LoadState | SaveForSampler
+Work = ModelWork | KeepModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -262,5 +265,5 @@ def _arrays(block: memoryview, described: list[list[Any]]) -> Iterator[Array]:
         raise ValueError(f"{len(block)} bytes follow, where {at} are described")
 
 
-_WORK = _readers(CreateModel, DropModel, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler)
+_WORK = _readers(CreateModel, KeepModels, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler)
 _RESULTS = _readers(Result, Failure)

@@ -13,6 +13,8 @@ from rljob_trainer.wire.service import Datum, ForwardBackward, Result
 from rljob_trainer.wire.service_bounds import MOST_TARGETS
 
 TARGETS = "target_tokens"
+_MODEL_ID, _SEQ_ID = 0x0A, 0x10
+"""What stands in a body before these fields: number and type."""
 MOST_VALUES = 2**24
 """In all tensors of a call. A body has no room for more of them, but a sparse tensor is small in a body."""
 
@@ -26,9 +28,7 @@ class Pass:
             self._message = MESSAGES["ForwardBackwardRequest"].FromString(body)
         except DecodeError as error:
             raise ValueError(f"the body is no ForwardBackwardRequest: {error}") from None
-        self.model, self.seq = str(self._message.model_id), int(self._message.seq_id)
-        if not self.model or self.seq < 1:
-            raise ValueError("the body has no model_id, or no seq_id above 0")
+        self.model, self.seq = named(self._message.model_id, self._message.seq_id)
 
     def work(self, longest: int) -> ForwardBackward:
         """`longest`: most tokens of a datum. Raises ValueError for what the client has to correct."""
@@ -46,6 +46,26 @@ class Pass:
         )
 
 
+def beginning(body: bytes) -> tuple[str, int]:
+    """Model and number of a pass, of whose body only the beginning is there: these two come first. Raises ValueError."""
+    try:
+        length, start = _varint(body, 1)
+        number, _ = _varint(body, start + length + 1)
+        first, second = body[0], body[start + length]
+    except IndexError:
+        raise ValueError("the body ends before its seq_id") from None
+    if (first, second) != (_MODEL_ID, _SEQ_ID):
+        raise ValueError("the body does not begin with model_id and seq_id")
+    return named(body[start : start + length].decode(), number)
+
+
+def named(model: str, seq: int) -> tuple[str, int]:
+    """What a pass is for. Raises ValueError."""
+    if not model or seq < 1:
+        raise ValueError("the body has no model_id, or no seq_id above 0")
+    return model, seq
+
+
 def encode(result: Result) -> bytes:
     """The body of a result."""
     flat = [np.ascontiguousarray(values, "<f4") for values in result.log_probs]
@@ -57,6 +77,14 @@ def encode(result: Result) -> bytes:
     if flat and flat[0].ndim == 2:
         field.trailing_shape.append(flat[0].shape[1])
     return cast(bytes, output.SerializeToString())
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf's, and where it ends. Raises IndexError."""
+    value = shift = 0
+    while body[at] & 0x80:
+        value, shift, at = value | (body[at] & 0x7F) << shift, shift + 7, at + 1
+    return value | body[at] << shift, at + 1
 
 
 def _config(message: Any) -> dict[str, float]:

@@ -16,7 +16,7 @@ from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import answers, requests
 from rljob_trainer.gateway.wire.listing import RouteAnswer, SavedRoutes
-from rljob_trainer.gateway.wire.passes import Pass
+from rljob_trainer.gateway.wire.passes import Pass, beginning
 from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, ClientRequest, read
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
@@ -24,7 +24,9 @@ from rljob_trainer.wire.service import Failure
 API = "/api/v1/"
 POLL_SECONDS = 35.0
 LARGEST_BODY = 64 * 2**20
-"""Most bytes of a request. Clients cut their passes into chunks of some 5 MB."""
+"""Most bytes of a request. Clients cut their passes into calls of some 5 MB, between two data."""
+MOST_READ = 2**31
+"""Bytes of a pass that are read, and dropped, to answer that it is too large: protobuf's own limit."""
 
 
 RouteHandler = Callable[[str, web.Request], Awaitable[RouteAnswer]]
@@ -158,9 +160,12 @@ class Routes:
         return described | {"type": "get_info", "model_data": data, "optimizer_config": {"type": "adamw"}}
 
     async def _forward_backward(self, client: str, request: web.Request) -> RouteAnswer:
-        asked = Pass(await request.read())
+        body, size = await _begun(request)
+        if size > len(body):
+            return await self._ask(client, Failure(message=_too_large(size)), *beginning(body))
+        asked = Pass(body)
         try:
-            found: work.Work | Failure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
+            found: work.ModelWork | Failure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
         except ValueError as error:
             found = Failure(message=str(error))
         return await self._ask(client, found, asked.model, asked.seq)
@@ -190,7 +195,7 @@ class Routes:
         return await self._ask(client, work.SaveForSampler(model=asked.model_id, seq=asked.seq_id, path=""), saves=name)
 
     async def _ask(
-        self, client: str, found: work.Work | Failure, model: str = "", seq: int = 0, saves: str = ""
+        self, client: str, found: work.ModelWork | Failure, model: str = "", seq: int = 0, saves: str = ""
     ) -> RouteAnswer:
         """Have the service do a request of a model. `model` and `seq`: of a failure, which has none of its own."""
         if not isinstance(found, Failure):
@@ -260,6 +265,25 @@ async def _rest[R: ClientRequest](request: web.Request, kind: type[R]) -> R | Fa
         return await read(request, kind)
     except ValidationError as error:
         return Failure(message=first_problem(error))
+
+
+async def _begun(request: web.Request) -> tuple[bytes, int]:
+    """The body and its size; the beginning of one that is larger than LARGEST_BODY."""
+    parts, size = list[bytes](), 0
+    async for part in request.content.iter_any():
+        if size < LARGEST_BODY:
+            parts.append(part)
+        size += len(part)
+        if size > MOST_READ:
+            raise web.HTTPRequestEntityTooLarge(MOST_READ, size)
+    return b"".join(parts)[:LARGEST_BODY], size
+
+
+def _too_large(size: int) -> str:
+    return (
+        f"this call has {size} bytes, and {LARGEST_BODY} is the most. Clients make one call of several data when these are small: a datum of its own "
+        f"is too large, so cut its sequence, or give it fewer targets for each token"
+    )
 
 
 def _future(model: str, seq: int) -> RouteAnswer:

@@ -7,7 +7,15 @@ from rljob_trainer import patches
 VERSIONS = ("0.32.0",)
 """Of vLLM, which every patch below was proven on."""
 
-MODULES = ("cpu_experts", "cpu_routing", "cpu_stages", "forked_engine", "scheduler", "weight_updates")
+MODULES = (
+    "cpu_experts",
+    "cpu_routing",
+    "cpu_spread_experts",
+    "cpu_stages",
+    "forked_engine",
+    "scheduler",
+    "weight_updates",
+)
 
 
 def install() -> None:

@@ -11,6 +11,8 @@
                                 records of a layer-wise reload which parameters got nothing
     server/weights/shadow.py    makes a second model of the same modules, with parameters like those that vLLM had before it transformed them, and
                                 has vLLM make of them, a layer at a time, what the first one computes with
+    server/copies.py            calls the workers of all data-parallel copies; updates.py pauses and resumes these once, since vLLM would have them
+                                compute a step, or wait for each other forever
     pod/health.py               finds the engine's processes by their titles, and asks the engine's own loop whether it moves
 
 Can go, one by one, when vLLM abandons updates, reloads tied layers on CPU, and reports whether its engine answers.
@@ -86,6 +88,19 @@ PATCHES = (
         },
     ),
     Patch(
+        "data-parallel copies",
+        "vllm",
+        VERSIONS,
+        replaces={
+            "vllm/v1/engine/core_client.py:AsyncMPClient.call_utility_all_async": "27e805160171f1f8",
+            "vllm/v1/engine/core_client.py:DPLBAsyncMPClient.call_utility_async": "c0b1d1e863c1477d",
+            "vllm/v1/engine/core.py:DPEngineCoreProc._pause_complete": "31a2f81161e563a1",
+            "vllm/v1/engine/core.py:DPEngineCoreProc.resume_scheduler": "5f318b996d9b76c1",
+            "vllm/v1/engine/core.py:DPEngineCoreProc.run_busy_loop": "e0fd577208de8e98",
+            "vllm/v1/engine/core.py:EngineCoreProc.run_engine_core": "8186093b1d33c4a1",
+        },
+    ),
+    Patch(
         "health of the engine",
         "vllm",
         VERSIONS,
@@ -93,7 +108,7 @@ PATCHES = (
             "vllm/utils/system_utils.py:set_process_title": "72fd894ae65b202c",
             "vllm/v1/engine/core.py:EngineCoreProc.run_busy_loop": "bc75d710bb264b72",
             "vllm/v1/engine/core.py:EngineCoreProc._process_input_queue": "cfaad55cee4f592d",
-            "vllm/v1/engine/async_llm.py:AsyncLLM.is_paused": "427032b207563fc1",
+            "vllm/v1/engine/core.py:EngineCore.is_scheduler_paused": "3abab70550a34137",
         },
     ),
 )

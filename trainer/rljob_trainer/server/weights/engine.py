@@ -75,6 +75,12 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         model = ExpectedTensors.of(Path(self.model_config.model), name)
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
+    @property
+    def worker(self) -> int:
+        """The place of this worker in its server: in the order of data-parallel copies, and of ranks in each."""
+        found = self.parallel_config
+        return int(found.data_parallel_index * found.world_size + found.rank)
+
     def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> tuple[tuple[str, int], bool]:
         """Where senders and other workers reach this one; and whether the update can be received without touching the model. `serves`: the server
         serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
@@ -87,7 +93,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""
         assert self._door, "the update has been admitted"
         self._target, self._verified = self._target_of(apart), False
-        place = WorkerPlace(server, self.parallel_config.rank, self._door, self.device)
+        place = WorkerPlace(server, self.worker, self._door, self.device)
         kept = {offer: self._connections.pop(offer) for offer in offers if offer in self._connections}
         self._leave()
         self._reception = Reception(place, update, self.end_cls, self.expected.check, self._load)
@@ -166,7 +172,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         return self._shadow is not None or self._shadow_device() is not None
 
     def _shadow_device(self) -> torch.device | None:
-        return shadow_device(self.model, self.device, self.parallel_config.local_world_size)
+        workers = self.parallel_config.local_world_size * self.parallel_config.data_parallel_size_local
+        return shadow_device(self.model, self.device, workers)
 
     def _target_of(self, apart: bool) -> Target:
         if self.vllm_config.lora_config:

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
+from rljob_trainer.server.copies import all_workers, copies
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, AttemptSuperseded, Gate, PolicyVersion
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class WeightUpdates:
         """The update keeps requests in flight."""
         self._still_since = 0.0
         """When they were stopped, since it is loaded over the weights; 0: they were not."""
+        self._paused = False
+        """Generation is."""
 
     @property
     def running(self) -> bool:
@@ -63,11 +66,11 @@ class WeightUpdates:
                 self._open, self._session = True, session
                 serves = self._gate.served() is not None
                 self._keeps = serves and body["keep"]
-                workers = await engine.collective_rpc("rljob_admit", args=(attempt, senders, serves))
+                workers = await all_workers(engine, "rljob_admit", attempt, senders, serves)
                 apart = not self._asleep and all(possible for _, possible in workers)
                 if not apart:
                     await (self._stand_still(engine) if self._keeps else self._stop_serving(engine))
-                await engine.collective_rpc("rljob_receive", args=(session, server, senders, apart))
+                await all_workers(engine, "rljob_receive", session, server, senders, apart)
         return {"doors": [door for door, _ in workers]}
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -76,13 +79,13 @@ class WeightUpdates:
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
-                await engine.collective_rpc("rljob_verify", args=(attempt, version.digest))
+                await all_workers(engine, "rljob_verify", attempt, version.digest)
                 began = self._still_since or time.monotonic()
                 if self._keeps:
-                    await _pause(engine, "keep")
+                    await self._pause(engine, "keep")
                 else:
                     self._gate.updating = True
-                    await _pause(engine)
+                    await self._pause(engine)
             await self._apply(engine, version)
             self._open, self._session, self._still_since = False, "", 0.0
         return {"paused": time.monotonic() - began}
@@ -98,7 +101,7 @@ class WeightUpdates:
         async with self._lock:
             self._gate.fence.admit(attempt)
             self._gate.serving = None
-            await _pause(engine)
+            await self._pause(engine)
             if engine.vllm_config.model_config.enable_sleep_mode and not self._asleep:
                 await engine.sleep(level=2)  # level 2 also discards the weights, since new ones will arrive
                 self._asleep = True
@@ -111,9 +114,9 @@ class WeightUpdates:
         async with self._lock:
             self._gate.fence.admit(attempt)
             if self._gate.served():
-                await _pause(engine, clear_cache=False)
+                await self._pause(engine, clear_cache=False)
                 if not self._still_since:
-                    await engine.resume_generation()
+                    await self._resume(engine)
 
     def _check(self, body: dict[str, Any]) -> None:
         if body["session"] != self._session:
@@ -134,7 +137,7 @@ class WeightUpdates:
     async def _stop_serving(self, engine: Any) -> None:
         """The update is loaded over the weights, which must be there."""
         self._gate.updating, self._gate.serving = True, None
-        await _pause(engine)
+        await self._pause(engine)
         if self._asleep:
             await engine.wake_up(tags=["weights"])
             self._woken = True
@@ -142,11 +145,11 @@ class WeightUpdates:
     async def _stand_still(self, engine: Any) -> None:
         """As `_stop_serving`, for an update that keeps requests."""
         self._still_since = time.monotonic()
-        await _pause(engine, "keep")
+        await self._pause(engine, "keep")
 
     async def _discard(self, engine: Any) -> None:
         if self._open:
-            await engine.collective_rpc("rljob_discard")
+            await all_workers(engine, "rljob_discard")
             if self._still_since:  # over weights that are broken now
                 self._still_since = 0.0
                 await self._stop_serving(engine)
@@ -154,37 +157,47 @@ class WeightUpdates:
                 await engine.sleep(level=2)  # the trainer may need the memory
                 self._woken = False
             elif self._gate.updating and self._gate.serving:
-                await engine.resume_generation()
+                await self._resume(engine)
             self._gate.updating, self._open, self._session = False, False, ""
 
     async def _apply(self, engine: Any, version: PolicyVersion) -> None:
         try:
-            await engine.collective_rpc("rljob_apply")
+            await all_workers(engine, "rljob_apply")
             # before the engine wakes, which lets requests take blocks
             if not self._keeps and not await engine.reset_prefix_cache():
                 raise UpdateError("the prefix cache could not be emptied: it holds values of the old weights")
             await engine.update_weight_version(str(version.step))
             if self._asleep:  # after the update has given its memory back
                 await engine.wake_up(tags=["kv_cache"])
-                self._asleep = self._woken = False
+                self._asleep = self._woken = self._paused = False  # it has resumed generation
             self._gate.serving, self._gate.updating = version, False
-            await engine.resume_generation()
+            await self._resume(engine)
         except BaseException:
             self._gate.serving = None
             log.exception(APPLYING_FAILED)
             os.kill(os.getpid(), signal.SIGTERM)
             raise
 
+    async def _pause(self, engine: Any, mode: Literal["abort", "keep"] = "abort", clear_cache: bool = True) -> None:
+        """Pause generation. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
 
-async def _pause(engine: Any, mode: Literal["abort", "keep"] = "abort", clear_cache: bool = True) -> None:
-    """Pause generation. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
+        Once, if the server has copies: to pause again, vLLM has all of them compute a step (0.32, DPEngineCoreProc._pause_complete), perhaps with
+        weights that are being loaded. A request that was let in before, and came since, then runs under the next policy.
 
-    Args:
-        mode: what becomes of requests in flight
-        clear_cache: also empty the caches, unless requests are kept; that of images on both sides, since vLLM's renderer sends only the hash of
-            an image that the engine has
-    """
-    clear_cache = clear_cache and mode == "abort"
-    if clear_cache:
-        await engine.renderer.clear_mm_cache_async()
-    await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+        Args:
+            mode: what becomes of requests in flight
+            clear_cache: also empty the caches, unless requests are kept; that of images on both sides, since vLLM's renderer sends only the hash of
+                an image that the engine has
+        """
+        if self._paused and copies(engine) > 1:
+            return
+        self._paused, clear_cache = True, clear_cache and mode == "abort"
+        if clear_cache:
+            await engine.renderer.clear_mm_cache_async()
+        await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+
+    async def _resume(self, engine: Any) -> None:
+        """Resume generation. Once, if the server has copies: a copy that goes on already would not wait for the others, as they for it."""
+        if self._paused or copies(engine) == 1:
+            await engine.resume_generation()
+        self._paused = False
