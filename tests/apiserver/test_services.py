@@ -26,6 +26,7 @@ def roles(world: Lab) -> set[str]:
 async def test_a_service_has_one_address_for_clients_and_sleeps_until_they_ask(plane: ControlPlane) -> None:
     async with lab(plane, "services", Faults()) as world:
         settings = {"trainer": {"device": "cpu", "nodes": 1}, "service": {"idleSeconds": 10}}
+        world.steps = 10**6  # the simulated trainer has a loop
         await world.submit(task="service", train={}, **settings)
         await world.until(state="Running", attempt=1, turns=TURNS)
         service = await world._api.get("Service", "services", "demo-gateway")
