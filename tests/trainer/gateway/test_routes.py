@@ -210,7 +210,7 @@ async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(m
         for _ in range(5):
             answers.append(await known.sample(REQUEST))
         assert {answer.samples[0].tokens[0] for answer in answers} == {ord("c")}
-        assert dead.asked <= 20 and alive.asked == 25
+        assert dead.asked <= 25 and alive.asked == 25
 
 
 async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
