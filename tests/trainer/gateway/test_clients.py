@@ -21,7 +21,7 @@ STEP = types.AdamParams(learning_rate=1e-2)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
-    with running(root, make(root / "model", seed=3), service={"checkpointSeconds": 1}) as found:
+    with running(root, make(root / "model", seed=3), service={"checkpointSeconds": 1, "maxModels": 16}) as found:
         yield found
 
 
