@@ -135,14 +135,12 @@ def test_a_recipe_runs_to_its_end_and_saves_what_it_has_learnt(
 def test_a_recipe_continues_from_the_checkpoint_that_it_saved(
     service: RunningService, world: Path, tmp_path: Path
 ) -> None:
-    arguments = ["sl_loop", "batch_size=8", "max_length=256", "save_every=2", "learning_rate=1e-2"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    execute(service, world, whole, *arguments, "max_steps=4")
-    execute(service, world, cut, *arguments, "max_steps=4")
-    (cut / "metrics.jsonl").unlink()
-    kept = (cut / "checkpoints.jsonl").read_text().splitlines()[:1]
-    (cut / "checkpoints.jsonl").write_text(kept[0] + "\n")
-    execute(service, world, cut, *arguments, "max_steps=4")
-    expected = metrics(whole, "train_mean_nll")
-    assert len(expected) == 4 and expected[-1] < expected[0]
-    assert metrics(cut, "train_mean_nll") == expected[2:]
+    arguments = ["sl_loop", "batch_size=8", "max_length=256", "save_every=2", "learning_rate=1e-2", "max_steps=4"]
+    execute(service, world, tmp_path, *arguments)
+    losses = metrics(tmp_path, "train_mean_nll")
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    saved = tmp_path / "checkpoints.jsonl"
+    saved.write_text(saved.read_text().splitlines()[0] + "\n")
+    (tmp_path / "metrics.jsonl").unlink()
+    execute(service, world, tmp_path, *arguments)
+    assert metrics(tmp_path, "train_mean_nll") == losses[2:]
