@@ -3,9 +3,12 @@ iterate over it (tests/trainer/megatron/test_families.py, tests/trainer/server/t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 Device = Literal["cpu", "gpu"]
+Method = Literal["mtp", "eagle3", "ngram"]
+"""What guesses tokens: `rollout.speculation.method`."""
+METHODS: tuple[Method, ...] = get_args(Method)
 Way = Literal["tensor", "pipeline", "context", "expert"]
 DENSE: tuple[Way, ...] = ("tensor", "pipeline", "context")
 EXPERTS: tuple[Way, ...] = (*DENSE, "expert")
@@ -48,6 +51,10 @@ class Family:
     servers: tuple[Device, ...] = ("cpu", "gpu")
     """Devices on which vLLM's weights can be updated and its log-probabilities equal the trainer's: as shown by the tests on CPU, and by
     benchmarks/families.py on GPUs."""
+    multi_token: bool = False
+    """Its layer for multi-token prediction can be trained."""
+    eagle: bool = False
+    """vLLM shows an EAGLE-3 model the hidden states that it guesses from, and a server that does so generates as it does without."""
     whole_experts: bool = False
     """Experts are not cut over ranks: `expertTensor` is 1."""
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -59,6 +66,10 @@ class Family:
     reasoning: str = ""
     """vLLM's parser of reasoning, where all of its models reason: config.json does not say whether one does, and a parser that expects reasoning
     takes a whole answer for it."""
+
+    def guesses(self, method: Method) -> bool:
+        """Whether servers of this family may guess tokens so."""
+        return bool(self.servers) and {"mtp": self.multi_token, "eagle3": self.eagle, "ngram": not self.vision}[method]
 
     @property
     def unadapted(self) -> str:
@@ -80,15 +91,32 @@ FAMILIES = {
             "Llama 2, 3, 3.1 to 3.3",
             rotations=("default", "linear", "llama3", "yarn"),
             adapters=ADAPTED,
+            eagle=True,
             tools="llama3_json",
         ),
-        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, tools="mistral"),
-        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, tools="phi4_mini_json"),
-        Family("qwen2", "Qwen2, Qwen2.5", rotations=("default", "yarn"), biases=True, adapters=ADAPTED, tools="hermes"),
+        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, eagle=True, tools="mistral"),
+        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, eagle=True, tools="phi4_mini_json"),
+        Family(
+            "qwen2",
+            "Qwen2, Qwen2.5",
+            rotations=("default", "yarn"),
+            biases=True,
+            adapters=ADAPTED,
+            eagle=True,
+            tools="hermes",
+        ),
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True, tools="hermes"),
         Family("qwen3_vl", "Qwen3-VL 2B, 4B, 8B, 32B", TENSOR, vision=True, tools="hermes"),
-        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED, tools="hermes"),
-        Family("qwen3_moe", "Qwen3-MoE", EXPERTS, rotations=("default", "yarn"), adapters=ATTENTION, tools="hermes"),
+        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED, eagle=True, tools="hermes"),
+        Family(
+            "qwen3_moe",
+            "Qwen3-MoE",
+            EXPERTS,
+            rotations=("default", "yarn"),
+            adapters=ATTENTION,
+            eagle=True,
+            tools="hermes",
+        ),
         Family(
             "qwen3_next",
             "Qwen3-Next",
@@ -124,6 +152,7 @@ FAMILIES = {
             EXPERTS,
             biases=True,
             adapters=ATTENTION,
+            multi_token=True,
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
             tools="glm45",
         ),
@@ -172,6 +201,7 @@ FAMILIES = {
             latent=True,
             adapters=("linear_proj",),
             servers=("gpu",),
+            multi_token=True,
             values={
                 "topk_method": ("noaux_tc",),
                 "norm_topk_prob": (True,),

@@ -24,6 +24,8 @@ WHOLE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 )
 """What needs servers of one stage, without copies: more of their section, and of others."""
 
+GUESSING = {"speculation": {"method": "ngram"}}
+
 BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"rewards": []}, "spec.rewards"),
     ({"task": "sft", "rewards": [{"rule": "exactMatch"}]}, "spec.rewards"),
@@ -99,6 +101,43 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.interrupt",
     ),
     ({"rollout": {"sampling": {"temperature": 0, "maxTokens": 8}}}, "spec.rollout.sampling.temperature"),
+    ({"rollout": {"speculation": {"method": "eagle3"}}}, "spec.rollout.speculation.draft"),
+    ({"rollout": {"speculation": {"method": "ngram", "draft": "/draft"}}}, "spec.rollout.speculation.draft"),
+    ({"rollout": {"speculation": {"method": "mtp"}}}, "spec.rollout.speculation.method"),
+    ({"rollout": GUESSING, "train": {"batches": {"replay": "/batches"}}}, "spec.rollout.speculation"),
+    (
+        {"rollout": GUESSING, "algorithm": {"rolloutCorrection": {"routerReplay": "rollout"}}},
+        "spec.rollout.speculation",
+    ),
+    (
+        {
+            "rollout": GUESSING | {"interrupt": "keep"},
+            "train": {"staleness": 2},
+            "algorithm": CORRECTED,
+        },
+        "spec.rollout.speculation",
+    ),
+    ({"rollout": GUESSING | {"pipelineParallel": 2, "nodes": 2}}, "spec.rollout.speculation"),
+    ({"rollout": GUESSING | {"dataParallel": 2}}, "spec.rollout.speculation"),
+    ({"rollout": GUESSING, "model": {"lora": {"rank": 8, "sync": "adapters"}}}, "spec.rollout.speculation"),
+    ({"rollout": GUESSING, "data": {"imageKey": "images"}}, "spec.rollout.speculation"),
+    (
+        {"rollout": COLOCATED | {"speculation": {"method": "eagle3", "draft": "/draft"}}},
+        "spec.rollout.speculation",
+    ),
+    ({"model": {"multiTokenPrediction": True, "lora": {"rank": 8}}}, "spec.model.multiTokenPrediction"),
+    (
+        {
+            "model": {"multiTokenPrediction": True},
+            "algorithm": {"rolloutCorrection": {"routerReplay": "trainer"}},
+            "train": {"epochsPerStep": 2},
+        },
+        "spec.model.multiTokenPrediction",
+    ),
+    (
+        {"model": {"multiTokenPrediction": True}, "trainer": {"overlap": {"gradReduce": True}}},
+        "spec.model.multiTokenPrediction",
+    ),
     ({"rollout": {"agent": {"maxTurns": 2, "maxTokens": 16}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent"),
     ({"rollout": {"agent": AGENT}, "data": {"imageKey": "images"}}, "spec.data.imageKey"),
     ({"rollout": {"agent": AGENT | {"maxTokens": 4}, "sampling": {"maxTokens": 8}}}, "spec.rollout.agent.maxTokens"),
@@ -117,6 +156,36 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
             "train": {"batches": {"replay": "/data/other/batches"}},
         },
         "spec.rollout.agent.workers",
+    ),
+    (
+        {
+            "rollout": {
+                "agent": {"environment": {"url": "http://e"}, "maxTurns": 2, "maxTokens": 16},
+                "sampling": {"maxTokens": 8},
+            },
+            "environments": [{"name": "python"}],
+        },
+        "spec.environments",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT, "sampling": {"maxTokens": 8}},
+            "environments": [{"name": "python"}],
+            "train": {"batches": {"replay": "/data/other/batches"}},
+        },
+        "spec.environments",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT, "sampling": {"maxTokens": 8}},
+            "environments": [{"name": "python"}],
+            "scheduling": {"backend": "kueue", "queue": "team"},
+        },
+        "spec.environments",
+    ),
+    (
+        {"rollout": {"agent": AGENT | {"workers": {"replicas": 4000, "processes": 9}}, "sampling": {"maxTokens": 8}}},
+        "spec.rollout.agent.workers.processes",
     ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),

@@ -63,6 +63,7 @@ OWNED_TRANSFORMER_CONFIG = {
     "overlap_moe_expert_parallel_comm": _NOT_TRAINED,
     "delay_wgrad_compute": _NOT_TRAINED,
     "qk_clip": _NOT_TRAINED,
+    **dict.fromkeys((key for key in TRANSFORMER_CONFIG if key.startswith("mtp_")), "spec.model.multiTokenPrediction"),
     **dict.fromkeys(
         (
             "moe_expert_capacity_factor",
@@ -97,7 +98,6 @@ OWNED_TRANSFORMER_CONFIG = {
         "softmax_scale",
         "window_size",
         "multi_latent_attention",
-        "mtp_num_layers",
         "num_moe_experts",
         "moe_layer_freq",
         "moe_router_topk",
@@ -187,6 +187,10 @@ OWNED_VLLM_ARGUMENTS = {
     ),
     **dict.fromkeys(
         ("enable-return-routed-experts", "aux-output-config"), "spec.algorithm.rolloutCorrection.routerReplay"
+    ),
+    **dict.fromkeys(
+        ("speculative-config", "spec-method", "spec-model", "spec-tokens", "per-request-spec-decode-metrics"),
+        "spec.rollout.speculation",
     ),
     "scheduler-cls": "rljob, whose scheduler hands responses over in pieces",
     "tool-call-parser": "spec.rollout.agent.toolParser",

@@ -12,6 +12,7 @@ from rljob_api.rules.layout import unfit_module
 from rljob_api.rules.lora import adapter_violations
 from rljob_api.rules.ranks import Ranks
 from rljob_api.rules.rollout import tool_parser_violations
+from rljob_api.rules.speculation import speculation_violations
 from rljob_api.rules.vision import vision_violations
 from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
@@ -57,6 +58,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from _router_replay_violations(spec, config)
     yield from vision_violations(spec, config)
     yield from tool_parser_violations(spec, config)
+    yield from speculation_violations(spec, config)
     if not spec.train.batches.replay:
         yield from _server_violations(spec, config)
 

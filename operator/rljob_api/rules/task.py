@@ -73,6 +73,7 @@ SAVING = (
 
 READERS: dict[str, tuple[Task, ...]] = {
     "model.megatronCheckpoint": ("rl", "sft", "dpo", "pretrain"),
+    "model.multiTokenPrediction": ("rl", "sft", "dpo", "pretrain"),
     "model.lora": ("rl", "sft", "dpo", "pretrain"),
     "data.custom": ("rl", *CONVERSATIONS),
     "data.format": SUPERVISED,
@@ -118,10 +119,12 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.interrupt": ("rl",),
     "rollout.sampling": ("rl",),
     "rollout.agent": ("rl",),
+    "rollout.speculation": ("rl",),
     "rollout.vllmArgs": GENERATING,
     "rollout.shmSize": GENERATING,
     "rollout.template": GENERATING,
     "pools": ("rl",),
+    "environments": ("rl",),
     "service": ("service",),
     "model.source": LEARNING,
     **dict.fromkeys(

@@ -85,6 +85,10 @@ class ModelSpec(Model):
     lora: LoraSpec | None = None
     """Train low-rank adapters; all weights of the model stay as they are, without gradients and optimizer states. Unset: all weights are
     trained."""
+    multi_token_prediction: bool = False
+    """Train the model's layer for multi-token prediction as well, which guesses the token after the next (arXiv 2412.19437, section 2.2), by cross
+    entropy on all tokens of each step. It gives the rest of the model no gradient. It is exported and sent to the rollouts, and is what
+    `rollout.speculation.method: mtp` guesses with. False: it is left out, of exports as well."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of the parameters in training and generation. Optimizer states and gradients are float32."""
     trust_remote_code: bool = False

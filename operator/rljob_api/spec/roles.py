@@ -114,6 +114,20 @@ class ReferenceSpec(Gang):
     has nothing to exchange it with, and keeps it on the GPU."""
 
 
+class Speculation(Model):
+    """Speculative decoding (arXiv 2211.17192): something cheap guesses the next tokens of a response, and the policy reads all guesses in one pass.
+    The tokens have the policy's own distribution, whatever is guessed; good guesses make a pass give several of them."""
+
+    method: Literal["mtp", "eagle3", "ngram"]
+    """What guesses. `mtp`: the policy's own layer for multi-token prediction, which `model.multiTokenPrediction` trains and every policy brings anew;
+    `eagle3`: the model in `draft`, which reads hidden states of the policy (arXiv 2503.01840) and stays as it is while the policy is trained;
+    `ngram`: the response itself and its prompt, where its last tokens stand in them already."""
+    tokens: Annotated[int, Field(ge=1, le=16)] = 2
+    """Guesses for each response in a pass."""
+    draft: AbsolutePath | None = None
+    """Hugging Face directory of the EAGLE-3 model, made for the policy's model, that every server can read. For `method: eagle3`."""
+
+
 class RolloutSpec(Servers):
     """The pool of vLLM servers that generate."""
 
@@ -136,6 +150,8 @@ class RolloutSpec(Servers):
     """How training responses are sampled."""
     agent: AgentSpec | None = None
     """Samples of several turns. Unset: a sample is one response to its prompt."""
+    speculation: Speculation | None = None
+    """Have servers guess tokens, for more of them per second where few responses are generated at a time. Unset: each token takes a pass."""
     vllm_args: Verbatim = {}
     """Arguments of `vllm serve` by their long names without dashes in front, verbatim. Those that rljob sets are refused here."""
     shm_size: Quantity = "1Gi"

@@ -88,6 +88,7 @@ RLINF = "RLinf a3816b596 of 2026-08-22"
 DECAYS = choice(constant="constant", linear="linear", cosine="cosine")
 REPLAY = choice(disabled="none", R2="trainer", R3="rollout")
 """Router replay, by the papers' names."""
+MULTI_TOKEN = "set model.multiTokenPrediction where it is wanted: its loss gives the policy no gradient"
 IMAGES = "preprocessor_config.json of the model directory says how images are scaled"
 SEQUENCE_CLIP = {"low": 3e-4, "high": 4e-4}
 """Of gspo's paper, where a ratio is that of a whole response and a clip of 0.2 never binds."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
@@ -172,6 +173,30 @@ def make_model(
     model = random_model(make_config(kind, vocabulary, tied), seed)
     model.save_pretrained(directory, **save)
     (directory / "tokenizer.json").write_text(json.dumps({"stands": "for a tokenizer"}))
+    return directory
+
+
+def add_multi_token_layer(directory: Path, seed: int = 7, copies: bool = False) -> Path:
+    """Put a random layer for multi-token prediction, which transformers does not have, into the one file of a model: another last layer, and what
+    reads embedding and hidden states before it. `copies`: also of embedding and output layer, as published models have them."""
+    file, config = directory / "model.safetensors", json.loads((directory / "config.json").read_text())
+    tensors, layers, width = load_file(file), config["num_hidden_layers"], config["hidden_size"]
+    draw = torch.Generator().manual_seed(seed)
+    random_of = lambda *shape: torch.randn(*shape, generator=draw)  # noqa: E731
+    last, further = f"model.layers.{layers - 1}.", f"model.layers.{layers}."
+    found = {
+        name.replace(last, further): tensor + 0.1 * random_of(*tensor.shape)
+        if tensor.dim() < 2
+        else 0.1 * random_of(*tensor.shape)
+        for name, tensor in tensors.items()
+        if name.startswith(last)
+    }
+    found |= {f"{further}{norm}.weight": 1 + 0.1 * random_of(width) for norm in ("enorm", "hnorm", "shared_head.norm")}
+    found[f"{further}eh_proj.weight"] = 0.1 * random_of(width, 2 * width)
+    if copies:
+        found[f"{further}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        found[f"{further}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors | found, file, metadata={"format": "pt"})
     return directory
 
 

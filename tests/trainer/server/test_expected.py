@@ -57,12 +57,20 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
         manifest(tmp_path).check_complete(["w"])
 
 
-def test_layers_that_guess_further_tokens_are_not_expected(tmp_path: Path) -> None:
+def test_a_layer_that_guesses_further_tokens_is_required_where_the_server_does_so(tmp_path: Path) -> None:
     tensors = {f"model.layers.{i}.w": torch.zeros(2, dtype=torch.bfloat16) for i in range(12)}
-    save_file(tensors, tmp_path / "model.safetensors")
+    copies = {f"model.layers.11.{name}.weight": torch.ones(2) for name in ("embed_tokens", "shared_head.head")}
+    save_file(tensors | copies, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 11, "num_nextn_predict_layers": 1}))
-    expected = ExpectedTensors.of(tmp_path, "bfloat16")
-    assert expected.tensors.keys() == tensors.keys() - {"model.layers.11.w"}
+    without = tensors.keys() - {"model.layers.11.w"}
+    for guesses in (False, True):
+        expected = ExpectedTensors.of(tmp_path, "bfloat16", guesses)
+        assert expected.tensors.keys() == tensors.keys(), "copies are in no update"
+        expected.check([entry("model.layers.11.w", "bfloat16", 2)])
+        expected.check_complete(tensors)
+    ExpectedTensors.of(tmp_path, "bfloat16").check_complete(without)
+    with pytest.raises(RefusedUpdateError, match="model.layers.11.w"):
+        ExpectedTensors.of(tmp_path, "bfloat16", guesses=True).check_complete(without)
 
 
 @pytest.mark.parametrize("tied_in_file", [True, False])

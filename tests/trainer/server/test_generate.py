@@ -48,7 +48,8 @@ class Engine:
             raise
         outputs = [
             SimpleNamespace(token_ids=d.tokens, logprobs=SimpleNamespace(logprobs=d.log_probs), finish_reason=d.finish_reason,
-                            routed_experts=None, weight_versions=VERSIONS[:len(d.tokens)])
+                            routed_experts=None, weight_versions=VERSIONS[:len(d.tokens)],
+                            spec_decode_metrics=SimpleNamespace(histogram=[3, 0, 2]) if d.tokens else None)
             for d in DRAWN
         ]  # fmt: skip
         yield SimpleNamespace(outputs=outputs)
@@ -86,6 +87,11 @@ async def test_the_engine_s_tokens_and_log_probabilities_are_the_answer() -> Non
     assert status == 200 and engine.asked == [([2, 3, 4], "d", 5)], "what is cached under one policy is not for another"
     assert [d.tokens.tolist() for d in decode(json.loads(body))] == [list(d.tokens) for d in DRAWN]
     assert [d.finish_reason for d in decode(json.loads(body))] == ["stop", "length", "abort"]
+
+
+async def test_an_answer_says_how_many_passes_read_guesses_and_how_many_guesses_were_right() -> None:
+    _, body = await ask(Engine(), BODY)
+    assert [d.guesses for d in decode(json.loads(body))] == [(5, 4), (5, 4), (0, 0)]
 
 
 async def test_an_answer_says_from_which_token_on_another_policy_drew_it() -> None:

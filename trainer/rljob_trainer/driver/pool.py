@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
+from rljob_trainer.driver.served import Served
 from rljob_trainer.driver.serving import Serving
 from rljob_trainer.driver.slots import Home, Slots
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
@@ -59,6 +60,7 @@ class RolloutPool:
         self._resumed.set()
         self.redispatched = 0
         """Number of requests that were sent again because their server was lost."""
+        self.served = Served()
 
     async def run(self) -> None:
         """Probe servers that are out of the pool, until cancelled."""
@@ -251,6 +253,7 @@ class RolloutPool:
             raise ReplicaLost("it ended the request early")
         for generation in found:
             self._slots.answered(len(generation.tokens))
+        self.served = self.served.with_more(found)
         return found
 
     @contextlib.contextmanager

@@ -126,7 +126,7 @@ class Engine(ModelRanks):
             learn = network.learn if objective.learns(step.batch.step) else network.evaluate_loss
             with self._policy.routing.replayed():
                 updates = learn(step, objective)
-            metrics |= update_metrics(objective, updates)
+            metrics |= update_metrics(objective, updates) | network.multi_token_metrics()
         self.objective.after(metrics, int(columns.answered.sum()))
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 

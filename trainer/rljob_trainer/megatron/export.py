@@ -76,6 +76,10 @@ class Exporter:
     def _own_tasks(self) -> list[Any]:
         """Conversion tasks of this rank's parameters. They ask no other stage, and no other expert ranks for single experts."""
         own = [t for t in self._bridge.get_conversion_tasks(self._modules) if t.megatron_module is not None]
+        if (
+            mpu.get_pipeline_model_parallel_rank()
+        ):  # a copy, for the layer for multi-token prediction behind the last stage
+            own = [t for t in own if t.global_param_name != _VOCABULARY_WEIGHTS[0]]
         for task in own:
             groups = {"pp": _ALONE} | ({"ep": _ALONE} if _of_one_expert(task) else {})
             task.mapping.set_process_groups_from_pg_collection(SimpleNamespace(**groups))

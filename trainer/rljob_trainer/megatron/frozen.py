@@ -18,6 +18,7 @@ from rljob_trainer.checkpoint.staging import HostMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
+from rljob_trainer.megatron.multi_token import is_multi_token
 from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
@@ -72,7 +73,7 @@ def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
     """Load the reference, without adapters: initially their product is zero."""
     path, checkpoint = spec.reference.path, spec.reference.megatron_checkpoint
     own = {"path": path or spec.model.path, "megatron_checkpoint": checkpoint} if path or checkpoint else {}
-    model = spec.model.model_copy(update={**own, "lora": None})
+    model = spec.model.model_copy(update={**own, "lora": None, "multi_token_prediction": False})
     try:
         return PolicyModel(spec.model_copy(update={"model": model}), parallel)
     except ConfigurationError as error:
@@ -90,7 +91,7 @@ class HostCopy:
 
     def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module]) -> None:
         ours, theirs = (
-            [p for m in models for name, p in m.named_parameters() if not is_adapter(name)]
+            [p for m in models for name, p in m.named_parameters() if not (is_adapter(name) or is_multi_token(name))]
             for models in (modules, source)
         )
         if [p.shape for p in ours] != [p.shape for p in theirs]:

@@ -22,13 +22,13 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.lora_parts import as_in_files
+from rljob_trainer.megatron.multi_token import LAYERS, MultiTokenLoss
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.plain_torch.layers import mark_expert_parameters
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
 from rljob_trainer.wire.weights.plan import Phase
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
-MTP_LAYERS = "num_nextn_predict_layers"
 
 
 class PolicyModel:
@@ -38,7 +38,7 @@ class PolicyModel:
         self.bridge, self._path = open_bridge(spec), spec.model.path
         checkpoint = spec.model.megatron_checkpoint
         self.config: Any = self.bridge.to_megatron_provider(load_weights=checkpoint is None)
-        configure(self.config, spec, parallel.layout)
+        configure(self.config, spec, parallel.layout, spec.model.multi_token_prediction)
         self.modules = provide(self.config, parallel)
         """See `provide`."""
         if checkpoint is None:
@@ -46,6 +46,10 @@ class PolicyModel:
         else:
             load_weights(checkpoint, self.modules)
         self.vocabulary: int | None = self.config.vocab_size
+        self.multi_token: MultiTokenLoss | None = None
+        if spec.model.multi_token_prediction:
+            self.multi_token = MultiTokenLoss(self.config.vocab_size, parallel.device)
+            self.config.multi_token = self.multi_token  # where its pass finds it: compat/token_prediction.py
         self._exporter = Exporter(self.bridge, self.modules, self.config)
         self.adapters: Adapters | None = None
         if spec.model.lora:
@@ -71,8 +75,8 @@ class PolicyModel:
         return Base.of(self._path, self.adapters.settings, self._exporter.tensors()) if self.adapters else None
 
     def hugging_face_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Layers for multi-token prediction are neither trained nor exported."""
-        return config | ({MTP_LAYERS: 0} if config.get(MTP_LAYERS) else {})
+        """A layer for multi-token prediction that is not trained is not exported."""
+        return config | ({LAYERS: 0} if config.get(LAYERS) and not self.multi_token else {})
 
 
 def require_all_weights(

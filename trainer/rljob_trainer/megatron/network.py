@@ -21,6 +21,7 @@ from rljob_trainer.megatron.compat import pipeline_shapes
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.model import finish_updates, freeze, wrap
+from rljob_trainer.megatron.multi_token import MultiTokenLoss
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer, checked
 from rljob_trainer.megatron.packing import MicroBatch
@@ -53,16 +54,17 @@ class Passes:
     def backward(self, batch: MiniBatch, loss: OutputFunction) -> list[Any]:
         """Accumulate gradients. `loss` returns a micro-batch's part of the loss, and metrics, which are returned as by `forward`."""
         # A router's auxiliary loss, if transformerConfig asks for one, is a sum over tokens (router.py, attach_and_log_load_balancing_loss): scaled
-        # to a mean here. A tensor on the device, since every micro-batch reads it, and a copy from the host would wait for the device each time.
+        # to a mean here, as is that of multi-token prediction. A tensor on the device, since every micro-batch reads it, and a copy from the host
+        # would wait for the device each time.
         scale = torch.full((), 1.0 / batch.read_tokens, device=batch.micro_batches[0].tokens.device)
-        self.config.moe_grad_scale_func = lambda: scale
+        self.config.moe_grad_scale_func = self.config.mtp_grad_scale_func = lambda: scale
         return self._run(batch.micro_batches, partial(_for_schedule, loss), training=True)
 
     def _run(self, micro_batches: Sequence[MicroBatch], measure: OutputFunction, training: bool) -> list[Any]:
         part = self.config.tensor_model_parallel_size if self.config.sequence_parallel else 1
         lengths = [micro.tokens.shape[1] // part for micro in micro_batches]
         return get_forward_backward_func()(
-            forward_step_func=partial(self._forward, measure=measure),
+            forward_step_func=partial(self._forward, measure=measure, training=training),
             data_iterator=[iter(micro_batches) for _ in self.chunks],
             model=list(self.chunks),
             num_microbatches=len(micro_batches),
@@ -74,11 +76,13 @@ class Passes:
         )
 
     def _forward(
-        self, data: Any, model: torch.nn.Module, measure: OutputFunction
+        self, data: Any, model: torch.nn.Module, measure: OutputFunction, training: bool
     ) -> tuple[torch.Tensor, Callable[..., Any]]:
         micro = next(data)
         self.heartbeat()
-        kwargs = {"fp32_output": False} if self.config.bf16 else {}
+        kwargs: dict[str, Any] = {"fp32_output": False} if self.config.bf16 else {}
+        if training and self.config.mtp_num_layers:  # see compat/token_prediction.py
+            kwargs |= {"loss_mask": micro.after_next[None]}
         with self.routing.of(model, micro):
             output = model(
                 micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **micro.images, **kwargs
@@ -125,6 +129,8 @@ class LoadedModel(Protocol):
     """Vocabulary size of a language model; None: a value model."""
     adapters: Adapters | None
     """The adapters that are trained; None: all parameters are."""
+    multi_token: MultiTokenLoss | None
+    """The training of the layer that guesses the token after the next; None: it is not part of the model."""
 
 
 class TrainedModel(LoadedModel, Protocol):
@@ -225,6 +231,11 @@ class TrainedNetwork(Network):
             parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
             sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]
         return [Update(s, grad_norm=0.0, learning_rate=0.0, skipped=False) for s in sums]
+
+    def multi_token_metrics(self) -> dict[str, float]:
+        """Of the layer that guesses the token after the next, over the updates since the last call. Collective."""
+        layer = self._model.multi_token
+        return layer.metrics(counts=self.parallel.reports_metrics) if layer else {}
 
     def checkpointed(self) -> checkpoint.CheckpointedNetwork:
         """What a checkpoint saves of the network. Must be called inside `offloader.using("parameters", "optimizer")`."""

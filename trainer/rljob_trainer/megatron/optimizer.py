@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get_grad_norm_fp32
+from megatron.core.optimizer.optimizer import GRAD_NORM_GROUP_ATTR, MTP_GRAD_NORM_GROUP
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from rljob_api.spec.train import Optimizer
@@ -70,6 +71,8 @@ class Learner:
             clipped = clip(
                 self.optimizer, self.most
             )  # queued before `checked` waits for the device, so that the device does not idle
+            if self.chunks[0].config.mtp_num_layers:
+                clipped = clipped + 0.0 * clip_apart(self.optimizer, self.most)  # not finite if either is not
             sums = checked(measured, check)
             norm = float(clipped) if sums.is_finite else math.nan
             if math.isfinite(norm):
@@ -104,10 +107,24 @@ def clip(optimizer: Any, most: float) -> torch.Tensor | float:
     `step_with_ready_grads` is the second."""
     optimizer.prepare_grads()
     norm = optimizer.get_grad_norm()
-    for part in optimizer.chained_optimizers:
-        if most > 0 and (parameters := part.get_parameters()):
-            clip_grad_by_total_norm_fp32(parameters, most, norm)
+    _scale(optimizer, None, most, norm)
     return norm
+
+
+def clip_apart(optimizer: Any, most: float) -> torch.Tensor | float:
+    """Likewise of the layer for multi-token prediction, which `clip` leaves as it is: the policy's update does not depend on it."""
+    parts = optimizer.chained_optimizers
+    own = [gradient for part in parts for gradient in part.get_grads_for_grad_norm(MTP_GRAD_NORM_GROUP)]
+    norm = get_grad_norm_fp32(own, grad_stats_parallel_group=optimizer.get_grad_stats_parallel_group())
+    _scale(optimizer, MTP_GRAD_NORM_GROUP, most, norm)
+    return norm
+
+
+def _scale(optimizer: Any, group: str | None, most: float, norm: Any) -> None:
+    for part in optimizer.chained_optimizers:
+        parameters = [p for p in part.get_parameters() if getattr(p, GRAD_NORM_GROUP_ATTR, None) == group]
+        if most > 0 and parameters:
+            clip_grad_by_total_norm_fp32(parameters, most, norm)
 
 
 def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], None]) -> MetricAccumulator:

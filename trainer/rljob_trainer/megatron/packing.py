@@ -62,6 +62,8 @@ class MicroBatch:
     packed: PackedSeqParams
     targets: torch.Tensor
     """[t], the next token after each."""
+    after_next: torch.Tensor
+    """[t], the token two places after each; -1: there is none."""
     sequences: Sequences
     """Which trajectory of the row each token belongs to."""
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -99,18 +101,22 @@ def micro_batch(
     if padding := -sum(sequences) % alignment or (0 if lengths else alignment):
         sequences.append(padding)
     row = _row(rows, [t.response_length for t in chosen], lengths, sequences, parallel)
-    tokens, targets, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(3))
+    tokens, targets, after_next, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(4))
+    after_next -= 1
     index += len(chosen)
     for i, (start, n) in enumerate(zip(accumulate(sequences, initial=0), lengths, strict=False)):
         whole = torch.from_numpy(chosen[i].tokens.astype(np.int64))
         tokens[start : start + n] = whole[:n]
         targets[start : start + min(n, len(whole) - 1)] = whole[1 : n + 1]
+        after_next[start : start + min(n, len(whole) - 2)] = whole[2 : n + 2]
         index[start : start + n] = i
     placed = [[(at, image) for at, image in t.images if at < n] for t, n in zip(chosen, lengths, strict=True)]
     places = _positions(sequences, placed)
-    tokens, places, targets, index = (x[..., row.share].to(parallel.device) for x in (tokens, places, targets, index))
+    tokens, places, targets, after_next, index = (
+        x[..., row.share].to(parallel.device) for x in (tokens, places, targets, after_next, index)
+    )
     of = Sequences(index, len(chosen), parallel.over_context)
-    micro = MicroBatch(row, tokens[None], places.unsqueeze(-2), _packed(sequences, parallel), targets, of)
+    micro = MicroBatch(row, tokens[None], places.unsqueeze(-2), _packed(sequences, parallel), targets, after_next, of)
     images = _images(sequences, placed)
     micro.images = {name: x if name == GRIDS else x.to(parallel.device) for name, x in images.items()}
     micro.put("mask", {i: torch.from_numpy(t.response_mask) for i, t in zip(rows, chosen, strict=True)})

@@ -113,15 +113,15 @@ def _refuse(config: dict[str, Any], spec: RLJobSpec) -> None:
         raise ConfigurationError(v.field, spec.model.path if v.field == MODEL else v.value, v.rule, v.fix)
 
 
-def configure(provider: Any, spec: RLJobSpec, layout: Layout) -> None:
+def configure(provider: Any, spec: RLJobSpec, layout: Layout, multi_token: bool = False) -> None:
     """Complete the bridge's configuration. Later settings override earlier ones: defaults, then spec.trainer.transformerConfig, then what the trainer
-    depends on. `layout`: of the ranks on which this model is.
+    depends on. `layout`: of the ranks on which this model is. `multi_token`: the layer that guesses the token after the next is part of it.
 
     Raises ConfigurationError, with megatron's reason, when it refuses the result.
     """
     plain = {"apply_rope_fusion": True} if HAVE_TE else _PLAIN | _torch_layers(provider)
     device = _fused(provider) if torch.cuda.is_available() else _ON_CPU
-    ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec)
+    ours = _layout(layout, spec) | _recompute(spec) | _numbers(provider, spec) | _multi_token(multi_token)
     given = _given(spec)
     for key, value in (
         _EXPERTS | _ATTENTION | _PIPELINE | plain | _rotation(provider) | device | given | ours | _frozen(spec)
@@ -241,7 +241,6 @@ def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "moe_grouped_gemm": bool(provider.num_moe_experts),
         "moe_enable_routing_replay": spec.algorithm.rollout_correction.router_replay != "none",
-        "mtp_num_layers": None,  # layers for multi-token prediction are not trained
         # the bridge pads the vocabulary with zeros, but never removes padding
         "should_pad_vocab": provider.vocab_size % spec.trainer.parallelism.tensor != 0,
         "make_vocab_size_divisible_by": 1,
@@ -250,6 +249,11 @@ def _numbers(provider: Any, spec: RLJobSpec) -> dict[str, Any]:
         "calculate_per_token_loss": True,
         "finalize_model_grads_func": reduce_gradients,
     }
+
+
+def _multi_token(trained: bool) -> dict[str, Any]:
+    """The layer gives the policy no gradient (multi_token.py)."""
+    return {"mtp_num_layers": 1, "mtp_detach_heads": True} if trained else {"mtp_num_layers": None}
 
 
 def reduce_gradients(models: list[torch.nn.Module], _tokens: torch.Tensor | None = None, **kwargs: Any) -> None:

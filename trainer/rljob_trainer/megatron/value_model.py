@@ -20,6 +20,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.export import Exporter
 from rljob_trainer.megatron.lora import Adapters, Base
 from rljob_trainer.megatron.model import load_weights, require_all_weights
+from rljob_trainer.megatron.multi_token import MultiTokenLoss
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
 from rljob_trainer.wire.weights.plan import Phase
@@ -70,6 +71,7 @@ class ValueModel:
         """See `provide`."""
         self.vocabulary: int | None = None
         self.adapters: Adapters | None = None
+        self.multi_token: MultiTokenLoss | None = None
         self.base: Base | None = None
         if checkpoint is None:
             require_all_weights(bridge, self.modules, field, path, but=_HEAD)

@@ -9,7 +9,7 @@ from rljob_api.rules.lora import MODULES_OF_FUSED, modules_of
 from rljob_api.sizing.serving import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
-from rljob_api.spec.roles import PoolSpec
+from rljob_api.spec.roles import PoolSpec, Speculation
 from rljob_api.spec.servers import Servers
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.machine import any_address, loopback
@@ -26,6 +26,8 @@ CPU_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 WHOLE_PROMPTS = {"enable-chunked-prefill": False}
 """On CPU. With chunked prefill vLLM 0.32 discards the token that it sampled after an incomplete prompt, and then fails for requests with a seed: "CPU
 Generator does not use offset" (v1/worker/gpu_model_runner.py, _bookkeeping_sync)."""
+LOOKED_UP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+"""Number of last tokens that `ngram` looks for."""
 WITHOUT_MULTICAST = {"compilation-config": {"pass_config": {"fuse_allreduce_rms": False}}}
 WITHOUT_MULTICAST_ENVIRONMENT = {
     "VLLM_FLASHINFER_ALLREDUCE_BACKEND": "trtllm",
@@ -72,6 +74,8 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
     if (lora := spec.model.lora) and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
         own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}
+    if rollout.speculation:
+        own |= _guesses(rollout.speculation)
     if spec.task == "service":
         own |= _of_service(spec.service)
     default = {"disable-uvicorn-access-log": True} | server_defaults(spec) | (_IMAGES if spec.data.image_key else {})
@@ -82,6 +86,17 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
     if _on_several_gpus(spec, rollout.gpus):
         default |= WITHOUT_MULTICAST
     return list(_command_line(default | rollout.vllm_args | own))
+
+
+def _guesses(speculation: Speculation) -> dict[str, Any]:
+    """The best guess is taken, which needs no probabilities of the draft's own. Each response says how many guesses were right."""
+    given: dict[str, Any] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
+    given |= LOOKED_UP if speculation.method == "ngram" else {}
+    given |= {"model": speculation.draft} if speculation.draft else {}
+    return {
+        "speculative-config": given | {"draft_sample_method": "greedy"},
+        "per-request-spec-decode-metrics": "summary",
+    }
 
 
 def _of_service(service: ServiceSpec) -> dict[str, Any]:

@@ -110,7 +110,14 @@ async def _generate(engine: Any, policy: PolicyVersion, body: dict[str, Any]) ->
     async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
         final = found
     return [
-        Completion(o.token_ids, o.logprobs.logprobs, o.finish_reason, routed_experts(o, len(tokens)), later(o, policy))
+        Completion(
+            o.token_ids,
+            o.logprobs.logprobs,
+            o.finish_reason,
+            routed_experts(o, len(tokens)),
+            later(o, policy),
+            guesses(o),
+        )
         for o in final.outputs
     ]
 
@@ -119,6 +126,13 @@ def later(output: Any, policy: PolicyVersion) -> list[tuple[int, int]]:
     """See Completion.later. `policy`: the one that was served when the request came."""
     found = [(span.start, int(span.version)) for span in output.weight_versions or ()]
     return found[1:] if found and found[0][1] == policy.step else found
+
+
+def guesses(output: Any) -> tuple[int, int]:
+    """See Completion.guesses."""
+    if (found := output.spec_decode_metrics) is None:
+        return 0, 0
+    return sum(found.histogram), sum(right * passes for right, passes in enumerate(found.histogram))
 
 
 def cache_tokens(engine: Any) -> int:

@@ -28,6 +28,8 @@ class Completion(NamedTuple):
     """See Trajectory.routed_experts."""
     later: Sequence[tuple[int, int]] = ()
     """(tokens before, step) of each policy that came while the response was generated, in that order."""
+    guesses: tuple[int, int] = (0, 0)
+    """Passes that read guessed tokens, and right guesses in all of them, on servers that speculate."""
 
 
 def pack_tokens(tokens: Sequence[int] | Ints) -> str:
@@ -58,16 +60,21 @@ def encode_images(images: Sequence[Placed]) -> list[dict[str, Any]]:
 
 def encode(responses: Iterable[Completion]) -> dict[str, Any]:
     """The body of an answer."""
-    return {"responses": [[*_numbers(r), list(r.later), *_routing(r)] for r in responses]}
+    return {"responses": [[*_numbers(r), list(r.later), list(r.guesses), *_routing(r)] for r in responses]}
 
 
 def decode(body: dict[str, Any]) -> list[Completion]:
     """The responses in a body that `encode` made, with arrays of int32 and float32."""
     return [
         Completion(
-            unpack(tokens, "<i4"), unpack(log_probs, "<f4"), reason, _routed(routing), [(a, b) for a, b in later]
+            unpack(tokens, "<i4"),
+            unpack(log_probs, "<f4"),
+            reason,
+            _routed(routing),
+            [(a, b) for a, b in later],
+            (passes, right),
         )
-        for tokens, log_probs, reason, later, *routing in body["responses"]
+        for tokens, log_probs, reason, later, (passes, right), *routing in body["responses"]
     ]
 
 

@@ -93,6 +93,8 @@ class Generation:
     """For prompt and response; see Trajectory.routed_experts."""
     later: Sequence[tuple[int, int]] = ()
     """See Completion.later."""
+    guesses: tuple[int, int] = (0, 0)
+    """See Completion.guesses."""
 
     @property
     def segments(self) -> list[Segment]:
@@ -208,4 +210,4 @@ def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
     found = decode(body)
     if len(found) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in found):
         raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[r.finish_reason for r in found]}")
-    return [Generation(*r[:3], policy_step, r.routed_experts, r.later) for r in found]  # type: ignore[arg-type]
+    return [Generation(*r[:3], policy_step, r.routed_experts, r.later, r.guesses) for r in found]  # type: ignore[arg-type]

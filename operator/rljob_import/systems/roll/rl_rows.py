@@ -1,7 +1,7 @@
 """What becomes of the keys of ROLL's RLVR pipeline."""
 
 from rljob_import.shared.megatron import same_layout_rows
-from rljob_import.shared.values import items
+from rljob_import.shared.values import MULTI_TOKEN, items
 from rljob_import.systems.roll.rows import COMMON, REFERENCE, optimizer_rows, training
 from rljob_import.table import becomes, implied, lacks, read
 
@@ -70,7 +70,7 @@ ALGORITHM = (
     lacks("use_additional_prompts", "see train.overSampling", also=("is_use_additional_prompts",)),
     implied("max_running_requests", also=("max_additional_running_prompts",)),
     implied("is_num_return_sequences_expand"),
-    lacks("mtp_training_mode", "multi-token prediction is not trained"),
+    lacks("mtp_training_mode", MULTI_TOKEN),
     read("reward_pretrain", "critic.path"),
     read("actor_train.data_args.messages", "data.promptKey", "messages"),
     *(

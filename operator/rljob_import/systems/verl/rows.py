@@ -4,7 +4,7 @@ from typing import Any
 
 from rljob_import.shared.adapters import verl_rows
 from rljob_import.shared.megatron import layout_rows, recompute_rows, transformer_row
-from rljob_import.shared.values import DECAYS, IMAGES, REPLAY, choice
+from rljob_import.shared.values import DECAYS, IMAGES, MULTI_TOKEN, REPLAY, choice
 from rljob_import.table import Row, becomes, implied, lacks, must, read, verbatim
 
 AR = "actor_rollout_ref."
@@ -79,7 +79,7 @@ POLICY = (
     becomes(f"{MODEL}trust_remote_code", "model.trustRemoteCode", False),
     must(f"{MODEL}use_remove_padding", True, "sequences are always packed", also=(f"{MODEL}remove_padding",)),
     *verl_rows(MODEL),
-    *(lacks(f"{MODEL}mtp.{key}", "multi-token prediction is not trained") for key in ("enable", "enable_train")),
+    *(lacks(f"{MODEL}mtp.{key}", MULTI_TOKEN) for key in ("enable", "enable_train")),
     implied(f"{MODEL}mtp.*"),
     lacks(f"{MODEL}override_config.*", "the model is as its config.json says"),
     lacks(f"{MODEL}external_lib", "no further packages are imported"),

@@ -15,7 +15,7 @@ from rljob_import.shared.megatron import (
     transformer_row,
     virtual_pipeline,
 )
-from rljob_import.shared.values import VERL, choice
+from rljob_import.shared.values import MULTI_TOKEN, VERL, choice
 from rljob_import.systems.verl.algorithm import environment
 from rljob_import.systems.verl.roles import optimizer
 from rljob_import.systems.verl.rows import CUSTOM, megatron_rows, optimizer_rows
@@ -26,7 +26,7 @@ ROWS = (
     becomes("model.trust_remote_code", "model.trustRemoteCode", False),
     must("model.use_remove_padding", True, "sequences are always packed", also=("use_remove_padding",)),
     *verl_rows("model."),
-    *(lacks(f"model.mtp.{key}", "multi-token prediction is not trained") for key in ("enable", "enable_train")),
+    *(lacks(f"model.mtp.{key}", MULTI_TOKEN) for key in ("enable", "enable_train")),
     implied("model.mtp.*"),
     lacks("model.override_config.*", "the model is as its config.json says"),
     lacks("model.custom_chat_template", "name a file in data.chatTemplate.path, with the template in it"),

@@ -124,18 +124,19 @@ class GeneratedBatches:
 
     async def _batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         await self._rollouts.enough()
-        began, redispatched = time.monotonic(), self._rollouts.redispatched
+        began, redispatched, served = time.monotonic(), self._rollouts.redispatched, self._rollouts.served
         selection, after = await self._select(step, policy, cursor)
         waiting = len(self._groups.complete) - len(selection.chosen) - len(selection.useless)
         await self._groups.leave(step)
+        seconds = time.monotonic() - began
         metrics = {
-            "time/generate": time.monotonic() - began,
+            "time/generate": seconds,
             "rollout/groups_waiting": float(waiting),
             "rollout/redispatched": float(self._rollouts.redispatched - redispatched),
             "data/epoch": after.epoch(self._train),
             "data/too_long": float(self._train.counts.too_long),
             "data/duplicates": float(self._train.counts.duplicates),
-        }
+        } | self._rollouts.served.metrics(served, seconds)
         assembling = asyncio.ensure_future(asyncio.to_thread(self._assembled, step, policy, selection, metrics))
         try:
             batch = await asyncio.shield(assembling)

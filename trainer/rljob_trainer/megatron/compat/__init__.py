@@ -25,6 +25,7 @@ MODULES = (
     "gated_delta_net",
     "latent_attention",
     "router_bias",
+    "token_prediction",
     "bridge_import",
     "bridge_export",
     "bridge_lora",

@@ -9,6 +9,7 @@ VERSIONS = ("0.32.0",)
 
 MODULES = (
     "cpu_experts",
+    "cpu_guesses",
     "cpu_routing",
     "cpu_spread_experts",
     "cpu_stages",

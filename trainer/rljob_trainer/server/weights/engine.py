@@ -5,7 +5,7 @@ vLLM's own engines overwrite the model as buckets arrive, and leave layers witho
 what is there. The engines are registered with vLLM's weight-transfer API (0.32, vllm/distributed/weight_transfer) by the names of their transports.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from rljob_trainer.server.weights.adapters import AdapterUpdate, ExpectedAdapters
 from rljob_trainer.server.weights.expected import TIED, ExpectedTensors, RefusedUpdateError
+from rljob_trainer.server.weights.guesses import WithGuesses
 from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.reload import InPlace, computes_with_what_it_loads
 from rljob_trainer.server.weights.room import shadow_device
@@ -67,12 +69,14 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._reception: Reception | None = None
         self._target: Target | None = None
         self._shadow: Shadow | None = None
+        self.draft: Module | None = None
+        """vLLM's model that guesses tokens; None: there is none, or no update has come yet."""
         self._verified = False
 
     @cached_property
     def expected(self) -> ExpectedTensors | ExpectedAdapters:
         name, lora = str(self.model_config.dtype).removeprefix("torch."), self.vllm_config.lora_config
-        model = ExpectedTensors.of(Path(self.model_config.model), name)
+        model = ExpectedTensors.of(Path(self.model_config.model), name, guesses=self._guesses)
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
     @property
@@ -167,28 +171,42 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
             connection.close()
         self._connections = {}
 
+    @property
+    def _guesses(self) -> bool:
+        """Whether the server guesses tokens with the policy's own layer for multi-token prediction."""
+        speculation = self.vllm_config.speculative_config
+        return speculation is not None and speculation.method == "mtp"
+
+    @cached_property
+    def served(self) -> Module:
+        """What updates are loaded into: the model, with the layer that guesses where there is one."""
+        if not self._guesses:
+            return self.model
+        assert self.draft, "the worker has handed it over"
+        return WithGuesses(self.model, self.draft, Path(self.model_config.model))
+
     def _has_shadow(self) -> bool:
         """Whether there is a shadow, or room for one."""
         return self._shadow is not None or self._shadow_device() is not None
 
     def _shadow_device(self) -> torch.device | None:
         workers = self.parallel_config.local_world_size * self.parallel_config.data_parallel_size_local
-        return shadow_device(self.model, self.device, workers)
+        return shadow_device(self.served, self.device, workers)
 
     def _target_of(self, apart: bool) -> Target:
         if self.vllm_config.lora_config:
             return AdapterUpdate(self.model)
         if not apart:
-            return InPlace(self.model, self.model_config, self._keeps)
+            return InPlace(self.served, self.model_config, self._keeps)
         if self._shadow is None:
             device = self._shadow_device()
             assert device, "it has been asked for"
-            self._shadow = Shadow(self.model, self.model_config, device, self._keeps)
+            self._shadow = Shadow(self.served, self.model_config, device, self._keeps)
         return self._shadow
 
     @cached_property
     def _keeps(self) -> bool:
-        return computes_with_what_it_loads(self.model)
+        return computes_with_what_it_loads(self.served)
 
 
 class ChainEngine(ReceivingEngine):
@@ -222,11 +240,13 @@ class WorkerExtension:
 
     vllm_config: VllmConfig
     weight_transfer_engine: ReceivingEngine
+    get_draft_model: Callable[[], Module | None]
 
     def rljob_admit(
         self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool
     ) -> tuple[tuple[str, int], bool]:
         """See ReceivingEngine.admit."""
+        self.weight_transfer_engine.draft = self.get_draft_model()
         return self.weight_transfer_engine.admit(attempt, [Offer(**sender) for sender in senders], serves)
 
     def rljob_receive(self, update: str, server: str, senders: Sequence[Mapping[str, Any]], apart: bool) -> None:

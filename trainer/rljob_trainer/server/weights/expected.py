@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -12,6 +13,8 @@ from rljob_trainer.wire.weights.bucket import Entry
 TIED = "lm_head.weight"
 EXPERT_BIAS = ".e_score_correction_bias"
 """Suffix of the routers' expert biases. Trainer and vLLM have them in float32, whatever type the checkpoint has."""
+SHARED = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Suffixes of copies in the layers for multi-token prediction."""
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -19,39 +22,50 @@ class RefusedUpdateError(ValueError):
     """The update does not fit the model. The served weights have not been touched."""
 
 
+def multi_token_layers(config: dict[str, Any]) -> tuple[str, ...]:
+    """Beginnings of the names of their tensors; empty: a config.json's model has none."""
+    layers, further = config.get("num_hidden_layers", 0), config.get("num_nextn_predict_layers") or 0
+    return tuple(f"model.layers.{layers + i}." for i in range(further))
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedTensors:
     """Name, shape and permitted types of every tensor."""
 
     tensors: dict[str, tuple[tuple[int, ...], frozenset[str]]]
-    tied: bool
-    """The output layer shares the embedding's weight, so `lm_head.weight` is optional in an update."""
+    optional: frozenset[str]
+    """What an update may leave out: an output layer that shares the embedding's weight, and the layers for multi-token prediction where the server
+    does not guess with them."""
 
     @staticmethod
-    def of(model: Path, dtype: str) -> "ExpectedTensors":
+    def of(model: Path, dtype: str, guesses: bool = False) -> "ExpectedTensors":
         """The tensors of a Hugging Face directory that is served in `dtype`. A tensor may be sent in that type or in its type in the checkpoint.
-        Layers for multi-token prediction, behind the last layer, are neither trained nor served."""
+
+        `guesses`: the server guesses tokens with the layers for multi-token prediction, behind the last layer. Copies of embedding and output layer
+        that files have in these are in no update: they share the policy's."""
         files, tensors = sorted(model.glob("*.safetensors")), {}
         if not files:
             raise RefusedUpdateError(f"{model} holds no .safetensors file to compare an update with")
         config = json.loads((model / "config.json").read_text())
-        layers = config.get("num_hidden_layers", 0)
-        mtp_layers = tuple(f"model.layers.{layers + i}." for i in range(config.get("num_nextn_predict_layers") or 0))
+        further = multi_token_layers(config)
         for file in files:
             with safe_open(file, "pt") as handle:
-                for name in (n for n in handle.keys() if not n.startswith(mtp_layers)):  # noqa: SIM118 not a dictionary
+                names = (n for n in handle.keys() if not (n.startswith(further) and n.endswith(SHARED)))  # noqa: SIM118 not a dictionary
+                for name in names:
                     part = handle.get_slice(name)
                     own = _DTYPES.get(part.get_dtype(), dtype)
                     wide = {"float32"} if name.endswith(EXPERT_BIAS) else set()
                     tensors[name] = (tuple(part.get_shape()), frozenset({dtype, own} | wide))
-        return ExpectedTensors(tensors, bool(config.get("tie_word_embeddings", False)))
+        optional = {TIED} if config.get("tie_word_embeddings", False) else set()
+        optional |= set() if guesses else {name for name in tensors if name.startswith(further)}
+        return ExpectedTensors(tensors, frozenset(optional))
 
     def check(self, entries: Iterable[Entry]) -> None:
         """Raise RefusedUpdateError for an entry that is not a tensor of the model, or has another shape or type."""
         for entry in entries:
             shape, dtypes = self.tensors.get(entry.name, ((), frozenset()))
             if not dtypes:
-                if self.tied and entry.name == TIED:
+                if entry.name in self.optional:
                     continue
                 raise RefusedUpdateError(f"{entry.name} is not a tensor of this model")
             if entry.shape != shape:
@@ -63,6 +77,6 @@ class ExpectedTensors:
 
     def check_complete(self, names: Iterable[str]) -> None:
         """Raise RefusedUpdateError when a tensor of the model is missing."""
-        missing = self.tensors.keys() - set(names) - ({TIED} if self.tied else set())
+        missing = self.tensors.keys() - set(names) - self.optional
         if missing:
             raise RefusedUpdateError(f"{len(missing)} tensors are missing, among them {sorted(missing)[:3]}")

@@ -1,0 +1,26 @@
+"""A policy with the layer that guesses its next tokens: in vLLM two models, which share embedding and output layer, and get one update."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from rljob_trainer.server.weights.expected import multi_token_layers
+
+
+class WithGuesses(Module):
+    """Both models as one, whose loader gives each its own tensors."""
+
+    def __init__(self, policy: Any, draft: Any, directory: Path) -> None:
+        """`directory`: the model's files, whose names updates have."""
+        super().__init__()
+        self.policy, self.draft = policy, draft
+        self._further = multi_token_layers(json.loads((directory / "config.json").read_text()))
+
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        found = list(tensors)
+        self.policy.load_weights((name, t) for name, t in found if not name.startswith(self._further))
+        self.draft.load_weights((name, t) for name, t in found if name.startswith(self._further))
