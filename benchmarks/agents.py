@@ -87,12 +87,13 @@ def start(directory: Path, number: int) -> subprocess.Popen[bytes]:
 
 
 async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, directory: Path) -> None:
+    assert spec.rollout.agent and spec.workers
     (pool, probing), rewards = await serving(servers), RewardManager(spec.rewards)
-    listener, workers, port = PodListener(1, "token"), PodWorkers(600.0), free_port()
+    listener, port = PodListener(1, "token"), free_port()
+    workers = PodWorkers(600.0, spec.workers.replicas)
     listener.admit(names.ROLE_WORKER, workers)
     await listener.listen(loopback(), port)
     (directory / names.CONTROL_KEY).write_text(control(spec, port).dump_json())
-    assert spec.rollout.agent and spec.workers
     agent = agent_of(spec.rollout.agent, workers, loopback())
     await agent.start()
     while len(workers._places) < spec.workers.replicas:  # noqa: ASYNC110

@@ -1,6 +1,6 @@
 """What running jobs cost the operator: resident memory, and processor time while nothing moves and while every rank 0 sends heartbeats.
 
-    python -m benchmarks.live [--jobs 500] [--nodes 200] [--window 60] [--windows 12] [--tree DIRECTORY]
+    python -m benchmarks.live [--jobs 500] [--trainers 3] [--nodes 200] [--window 60] [--windows 12] [--tree DIRECTORY]
 
 A real kube-apiserver on loopback with KWOK's nodes and kubelets. What StatefulSet controller and scheduler would write is written from here, so that
 two cores are enough: the figures are of the operator's process alone. While nothing moves it is measured in several windows, each with what it did
@@ -25,7 +25,6 @@ from e2e.control_plane import ControlPlane
 from rljob_operator.kube.client import KubernetesApi
 
 NAMESPACE = "live"
-ROLES = {"trainer": 3, "rollout": 1}
 STEP = 100
 PROGRESS_SECONDS = 45.0
 """After the progress interval the last numbers that were reported are looked at."""
@@ -33,7 +32,7 @@ PROGRESS_SECONDS = 45.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("jobs", 500), ("nodes", 200), ("window", 60), ("windows", 12)):
+    for name, default in (("jobs", 500), ("trainers", 3), ("nodes", 200), ("window", 60), ("windows", 12)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="whose operator is measured")
     args = parser.parse_args()
@@ -48,7 +47,7 @@ async def measure(plane: ControlPlane, args: argparse.Namespace) -> None:
     bench = Bench(plane, args)
     await bench.start()
     pid = bench.operator.pid
-    load = Load(bench)
+    load = Load(bench, args.trainers)
     for jobs in [*range(STEP, args.jobs, STEP), args.jobs]:
         await load.grow(jobs)
         print(f"| resident, {jobs} jobs | | {memory(pid, 'VmRSS')} MiB | |", flush=True)
@@ -76,9 +75,10 @@ async def window(bench: Bench, number: int, seconds: int) -> float:
 
 
 class Load:
-    """Jobs whose attempts run."""
+    """Jobs whose attempts run, each of so many trainers and a rollout."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, trainers: int) -> None:
+        self._roles = {"trainer": trainers, "rollout": 1}
         self._api, self._jobs = bench.api, 0
         self._controllers, self.reports = Controllers(bench.api), Reports(bench.api, NAMESPACE)
 
@@ -87,9 +87,9 @@ class Load:
         if not self._jobs:
             await self._api._request("POST", "Namespace", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
             await self._controllers.admit_nodes()
-        await together([self._api.create(job(NAMESPACE, f"j{i}", ROLES, "0")) for i in range(self._jobs, jobs)])
+        await together([self._api.create(job(NAMESPACE, f"j{i}", self._roles, "0")) for i in range(self._jobs, jobs)])
         self._jobs = jobs
-        while not await self._controllers.have_bound(jobs * sum(ROLES.values())):  # noqa: ASYNC110
+        while not await self._controllers.have_bound(jobs * sum(self._roles.values())):  # noqa: ASYNC110
             await asyncio.sleep(1)
         while len(await self.reports.answer()) < jobs:  # noqa: ASYNC110
             await asyncio.sleep(1)

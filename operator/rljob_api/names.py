@@ -35,6 +35,8 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "rljob"
 ANNOTATION_REQUEST = f"{GROUP}/request"
 ANNOTATION_TEMPLATE_HASH = f"{GROUP}/template-hash"
+LABEL_SANDBOX = f"{GROUP}/sandbox"
+"""On pods of environments, whose programs nobody trusts: by it NetworkPolicies tell them from the job's other pods."""
 LABEL_HEAD = f"{GROUP}/head"
 """On the heads of servers of several pods, for the selector of the scale subresource."""
 ANNOTATION_NODES = f"{GROUP}/nodes"
@@ -60,11 +62,13 @@ ROLE_WORKER = "worker"
 """Role of pods that run agents."""
 ROLE_REWARD = "reward"
 """Prefix of a reward model's role: its index in spec.rewards follows, see `reward_role`."""
+ROLE_SANDBOX = "sandbox"
+"""Prefix of the role of an environment's pods: its index in spec.environments follows, see `sandbox_role`."""
 MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE)
 """Roles of models that Megatron computes, besides those of `reward_role`; `trainer` is the policy."""
 ROLE_GATEWAY = "gateway"
 """What clients of `task: service` talk to."""
-RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_ROLLOUT, ROLE_WORKER, ROLE_GATEWAY)
+RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_SANDBOX, ROLE_ROLLOUT, ROLE_WORKER, ROLE_GATEWAY)
 """Names that no pool may have: its name is the role of its pods."""
 
 # Keys inside child objects
@@ -112,8 +116,13 @@ TRAINER_CONTAINER = "trainer"
 ROLLOUT_CONTAINER = "rollout"
 POOL_CONTAINER = "server"
 WORKER_CONTAINER = "worker"
+SANDBOX_CONTAINER = "sandbox"
 GATEWAY_CONTAINER = "gateway"
 WORK_DIR = "/run/rljob"
+SANDBOX_DIR = "/sandbox"
+"""Where programs in an environment's pod work."""
+HELPER_DIR = "/run/rljob-helper"
+"""Where such a pod has the helper that runs these programs, and the helper's token."""
 USER_ID = 65532
 
 
@@ -141,14 +150,29 @@ def reward_role(index: int) -> str:
     return f"{ROLE_REWARD}{index}"
 
 
+def sandbox_role(index: int) -> str:
+    """Role of the pods of spec.environments[index]."""
+    return f"{ROLE_SANDBOX}{index}"
+
+
 def is_model_role(role: str) -> bool:
     """Whether pods of the role are launchers of ranks, for the policy or for another model that Megatron computes."""
-    return role in MODEL_ROLES or (role.startswith(ROLE_REWARD) and role.removeprefix(ROLE_REWARD).isdecimal())
+    return role in MODEL_ROLES or _is_numbered(role, ROLE_REWARD)
+
+
+def is_sandbox_role(role: str) -> bool:
+    """Whether pods of the role are those of an environment."""
+    return _is_numbered(role, ROLE_SANDBOX)
+
+
+def _is_numbered(role: str, prefix: str) -> bool:
+    return role.startswith(prefix) and role.removeprefix(prefix).isdecimal()
 
 
 def is_placed(role: str) -> bool:
-    """Whether the job's placement is about pods of the role: not workers of agents and gateways, which take no GPUs and may be anywhere."""
-    return role not in (ROLE_WORKER, ROLE_GATEWAY)
+    """Whether the job's placement is about pods of the role: not workers of agents, sandboxes and gateways, which take no GPUs and may be
+    anywhere."""
+    return role not in (ROLE_WORKER, ROLE_GATEWAY) and not is_sandbox_role(role)
 
 
 def stays(role: str) -> bool:
@@ -160,6 +184,8 @@ def container(role: str) -> str:
     """Our container in the pods of a role."""
     if is_model_role(role):
         return TRAINER_CONTAINER
+    if is_sandbox_role(role):
+        return SANDBOX_CONTAINER
     own = {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER, ROLE_GATEWAY: GATEWAY_CONTAINER}
     return own.get(role, POOL_CONTAINER)
 
@@ -167,6 +193,11 @@ def container(role: str) -> str:
 def pods(job: str) -> str:
     """ServiceAccount, Role, RoleBinding and NetworkPolicy of all the job's pods."""
     return f"{job}-pods"
+
+
+def sandboxes(job: str) -> str:
+    """ServiceAccount and NetworkPolicy of the pods of the job's environments."""
+    return f"{job}-sandboxes"
 
 
 def pod(job: str, role: str, ordinal: int) -> str:

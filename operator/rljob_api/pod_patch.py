@@ -65,6 +65,7 @@ CONTAINERS = {
     "rollout": names.ROLLOUT_CONTAINER,
     "pools": names.POOL_CONTAINER,
     "workers": names.WORKER_CONTAINER,
+    "sandboxes": names.SANDBOX_CONTAINER,
     "gateway": names.GATEWAY_CONTAINER,
 }
 """Name of the container in pods that each patch is for. That of all pods has no name."""
@@ -155,7 +156,10 @@ def _is_ours(at: str, key: str, name: str) -> bool:
 
 def _of_container(entry: Mapping[str, Any], ours: str, at: str) -> Iterator[tuple[str, str]]:
     if not ours:
-        yield at, "has another name in each kind of pods: write it into models, rollout, pools, workers or gateway"
+        yield (
+            at,
+            "has another name in each kind of pods: write it into models, rollout, pools, workers, sandboxes or gateway",
+        )
     elif entry.get("name") != ours:
         yield at, f"is not {ours}: add others as initContainers, with restartPolicy Always if they run on"
     for key in entry:
@@ -179,10 +183,12 @@ class PodPatch(Model):
     """For pods of pools."""
     workers: Verbatim = {}
     """For pods that run agents."""
+    sandboxes: Verbatim = {}
+    """For pods of environments."""
     gateway: Verbatim = {}
     """For gateways of services."""
 
-    @field_validator("all", "models", "rollout", "pools", "workers", "gateway")
+    @field_validator("all", "models", "rollout", "pools", "workers", "sandboxes", "gateway")
     @classmethod
     def _checked(cls, patch: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         for path, why in _problems(patch, CONTAINERS.get(str(info.field_name), "")):
@@ -191,9 +197,15 @@ class PodPatch(Model):
 
     def applied(self, template: Mapping[str, Any], role: str) -> dict[str, Any]:
         """The template of a role's pods with the patches."""
+        return reduce(merged, (self.all, self._of(role)), dict(template))
+
+    def _of(self, role: str) -> dict[str, Any]:
+        if names.is_model_role(role):
+            return self.models
+        if names.is_sandbox_role(role):
+            return self.sandboxes
         own = {names.ROLE_ROLLOUT: self.rollout, names.ROLE_WORKER: self.workers, names.ROLE_GATEWAY: self.gateway}
-        kind = self.models if names.is_model_role(role) else own.get(role, self.pools)
-        return reduce(merged, (self.all, kind), dict(template))
+        return own.get(role, self.pools)
 
 
 NO_PATCH = PodPatch()

@@ -36,7 +36,7 @@ Location = tuple[str | int, ...]
 """Keys and indices from the root of the object."""
 CLAIMS = ("name", "mountPath")
 """Fields that identify an entry of a list: a default is left out if the job has an entry with the same value."""
-SECTIONS = ("pools", "rewards")
+SECTIONS = ("pools", "rewards", "environments")
 """Lists whose entries are sections of the spec: each entry of the object gets its own defaults."""
 NAMED = ("env", "imagePullSecrets", "volumes")
 """Lists of named entries: the object also gets the defaults whose names it does not use itself."""
@@ -158,7 +158,7 @@ class JobDefaults(Model):
 def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
     """A partial spec with `template` in every section that describes pods."""
     rewards = [{"model": template} if _is_gang(reward, "model") else {} for reward in _list(spec, "rewards")]
-    lists = {"pools": [template for _ in _list(spec, "pools")], "rewards": rewards}
+    lists = {name: [template for _ in _list(spec, name)] for name in ("pools", "environments")} | {"rewards": rewards}
     roles = {role: dict(template) for role in ("trainer", *_roles(spec))}
     if isinstance(_section(_section(spec, "rollout"), "agent").get("workers"), dict):
         roles["rollout"] = roles.get("rollout", {}) | {"agent": {"workers": template}}

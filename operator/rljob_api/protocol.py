@@ -67,6 +67,14 @@ class RolloutEndpoint(Wire):
     url: str
 
 
+class SandboxAddress(Wire):
+    """A sandbox that is free, or was when the operator looked."""
+
+    pod_uid: str
+    address: str
+    """IP of the pod and port of its helper, as in a URL."""
+
+
 class Resume(Wire):
     """Where an attempt starts."""
 
@@ -95,10 +103,14 @@ class Control(Wire):
     """Port at which the trainer's rank 0 answers the gangs of other models, and workers of agents; 0: there are neither."""
     resume: Resume
     rollouts: list[RolloutEndpoint] = []
-    """Rollout servers that are ready. They, `pools`, `gateway` and `servers` change while an attempt runs; everything else but `command` is fixed
-    per attempt."""
+    """Rollout servers that are ready. They, `pools`, `sandboxes`, `gateway` and `servers` change while an attempt runs; everything else but
+    `command` is fixed per attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
+    sandboxes: dict[str, list[SandboxAddress]] = {}
+    """Sandboxes of each environment of the spec that are free, by its name."""
+    local: bool = False
+    """Whether the job runs on one machine, without Kubernetes. Then sandboxes are directories of that machine."""
     gateway: str = ""
     """Address at which the driver of `task: service` asks for work, as a URL; empty: there is none. Only the gateway that finds its own address here
     serves, so that no two of them write to one journal."""

@@ -294,6 +294,8 @@ class JobStatus(Wire):
     """Counts of the rollout pods; empty for tasks without rollouts."""
     workers: RoleStatus = RoleStatus()
     """Counts of the pods that run agents (`rollout.agent.workers`); empty without them."""
+    environments: dict[str, RoleStatus] = {}
+    """Counts of the sandboxes of each environment, by its name. `ready`: those that are free."""
     gateway: RoleStatus = RoleStatus()
     """Whether the gateway of a service answers; empty for other tasks."""
     service: ServiceStatus = ServiceStatus()

@@ -157,6 +157,36 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         },
         "spec.rollout.agent.workers",
     ),
+    (
+        {
+            "rollout": {
+                "agent": {"environment": {"url": "http://e"}, "maxTurns": 2, "maxTokens": 16},
+                "sampling": {"maxTokens": 8},
+            },
+            "environments": [{"name": "python"}],
+        },
+        "spec.environments",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT, "sampling": {"maxTokens": 8}},
+            "environments": [{"name": "python"}],
+            "train": {"batches": {"replay": "/data/other/batches"}},
+        },
+        "spec.environments",
+    ),
+    (
+        {
+            "rollout": {"agent": AGENT, "sampling": {"maxTokens": 8}},
+            "environments": [{"name": "python"}],
+            "scheduling": {"backend": "kueue", "queue": "team"},
+        },
+        "spec.environments",
+    ),
+    (
+        {"rollout": {"agent": AGENT | {"workers": {"replicas": 4000, "processes": 9}}, "sampling": {"maxTokens": 8}}},
+        "spec.rollout.agent.workers.processes",
+    ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),

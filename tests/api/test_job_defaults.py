@@ -79,6 +79,8 @@ def test_every_role_with_pods_gets_the_template_and_no_other_section_appears() -
         assert found["agent"]["workers"] == {"replicas": 3} | template
         without = completed(raw_spec(rollout=rollout | {"agent": agent}), template={"tolerations": GPU})["rollout"]
         assert without["agent"] == agent
+    sandboxed = completed(raw_spec(environments=[{"name": "a"}, {"name": "b"}]), template={"tolerations": GPU})
+    assert sandboxed["environments"] == [{"name": name} | template for name in ("a", "b")]
     colocated = raw_spec(rollout={"placement": "colocated"})
     assert "template" not in completed(colocated, template={"tolerations": GPU})["rollout"]
 

@@ -36,6 +36,7 @@ def trainer(**fields: Any) -> dict[str, Any]:
         {"rollout": {"spec": {"volumes": [{"name": "gib", "hostPath": {"path": "/home/gib"}}]}}},
         {"pools": {"spec": {"containers": [{"name": "server", "env": [{"name": "A", "value": "b"}]}]}}},
         {"workers": {"spec": {"containers": [{"name": "worker", "env": [{"name": "A", "value": "b"}]}]}}},
+        {"sandboxes": {"spec": {"containers": [{"name": "sandbox", "env": [{"name": "A", "value": "b"}]}]}}},
         {"all": {"spec": {"securityContext": {"$patch": "replace", "fsGroup": 7}}}},
         {"all": {"metadata": {"labels": {"kai.scheduler/node-pool": "a", "team": None}}}},
         {"all": {"spec": {"volumes": [{"name": "a", "emptyDir": {}}, {"name": "b", "$patch": "delete"}]}}},

@@ -53,6 +53,7 @@ VALUES: dict[str, Any] = {
     "rollout.shmSize": "2Gi",
     "rollout.template": {"labels": {"team": "a"}},
     "pools": [{"name": "judge", "model": "/data/judge"}],
+    "environments": [{"name": "python"}],
     "service": {"maxModels": 3},
     "model.multiTokenPrediction": True,
     "model.source": "hf://a/b@0123456789012345678901234567890123456789",

@@ -26,6 +26,13 @@ from simulator.makers import make_job
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(HELM is None, reason=NO_HELM)]
 NAMESPACE = "secured"
 META = {name: RLJobMeta(name=name, namespace=NAMESPACE, uid=f"uid-of-{name}") for name in ("demo", "other")}
+BOXED = RLJobMeta(name="boxed", namespace=NAMESPACE, uid="uid-of-boxed")
+"""A job with sandboxes."""
+AGENT = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
+SANDBOXES: dict[str, Any] = {
+    "rollout": {"replicas": 1, "sampling": {"maxTokens": 8}, "agent": AGENT},
+    "environments": [{"name": "python", "template": {"image": "python:3.12-slim"}}],
+}
 POLICIES = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterRole")
 
 
@@ -38,12 +45,14 @@ def kube(plane: ControlPlane) -> Iterator[Kube]:
     found.apply(*(o for o in yaml.safe_load_all(helm().stdout) if o and o["kind"] in POLICIES))
     for meta in META.values():
         found.apply(*children(meta))
+    found.apply(*children(BOXED, **SANDBOXES))
     yield found
 
 
-def children(meta: RLJobMeta) -> list[dict[str, Any]]:
-    """With the pods that a controller would make of the StatefulSets."""
-    snapshot = make_job(scheduling={"backend": "none"}).having(job=meta, fresh_token="secret").snapshot()
+def children(meta: RLJobMeta, **changes: Any) -> list[dict[str, Any]]:
+    """With the pods that a controller would make of the StatefulSets, once the gang is on its nodes."""
+    job = make_job(scheduling={"backend": "none"}, **changes).having(job=meta, fresh_token="secret").with_pods()
+    snapshot = job.snapshot()
     found = render(snapshot, snapshot.status)
     return found + [pod for o in found if o["kind"] == "StatefulSet" for pod in pods(o)]
 
@@ -84,6 +93,17 @@ def came_out(kube: Kube, trial: Trial, expected: str) -> bool:
 def test_pods_of_both_roles_are_admitted_where_the_restricted_standard_is_enforced(kube: Kube) -> None:
     found = {p["metadata"]["name"] for p in kube.list("pod", names.selector("demo"))}
     assert found == {"demo-trainer-0", "demo-trainer-1", "demo-rollout-0"}
+
+
+def test_a_sandbox_is_admitted_there_too_and_whoever_had_a_token_of_its_account_could_do_nothing(
+    kube: Kube, tmp_path: Path
+) -> None:
+    pod, peer = names.pod("boxed", "sandbox0", 0), names.pod("boxed", "trainer", 0)
+    assert kube.get("pod", pod)["spec"]["automountServiceAccountToken"] is False
+    assert kube.get("networkpolicy", names.sandboxes("boxed"))["spec"]["policyTypes"] == ["Egress"]
+    intruder = as_pod(kube, pod, tmp_path)
+    for trial in trials("boxed", pod, peer, "other", names.token("boxed", BOXED.uid)):
+        assert outcome(intruder, trial) == "403", trial
 
 
 def test_the_pod_of_kubectl_rljob_shell_is_admitted_too(kube: Kube) -> None:

@@ -288,6 +288,15 @@ def test_workers_have_a_line_of_their_own_and_no_gpus(tmp_path: Path, capsys: py
     assert line.split() == ["worker", "4", "0", "0"]
 
 
+def test_sandboxes_have_a_line_of_their_own_and_no_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
+    environments = [{"name": "python", "replicas": 8}]
+    spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}}, environments=environments)
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("sandbox0"))
+    assert line.split() == ["sandbox0", "8", "0", "0"]
+
+
 def test_a_pool_has_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = {"name": "judge", "model": "/data/judge", "replicas": 2, "tensorParallel": 4}
     spec = make_spec(pools=[pool], rewards=[{"vllm": {"pool": "judge"}}])

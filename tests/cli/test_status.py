@@ -325,6 +325,15 @@ def test_workers_have_a_line_of_their_own_and_jobs_without_them_have_none(api: F
     assert "worker" not in rljob("status", "demo").out
 
 
+def test_sandboxes_that_are_free_have_a_line_with_the_name_of_their_environment(api: FakeApi, rljob: Rljob) -> None:
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
+    environments = [{"name": "python-3", "replicas": 8}]
+    spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}}, environments=environments)
+    counted = {"python-3": {"ready": 5, "desired": 8, "text": "5/8"}}
+    api.add(make_job(spec=spec, **running() | {"environments": counted}))
+    assert "sandbox0   5/8     -      -            python-3" in rljob("status", "demo").out.split("\n")
+
+
 def test_a_gang_has_a_line_of_its_own(api: FakeApi, rljob: Rljob) -> None:
     gang = {"processesPerNode": 4, "parallelism": {"tensor": 4}}
     spec = make_spec(reference=gang, algorithm={"kl": {"coefficient": 0.01}})

@@ -90,10 +90,11 @@ def test_reports_are_made_without_data() -> None:
 
 def test_pods_of_a_job_are_reached_by_each_other_only() -> None:
     ours = {"matchLabels": {names.LABEL_JOB: "demo", names.LABEL_MANAGED_BY: "rljob"}}
+    no_sandbox = {"key": names.LABEL_SANDBOX, "operator": "DoesNotExist"}
     assert children(make_job())[("NetworkPolicy", "demo-pods")]["spec"] == {
         "podSelector": ours,
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [{"podSelector": ours}]}],
+        "ingress": [{"from": [{"podSelector": ours | {"matchExpressions": [no_sandbox]}}]}],
     }
     assert ("NetworkPolicy", "demo-pods") not in children(make_job(), network_policy=False)
 

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,18 @@ def test_processes_that_the_kernel_killed_for_memory_are_counted_with_both_versi
     assert (oom_kills(new), memory_limit(new)) == (2, None)
     (new / "memory.max").write_text("34359738368\n")
     assert memory_limit(new) == 32 * 2**30
+
+
+OPENING = """
+import resource
+from rljob_trainer.machine import raise_open_files
+raise_open_files()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_a_process_may_open_as_many_files_as_the_machine_allows() -> None:
+    """A driver has a connection for each process of its workers."""
+    limited = ("sh", "-c", 'ulimit -S -n 64; exec "$0" -c "$1"', sys.executable, OPENING)
+    soft, hard = subprocess.run(limited, capture_output=True, text=True, check=True).stdout.split()
+    assert soft == hard and int(soft) > 64

@@ -122,6 +122,8 @@ def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     gateway.add_argument(
         "--everywhere", action="store_true", help="with --channel: listen on all addresses, not on loopback alone"
     )
+    sandbox = _command(commands, "sandbox", bring_helper, "put what runs programs into the pod of an environment")
+    sandbox.add_argument("directory", type=Path, metavar="DIR", help="of the pod's volume for it")
     for pod in (launch, rollout, pool, worker, gateway):
         pod.add_argument("--channel", type=Path, metavar="DIR", help="files in place of Kubernetes, as `run` uses them")
 
@@ -188,6 +190,13 @@ def worker_pod(options: argparse.Namespace) -> int:
         return await worker.main(_channel(options), os.environ, options.port)
 
     return asyncio.run(run())
+
+
+def bring_helper(options: argparse.Namespace) -> int:
+    from rljob_trainer.sandboxes.bring import bring
+
+    bring(options.directory)
+    return 0
 
 
 def _serve(options: argparse.Namespace, role: str) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import shutil
 import socket
 from collections.abc import Mapping
@@ -98,6 +99,12 @@ def memory_limit(cgroup: Path = CGROUP) -> int | None:
         if file.is_file() and (text := file.read_text().strip()) != "max":
             return int(text) if int(text) < UNLIMITED else None
     return None
+
+
+def raise_open_files() -> None:
+    """Let this process, and those that it starts, open as many files as the machine allows: usually 1,024 of 524,288 or more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def has_compiler() -> bool:

@@ -90,7 +90,7 @@ def _other_gangs(path: str) -> list[str]:
 
 KNOWN = frozenset(paths())
 OF_OTHER_GANGS = frozenset(field for path in KNOWN for field in _other_gangs(path))
-SELDOM = OF_OTHER_GANGS | {path for path in KNOWN if path.startswith("service.")}
+SELDOM = OF_OTHER_GANGS | {path for path in KNOWN if path.startswith(("service.", "environments."))}
 """Seldom meant outside their own section."""
 OURS = _index((name, path) for path in paths() if (name := path.rpartition(".")[2]) not in GENERAL)
 THEIRS = _index(

@@ -72,7 +72,7 @@ def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Names of pools are unique, and none is a role: they are the roles of their pods."""
     for i, pool in enumerate(spec.pools):
         where = f"spec.pools[{i}].name"
-        if pool.name in names.RESERVED_ROLES or names.is_model_role(pool.name):
+        if pool.name in names.RESERVED_ROLES or names.is_model_role(pool.name) or names.is_sandbox_role(pool.name):
             yield Violation(where, pool.name, "names another role of the job", "choose another name")
         if pool.name in [other.name for other in spec.pools[:i]]:
             yield Violation(where, pool.name, "stands twice", "every pool has a name of its own")

@@ -124,6 +124,7 @@ READERS: dict[str, tuple[Task, ...]] = {
     "rollout.shmSize": GENERATING,
     "rollout.template": GENERATING,
     "pools": ("rl",),
+    "environments": ("rl",),
     "service": ("service",),
     "model.source": LEARNING,
     **dict.fromkeys(

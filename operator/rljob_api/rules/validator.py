@@ -13,6 +13,7 @@ from rljob_api.nearest import limited
 from rljob_api.rules import (
     algorithm,
     data,
+    environments,
     evaluation,
     gangs,
     keys,
@@ -35,7 +36,7 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
 SUBJECTS = (
-    *(task, vision, lora, layout, data, rollout, servers, speculation, algorithm, rewards),
+    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards),
     *(keys, evaluation, scheduling, pods, volumes, gangs),
 )
 OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))

@@ -123,8 +123,9 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
     workers = {names.ROLE_WORKER: spec.workers.replicas} if spec.workers else {}
-    gateway = {names.ROLE_GATEWAY: 1} if spec.task == "service" else {}
-    return gang_sizes(spec) | trainers | rollouts | workers | gateway | {pool.name: pool.pods for pool in spec.pools}
+    sandboxes = {names.sandbox_role(i): pool.replicas for i, pool in enumerate(spec.environments)}
+    others = workers | sandboxes | ({names.ROLE_GATEWAY: 1} if spec.task == "service" else {})
+    return gang_sizes(spec) | trainers | rollouts | others | {pool.name: pool.pods for pool in spec.pools}
 
 
 def placed_pods(spec: RLJobSpec) -> dict[str, int]:
@@ -144,11 +145,9 @@ def server_nodes(spec: RLJobSpec, role: str) -> int:
 
 
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, workers of agents,
-    and a gateway."""
+    """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, and what is not placed."""
     required = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: required_rollout_pods(spec)}
-    required |= {names.ROLE_WORKER: 0, names.ROLE_GATEWAY: 0}
-    return {role: required.get(role, count) for role, count in pods_of(spec).items()}
+    return {role: required.get(role, count) if names.is_placed(role) else 0 for role, count in pods_of(spec).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from rljob_api.spec.common import (
     Template,
     Volumes,
 )
+from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
@@ -28,7 +29,7 @@ from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | ServiceSpec | Gang
+Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | EnvironmentPool | ServiceSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -85,6 +86,9 @@ class RLJobSpec(Model):
     pools: Annotated[list[PoolSpec], Field(max_length=8)] = []
     """Further vLLM servers of the job, each pool with a frozen model: judges and reward models that `rewards[].vllm.pool` names, and
     teachers of `algorithm.distillation`. For `task: rl`."""
+    environments: Annotated[list[EnvironmentPool], Field(max_length=8)] = []
+    """Pods in which agents run programs that nobody trusts, each list entry an environment with an image of its own. For
+    `rollout.agent.python`."""
     checkpoint: CheckpointSpec
     """Where the run's state lives."""
     scheduling: SchedulingSpec = SchedulingSpec()
@@ -256,20 +260,22 @@ class RLJobSpec(Model):
 
     @property
     def pods(self) -> dict[str, Pods]:
-        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, of a gateway, and of each pool by its
-        name."""
+        """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, environments, a gateway, and of
+        each pool by its name."""
         gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
         pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
         workers: dict[str, Pods] = {names.ROLE_WORKER: self.workers} if self.workers else {}
+        environments: dict[str, Pods] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
         gateway: dict[str, Pods] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
-        return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | gateway | pools
+        return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | environments | gateway | pools
 
     def field_of(self, role: str) -> str:
         """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
         pools = {pool.name: f"spec.pools[{i}]" for i, pool in enumerate(self.pools)}
         rewards = {names.reward_role(i): f"spec.rewards[{i}].model" for i in range(len(self.rewards))}
+        environments = {names.sandbox_role(i): f"spec.environments[{i}]" for i in range(len(self.environments))}
         others = {names.ROLE_WORKER: "spec.rollout.agent.workers", names.ROLE_GATEWAY: "spec.service"}
-        return (pools | rewards | others).get(role, f"spec.{role}")
+        return (pools | rewards | environments | others).get(role, f"spec.{role}")
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
@@ -278,7 +284,7 @@ class RLJobSpec(Model):
     def processes_of(self, role: str) -> int:
         """Processes in each pod of the role that have GPUs of their own with `trainer.device: gpu`."""
         settings = self.pods[role]
-        if isinstance(settings, AgentWorkers | ServiceSpec):
+        if isinstance(settings, AgentWorkers | EnvironmentPool | ServiceSpec):
             return 0
         if isinstance(settings, Servers):
             return settings.processes_per_pod
@@ -289,6 +295,8 @@ class RLJobSpec(Model):
         count = self.processes_of(role) if self.trainer.device == "gpu" else 0
         name = self.trainer.resource_name
         devices = {name: str(count)} if name and count else {}
-        given = self.template(role).resources
+        given, settings = self.template(role).resources, self.pods[role]
+        if isinstance(settings, EnvironmentPool):
+            return settings.resources
         found = {"requests": dict(given.requests), "limits": given.limits | devices}
         return {k: v for k, v in found.items() if v}

@@ -94,6 +94,8 @@ def _section(role: str) -> str:
         return role
     if role in (names.ROLE_WORKER, names.ROLE_GATEWAY):
         return {names.ROLE_WORKER: "rollout.agent.workers", names.ROLE_GATEWAY: "service"}[role]
+    if names.is_sandbox_role(role):
+        return f"environments[{role.removeprefix(names.ROLE_SANDBOX)}]"
     place = role.removeprefix(names.ROLE_REWARD)
     return f"rewards[{place}].model" if names.is_model_role(role) else f"pools[{role}]"
 

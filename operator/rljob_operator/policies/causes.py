@@ -213,6 +213,7 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
         further = {"workers": status.workers} if status.workers.desired else {}
         further |= {f"pool {name}": counted for name, counted in status.pools.items()}
         message += "".join(f", and {name}, of which {counted.text} do" for name, counted in further.items())
+        message += "".join(f", and sandboxes {name}, {found.text} free" for name, found in status.environments.items())
     elif progress and progress.awaiting:
         message += f": {progress.awaiting}"
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)

@@ -26,6 +26,7 @@ from rljob_operator.policies.pods import delete_pods, replace_account, replace_t
 from rljob_operator.policies.preemption import leave_for_priority
 from rljob_operator.policies.progress import record_progress, record_server_failures
 from rljob_operator.policies.restarts import count_restart, succeed
+from rljob_operator.policies.sandboxes import replace_sandboxes
 from rljob_operator.policies.servers import run_servers
 from rljob_operator.policies.service import sleep_when_idle
 from rljob_operator.policies.stranded import release_stranded
@@ -55,6 +56,7 @@ POLICIES: tuple[Policy, ...] = (
     clean_up_after_ttl,  # the children of a job that has ended
     leave_nodes,  # that are avoided
     delete_pods,  # that keep the next attempt from opening
+    replace_sandboxes,  # that have been used
     report_stuck_pods,  # that were deleted and do not end
     postpone_spec,  # an event for a spec that takes effect with the next attempt
     account,  # for the GPUs that the job holds

@@ -5,6 +5,7 @@ from rljob_api import names, reasons
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import (
     Condition,
     ConditionType,
@@ -210,10 +211,15 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
     workers, gateway = counted.pop(names.ROLE_WORKER, RoleStatus()), counted.pop(names.ROLE_GATEWAY, RoleStatus())
+    environments = {pool.name: counted.pop(names.sandbox_role(i)) for i, pool in enumerate(_environments(spec))}
     pools = {role: found for role, found in counted.items() if role not in gangs}
     found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
-    found |= {"gateway": gateway, "service": service_status(s, status)}
+    found |= {"environments": environments, "gateway": gateway, "service": service_status(s, status)}
     return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
+
+
+def _environments(spec: RLJobSpec | None) -> list[EnvironmentPool]:
+    return spec.environments if spec else []
 
 
 def _spares(s: Snapshot, status: JobStatus) -> list[Pod]:
@@ -265,7 +271,7 @@ def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
 
 
 DISPLAY = (
-    *("trainer", "spares", "gangs", "rollout", "workers", "gateway", "pools"),
+    *("trainer", "spares", "gangs", "rollout", "workers", "environments", "gateway", "pools"),
     *("service", "message", "conditions", "accounting"),
 )
 OBSERVATIONAL = (

@@ -169,9 +169,14 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
 
 
 def _of_one_pod(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
-    """Servers that are one pod each. Of those of several pods, the counts say what they wait for."""
+    """Servers that are one pod each, and sandboxes but those that were used. Of servers of several pods, the counts say what they wait for."""
     spec = s.spec_of(status.attempt)
-    return tuple(pod for pod in s.servers if spec and pod.role in spec.pods and server_nodes(spec, pod.role) == 1)
+    pods = (pod for pod in s.servers if spec and pod.role in spec.pods and server_nodes(spec, pod.role) == 1)
+    return tuple(pod for pod in pods if not (names.is_sandbox_role(pod.role) and pod.exited.endswith(GIVEN_BACK)))
+
+
+GIVEN_BACK = "(exit code 0)"
+"""How the container of a sandbox ends."""
 
 
 def _awaited(progress: Progress | None) -> list[str]:
@@ -205,7 +210,9 @@ def _servers(status: JobStatus) -> str:
     """Counts of the rollouts, workers and pools that generation waits for."""
     counts = {"rollouts": status.rollout} | ({"workers": status.workers} if status.workers.desired else {})
     counts |= {f"pool {name}": counted for name, counted in status.pools.items()}
-    return ", ".join(f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items())
+    said = [f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items()]
+    said += [f"sandboxes {name}, {found.ready}/{found.desired} free" for name, found in status.environments.items()]
+    return ", ".join(said)
 
 
 def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:

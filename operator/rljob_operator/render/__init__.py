@@ -1,6 +1,6 @@
 """The children that should exist, as a pure function of the snapshot and the decided status."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api import names
@@ -9,7 +9,14 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, is_open
-from rljob_operator.render.access import access, gateway_policy, gateway_service, network_policy
+from rljob_operator.render.access import (
+    access,
+    gateway_policy,
+    gateway_service,
+    network_policy,
+    sandbox_account,
+    sandbox_network_policy,
+)
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.gang import resized, stateful_set, token
 from rljob_operator.render.meta import metadata
@@ -30,9 +37,10 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     # While an attempt is open, templates stay as they are, even if the operator was updated, and only servers and spares may come and go
     in_use = is_open(status.attempt)
     sizes = _sizes(s, status)
-    reports = {names.report(names.pod(s.job.name, role, i)): role for role, size in sizes.items() for i in range(size)}
+    reports = {names.report(names.pod(s.job.name, role, i)): role for role, i in _reporting(sizes)}
     objects = access(s.job, list(reports), s.policy.service_account.annotations)
-    objects += [network_policy(s.job)] if s.network_policy else []
+    objects += [sandbox_account(s.job)] if spec.environments else []
+    objects += _network_policies(s, spec)
     objects += _for_clients(s, spec)
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
@@ -50,6 +58,17 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
             leaves = freed and not _remains(status, role)
             objects.append(stateful_set(s.job, role, 0 if leaves else sizes[role], template))
     return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
+
+
+def _reporting(sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    """Roles and ordinals of the pods that report: sandboxes cannot."""
+    return ((role, i) for role, size in sizes.items() if not names.is_sandbox_role(role) for i in range(size))
+
+
+def _network_policies(s: Snapshot, spec: RLJobSpec) -> list[Object]:
+    if not s.network_policy:
+        return []
+    return [network_policy(s.job), *([sandbox_network_policy(s.job)] if spec.environments else [])]
 
 
 def _for_clients(s: Snapshot, spec: RLJobSpec) -> list[Object]:

@@ -40,15 +40,24 @@ def _config_maps(objects: list[str], verbs: list[str]) -> dict[str, Any]:
     return {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": objects, "verbs": verbs}
 
 
+def sandbox_account(job: RLJobMeta) -> dict[str, Any]:
+    """The ServiceAccount of sandboxes: without rights, and without the annotations by which a cloud gives the job's pods an identity."""
+    meta = metadata(job, names.sandboxes(job.name))
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta, "automountServiceAccountToken": False}
+
+
 def network_policy(job: RLJobMeta) -> dict[str, Any]:
-    """A NetworkPolicy by which only the job's own pods may connect to its pods, on all ports, since gloo and NCCL listen on ephemeral ones.
+    """A NetworkPolicy by which only the job's own pods, but no sandbox, may connect to its pods, on all ports, since gloo and NCCL listen on
+    ephemeral ones.
 
     Connections from the pods are not limited: data, models and reward services may be anywhere. The kubelet's probes come from the pod's own node,
     which no policy keeps out. Policies add up: whoever else has to reach the pods, such as a Prometheus that reads vLLM's metrics, is allowed by
     another NetworkPolicy on the label `rljob.dev/job`.
     """
     ours = {"matchLabels": names.labels(job.name)}
-    return _network_policy(job, names.pods(job.name), ours, {"from": [{"podSelector": ours}]})
+    return _network_policy(
+        job, names.pods(job.name), ours, {"from": [{"podSelector": ours | _sandboxes("DoesNotExist")}]}
+    )
 
 
 def gateway_policy(job: RLJobMeta, has_keys: bool) -> dict[str, Any]:
@@ -79,3 +88,20 @@ def gateway_service(job: RLJobMeta) -> dict[str, Any]:
         "metadata": metadata(job, names.gang(job.name, names.ROLE_GATEWAY)),
         "spec": {"selector": names.labels(job.name, names.ROLE_GATEWAY), "ports": [port]},
     }
+
+
+def sandbox_network_policy(job: RLJobMeta) -> dict[str, Any]:
+    """A NetworkPolicy by which sandboxes connect to nothing, not even to a name server. Who may connect to them, the other one says."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(job, names.sandboxes(job.name)),
+        "spec": {
+            "podSelector": {"matchLabels": names.labels(job.name)} | _sandboxes("Exists"),
+            "policyTypes": ["Egress"],
+        },
+    }
+
+
+def _sandboxes(operator: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": names.LABEL_SANDBOX, "operator": operator}]}

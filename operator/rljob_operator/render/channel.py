@@ -3,11 +3,12 @@
 from typing import Any
 
 from rljob_api import names
-from rljob_api.address import http_url
-from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint
+from rljob_api.address import http_url, join_host_port
+from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint, SandboxAddress
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import target
 from rljob_operator.model.servers import answering_head, group
 from rljob_operator.model.snapshot import Snapshot
@@ -51,10 +52,24 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
+        sandboxes={} if attempt.ended_at else _free(s, spec),
         gateway=_gateway(s, status),
         servers=[group(s.job.name, server) for server in status.servers if server.parts],
         spec=spec,
     )
+
+
+def _free(s: Snapshot, spec: RLJobSpec) -> dict[str, list[SandboxAddress]]:
+    """Sandboxes that nobody has claimed, by environment: those that have been claimed are not ready."""
+    pods = {pool.name: s.of(names.sandbox_role(i)) for i, pool in enumerate(spec.environments)}
+    return {
+        name: [
+            SandboxAddress(pod_uid=p.uid, address=join_host_port(p.ip, names.ROLLOUT_PORT))
+            for p in found
+            if _answers(p) and not p.exited
+        ]
+        for name, found in pods.items()
+    }
 
 
 def _gateway(s: Snapshot, status: JobStatus) -> str:
@@ -69,5 +84,9 @@ def _answering(s: Snapshot, status: JobStatus, spec: RLJobSpec, role: str) -> li
     if server_nodes(spec, role) > 1:
         pods = [head for one in status.servers if one.role == role and (head := answering_head(s, one))]
     else:
-        pods = [p for p in s.of(role) if p.ready and p.ip and not p.deleting and p.lost_since is None]
+        pods = [p for p in s.of(role) if _answers(p)]
     return [RolloutEndpoint(pod=p.name, pod_uid=p.uid, url=http_url(p.ip, names.ROLLOUT_PORT)) for p in pods]
+
+
+def _answers(pod: Pod) -> bool:
+    return pod.ready and bool(pod.ip) and not pod.deleting and pod.lost_since is None

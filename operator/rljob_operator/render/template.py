@@ -11,9 +11,12 @@ from rljob_api.rules.volumes import volumes_of
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
+from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
+from rljob_operator.render.sandbox import sandbox_template
+from rljob_operator.render.security import CONTAINER_SECURITY, field, pod_security, token_variable
 from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.base import PodSettings, avoiding
 from rljob_operator.schedulers.builtin.gate import has_gate
@@ -29,7 +32,8 @@ def pod_template(
 ) -> dict[str, Any]:
     """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token;
     `avoided`: nodes to which the job's scheduler must not bring a pod; `patch`: the administrator's."""
-    template = patch.applied(_template(job, spec, role, token), role)
+    make = sandbox_template if names.is_sandbox_role(role) else _template
+    template = patch.applied(make(job, spec, role, token), role)
     _add_claims(template, spec.template(role).resource_claims)
     if avoided:
         template["spec"]["affinity"] = avoiding(template["spec"].get("affinity", {}), avoided)
@@ -78,11 +82,7 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
         "priorityClassName": t.priority_class_name,
         "runtimeClassName": spec.runtime_class_name,
         "schedulerName": spec.scheduling.scheduler_name or (grouped and spec.scheduling.facts.scheduler_name) or None,
-        "securityContext": {
-            "runAsNonRoot": True,
-            **{k: v for k, v in spec.pod_security.dump().items() if v != []},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(spec),
         "containers": [_container(job, spec, role, token)],
         "volumes": _volumes(spec, role),
         "schedulingGates": [{"name": names.GATE}] if has_gate(spec, role) else [],
@@ -107,11 +107,7 @@ def _container(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[s
         "env": _env(job, spec, t, token),
         "envFrom": list(spec.env_from),
         "resources": spec.container_resources(role),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": _mounts(spec, role),
     }
     if role == names.ROLE_GATEWAY:
@@ -159,30 +155,23 @@ def _env(job: RLJobMeta, spec: RLJobSpec, t: Template, number: int) -> list[dict
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         *(e.dump() for e in (*spec.env, *t.env)),
         {"name": names.ENV_JOB, "value": job.name},
-        {"name": names.ENV_NAMESPACE, "valueFrom": _field("metadata.namespace")},
-        {"name": names.ENV_POD_NAME, "valueFrom": _field("metadata.name")},
-        {"name": names.ENV_POD_UID, "valueFrom": _field("metadata.uid")},
-        {"name": names.ENV_POD_IP, "valueFrom": _field("status.podIP")},
+        {"name": names.ENV_NAMESPACE, "valueFrom": field("metadata.namespace")},
+        {"name": names.ENV_POD_NAME, "valueFrom": field("metadata.name")},
+        {"name": names.ENV_POD_UID, "valueFrom": field("metadata.uid")},
+        {"name": names.ENV_POD_IP, "valueFrom": field("status.podIP")},
         {"name": names.ENV_WORK, "value": names.WORK_DIR},
-        *([_rollout_token(job, number)] if spec.has_token else []),
+        *([token_variable(job, number)] if spec.has_token else []),
     ]
     return list({e["name"]: e for e in entries}.values())
 
 
-def _rollout_token(job: RLJobMeta, number: int) -> dict[str, Any]:
-    source = {"secretKeyRef": {"name": names.token(job.name, job.uid, number), "key": names.TOKEN_KEY}}
-    return {"name": names.ENV_ROLLOUT_TOKEN, "valueFrom": source}
-
-
-def _field(path: str) -> dict[str, Any]:
-    return {"fieldRef": {"fieldPath": path}}
-
-
 def _volumes(spec: RLJobSpec, role: str) -> list[dict[str, Any]]:
+    settings = spec.pods[role]
+    assert not isinstance(settings, EnvironmentPool)
     return [
         {"name": "rljob-work", "emptyDir": {}},
         {"name": "rljob-tmp", "emptyDir": {}},
-        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": spec.pods[role].shm_size}},
+        {"name": "rljob-shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}},
         *({"name": v.name, **v.source} for v in volumes_of(spec, role)),
     ]
 

@@ -428,6 +428,27 @@ async def test_what_a_client_no_longer_waits_for_is_not_generated_to_its_end_and
     assert rollout is not None and (rollout.turns, rollout.left_out) == (1, 0)
 
 
+async def test_what_a_trajectory_that_has_ended_still_asks_for_is_not_generated_to_its_end() -> None:
+    began, given_up = asyncio.Event(), asyncio.Event()
+
+    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
+        began.set()
+        return await never(given_up)
+
+    async with served(()) as (session, _):
+        session._sample = sample
+        endpoint = Endpoint()
+        await endpoint.start()
+        url, body = endpoint.open(session), {"messages": [{"role": "user", "content": "1+2="}]}
+        asking = asyncio.create_task(posted(f"{url}/chat/completions", body))
+        await asyncio.wait_for(began.wait(), 10)
+        endpoint.close(url)
+        await asyncio.wait_for(given_up.wait(), 10)
+        status, error = await asking
+        await endpoint.stop()
+    assert status == 404 and "has ended" in error["message"]
+
+
 async def test_a_choice_that_fails_ends_the_others() -> None:
     given_up = asyncio.Event()
 

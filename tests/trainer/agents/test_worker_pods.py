@@ -279,7 +279,7 @@ async def test_a_job_without_any_worker_says_that_it_waits(bench: Bench, tmp_pat
 
 async def test_what_no_pod_can_load_fails_the_job_and_is_reported_by_the_pod(bench: Bench, tmp_path: Path) -> None:
     in_pods(bench, tmp_path, "import nowhere")
-    pod = Pod(bench)
+    pod, other = Pod(bench), Pod(bench, "demo-worker-1")
     with pytest.raises(ConfigurationError, match=r"cannot be loaded: .*nowhere"):
         await first_step(bench, Talker("demo-rollout-0"))
     report = await pod.channel.wait(lambda r: r.failure is not None)
@@ -287,6 +287,7 @@ async def test_what_no_pod_can_load_fails_the_job_and_is_reported_by_the_pod(ben
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{pod.port}/health") as answer:
         assert answer.status == 503
     await pod.end()
+    await other.end()
 
 
 async def test_the_driver_learns_from_a_pod_which_tools_the_chat_template_shows(bench: Bench, tmp_path: Path) -> None:

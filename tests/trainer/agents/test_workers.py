@@ -20,13 +20,14 @@ HELLO = {"takes": [], "concurrent": True, "tools": []}
 
 @asynccontextmanager
 async def joined(
-    count: int, hello: dict[str, object] = HELLO
+    count: int, hello: dict[str, object] = HELLO, replicas: int = 1
 ) -> AsyncIterator[tuple[PodWorkers, list[asyncio.StreamWriter]]]:
     """So many processes that have said this, and their ends of the connections."""
-    found, writers = PodWorkers(5.0), list[asyncio.StreamWriter]()
+    found, writers = PodWorkers(5.0, replicas), list[asyncio.StreamWriter]()
+    names = iter([f"p{i}" for i in range(count)])
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await found.welcome("p", reader, writer)
+        await found.welcome(next(names), reader, writer)
         writer.close()
 
     server = await asyncio.start_server(accept, loopback(), 0)
@@ -104,6 +105,32 @@ async def test_who_waits_hears_that_the_first_process_could_not_load_the_agent()
                 pass
         with pytest.raises(NotLoaded, match="nowhere"):
             await pods.start()
+
+
+async def test_one_pod_that_cannot_load_the_agent_decides_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on a node whose volume is missing, and fails before others have imported what they need."""
+    pods = PodWorkers(5.0, 3)
+    for _ in range(3):
+        pods._refuse("bad", WorkerLost("no such file"))
+    waiting = asyncio.create_task(pods.start())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "the same pod, again and again"
+    pods._refuse("worse", WorkerLost("no module named nowhere"))
+    with pytest.raises(NotLoaded, match="no such file"):
+        await asyncio.wait_for(waiting, SECONDS)
+
+
+async def test_one_pod_alone_fails_the_job_when_no_other_has_loaded_the_agent_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "REFUSAL_SECONDS", 0.1)
+    async with joined(1, {"error": "no such file"}, replicas=3) as (pods, _):
+        with pytest.raises(NotLoaded, match="no such file"):
+            await asyncio.wait_for(pods.start(), SECONDS)
+    async with joined(1, replicas=3) as (pods, _):
+        pods._refuse("bad", WorkerLost("no such file"))
+        pods._refuse("worse", WorkerLost("no such file"))
+        assert (await pods.start())["tools"] == [], "one that has loaded it decides"
 
 
 async def test_who_wants_to_be_alone_gets_a_process_once_the_others_in_it_have_ended() -> None:

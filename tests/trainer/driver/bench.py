@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rljob_api import names
-from rljob_api.protocol import Checkpoint, Control, GangAddress, Progress, Resume, RolloutEndpoint
+from rljob_api.protocol import Checkpoint, Control, GangAddress, Progress, Resume, RolloutEndpoint, SandboxAddress
 from rljob_trainer.driver import main
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.wire import arrays
@@ -65,6 +65,8 @@ class Bench:
     def __init__(self, tmp_path: Path):
         self.root = tmp_path / "run"
         self.service_port = 0
+        self.sandboxes: dict[str, list[SandboxAddress]] = {}
+        self.local = False
         self._tmp_path = tmp_path
         self.directory = tmp_path / "attempt-1"
         self.directory.mkdir()
@@ -99,6 +101,8 @@ class Bench:
             service_port=self.service_port,
             resume=Resume(policy="auto"),
             rollouts=list(rollouts),
+            sandboxes=self.sandboxes,
+            local=self.local,
             spec=self.spec,
         )
 

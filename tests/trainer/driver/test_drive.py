@@ -37,6 +37,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
             await publish(rank, step, [a, b])
         state = await call(rank.saving)
         assert (state["consumed"], state["rows"]) == (8, 12)
+        await call(rank.saved, 2, [], 1.5, 20.0)
         assert await until(rank, "over") == "succeeded"
         await call(rank.end, "/exported")
         await asyncio.wait_for(bench.driver, SECONDS)
@@ -48,6 +49,7 @@ async def test_a_run_from_the_first_publish_to_the_goodbye(bench):
         {"first": 1.0, "last": 1.0},
         [1, 2],
     )
+    assert progress.saving == 21.5, "with what was written in the background"
     assert progress.pace == pytest.approx(sum(point.seconds for point in progress.history) / 2)
     evaluated = [m["step"] for m in bench.metrics() if "evaluation/reward" in m]
     assert evaluated == [0, 2]

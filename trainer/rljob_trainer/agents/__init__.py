@@ -4,5 +4,7 @@ An agent's file imports from here what its function works with.
 """
 
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, Turn
+from rljob_trainer.agents.sandbox import ProgramResult, Sandbox
+from rljob_trainer.sandboxes.sandbox import SandboxError
 
-__all__ = ["Policy", "PolicyError", "Prompt", "Trajectory", "Turn"]
+__all__ = ["Policy", "PolicyError", "ProgramResult", "Prompt", "Sandbox", "SandboxError", "Trajectory", "Turn"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from rljob_api.spec.agent import AgentSpec
+from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.environment import HttpEnvironment
 from rljob_trainer.agents.open_env import OpenEnvServer
 from rljob_trainer.agents.python_file import WorkerAgent
@@ -39,8 +40,12 @@ class Agent(Protocol):
     async def stop(self) -> None: ...
 
 
-def agent_of(spec: AgentSpec, pods: PodWorkers | None = None, address: str = "") -> Agent:
-    """As the spec says. `pods`: where it runs, and `address`: at which these reach the driver."""
+def agent_of(
+    spec: AgentSpec, pods: PodWorkers | None = None, address: str = "", sandboxes: Sandboxes | None = None
+) -> Agent:
+    """As the spec says. `pods`: where it runs, and `address`: at which these reach the driver. `sandboxes`: that it may claim."""
     if spec.environment:
         return ServiceAgent(spec, HttpEnvironment(spec.environment, spec.timeout_seconds))
-    return ServiceAgent(spec, OpenEnvServer(spec.open_env)) if spec.open_env else WorkerAgent(spec, pods, address)
+    if spec.open_env:
+        return ServiceAgent(spec, OpenEnvServer(spec.open_env))
+    return WorkerAgent(spec, pods, address, sandboxes)

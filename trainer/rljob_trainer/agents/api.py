@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Literal, SupportsIndex, cast
 
+from rljob_trainer.agents.sandbox import Sandbox
+from rljob_trainer.sandboxes.sandbox import SandboxError
+
 LARGEST = 2**31
 Message = Mapping[str, Any]
 """Of a conversation: `{"role": "user", "content": ...}`."""
@@ -169,6 +172,16 @@ class Policy:
         # the template's text begins behind the last token
         found: list[int] = await self._ask("reply", {"context": tokens[-1:], "messages": said, "after": after})
         return found
+
+    def sandbox(self, environment: str) -> Sandbox:
+        """A sandbox of this entry of spec.environments, by its name, inside `async with`. Its methods raise SandboxError."""
+        return Sandbox(self._ask_sandbox, environment)
+
+    async def _ask_sandbox(self, method: str, arguments: dict[str, Any]) -> Any:
+        try:
+            return await self._ask(method, arguments)
+        except PolicyError as error:
+            raise SandboxError(str(error)) from error
 
     async def trajectory(
         self,

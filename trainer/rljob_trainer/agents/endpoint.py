@@ -8,9 +8,10 @@ the model's context is too short for it, and 503 where the rollouts failed, whic
 to its end, and is no answer of the trajectory, though it counts for maxTurns.
 """
 
+import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from aiohttp import web
@@ -24,8 +25,9 @@ from rljob_trainer.agents.responses import ResponsesRequest, events, respond
 from rljob_trainer.agents.session import Session
 from rljob_trainer.machine import loopback
 
-Answer = Callable[[Session, Any], Awaitable[dict[str, Any]]]
+Answer = Callable[[Session, Any], Coroutine[Any, Any, dict[str, Any]]]
 """Of a request that could be read."""
+ENDED = "there is no such trajectory, or it has ended"
 
 
 class Endpoint:
@@ -35,6 +37,8 @@ class Endpoint:
         """`address`: at which it listens; empty: on loopback."""
         self._host = address or loopback()
         self._sessions: dict[str, Session] = {}
+        self._answering: dict[str, set[asyncio.Task[dict[str, Any]]]] = {}
+        """Requests of each session."""
         self._runner: web.AppRunner | None = None
         self._address = ""
 
@@ -57,12 +61,15 @@ class Endpoint:
     def open(self, session: Session) -> str:
         """The base URL of a trajectory. Nobody can guess another's."""
         name = secrets.token_urlsafe(16)
-        self._sessions[name] = session
+        self._sessions[name], self._answering[name] = session, set()
         return f"{self._address}/{name}/v1"
 
     def close(self, url: str) -> None:
-        """The trajectory has ended."""
-        self._sessions.pop(url.rsplit("/", 2)[1], None)
+        """The trajectory has ended, and what it still asks for is not generated to its end."""
+        name = url.rsplit("/", 2)[1]
+        self._sessions.pop(name, None)
+        for task in self._answering.pop(name, ()):
+            task.cancel()
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         answer = await self._answered(request, ChatRequest, complete)
@@ -82,9 +89,9 @@ class Endpoint:
         self, request: web.Request, kind: type[T], answer: Answer
     ) -> tuple[T, dict[str, Any]] | web.Response:
         """The request and its answer, or the error in their place."""
-        session = self._sessions.get(request.match_info["session"])
+        session = self._sessions.get(name := request.match_info["session"])
         if session is None:
-            return _error(404, "there is no such trajectory, or it has ended")
+            return _error(404, ENDED)
         try:
             asked = kind.model_validate(await request.json())
         except ValidationError as error:
@@ -92,12 +99,26 @@ class Endpoint:
         except (ValueError, RecursionError) as error:
             return _error(400, f"the body is not JSON: {error}")
         try:
-            return asked, await answer(session, asked)
+            return asked, await self._until_closed(name, answer(session, asked))
+        except asyncio.CancelledError:
+            if name in self._sessions:  # the client has gone
+                raise
+            return _error(404, ENDED)
         except PolicyError as error:
             return _error(400, str(error), error.code)
         except Exception as error:
             session.fail(error)
             return _error(503, f"{type(error).__name__}: {error}")
+
+    async def _until_closed(self, name: str, answer: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Raises CancelledError, also when the trajectory has ended meanwhile."""
+        if name not in self._sessions:  # while the request was read
+            answer.close()
+            raise asyncio.CancelledError
+        task, under_way = asyncio.create_task(answer), self._answering[name]
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+        return await task
 
 
 async def _streamed(request: web.Request, events: Iterable[dict[str, Any]], end: str = "") -> web.StreamResponse:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.agents.api import PolicyError
+from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.endpoint import Endpoint
 from rljob_trainer.agents.process import AgentProcess
 from rljob_trainer.agents.program import Program
@@ -28,20 +29,23 @@ signal to its pod."""
 class WorkerAgent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
-    def __init__(self, spec: AgentSpec, pods: PodWorkers | None = None, address: str = ""):
+    def __init__(
+        self, spec: AgentSpec, pods: PodWorkers | None = None, address: str = "", sandboxes: Sandboxes | None = None
+    ):
         """`pods`: where it runs; None: next to the driver. `address`: of the driver, for these pods."""
         program = self._program = Program.of(spec)
         self.spec = spec
         start = partial(AgentProcess.start, program.command, spec.timeout_seconds, spec.env)
         self._workers: AgentProcesses = pods or OwnWorkers(start)
         self._in_pods = pods is not None
+        self._sandboxes = sandboxes or Sandboxes()
         self._endpoint = Endpoint(address)
         self.tools: list[dict[str, Any]] = []
         """JSON schemas of what the policy may call, once it has started."""
 
     @property
     def ready(self) -> bool:
-        return self._workers.ready
+        return self._workers.ready and self._sandboxes.ready
 
     async def start(self) -> None:
         """Raises ConfigurationError when file or library is missing, cannot be imported, or lacks what the spec names. Pods are waited for only where
@@ -105,7 +109,7 @@ class WorkerAgent:
 
     async def _tried(self, session: Session, values: dict[str, Any], alone: bool) -> dict[str, Any]:
         """`alone`: nothing else runs in the process meanwhile. Raises WorkerLost: the process is ended."""
-        async with self._workers.one(alone) as process:
+        async with self._workers.one(alone) as process, self._sandboxes.claims() as session.claims:
             url = self._endpoint.open(session)
             try:
                 return await process.rollout(values | {"base_url": url}, session)

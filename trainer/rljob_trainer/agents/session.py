@@ -12,12 +12,15 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError, message_of
+from rljob_trainer.agents.claims import Claims
 from rljob_trainer.agents.conversations import Conversations, encoded, reply, special
 from rljob_trainer.agents.messages import require_functions
 from rljob_trainer.agents.parsing import ResponseParser
+from rljob_trainer.agents.questions import QUESTIONS
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
+from rljob_trainer.sandboxes.sandbox import SandboxError
 from rljob_trainer.wire.parsing import Parsed, ToolCall
 from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.trajectory import Ints, Segment
@@ -88,6 +91,8 @@ class Session:
         """The agent's, which stands still while the policy generates."""
         self.reply: asyncio.Future[dict[str, Any]] | None = None
         """What the agent's process answers in the end, while it runs the trajectory."""
+        self.claims = Claims({})
+        """Its sandboxes."""
         self._begun, self._ended_early = 0, False
         self._answers: dict[int, Recorded] = {}
         """By turn."""
@@ -121,7 +126,18 @@ class Session:
             return self._reply(**arguments)
         if method == "sequences":
             return self._sequences(**arguments)
+        if method in QUESTIONS:
+            return await self._of_sandboxes(method, arguments)
         return encoded(**arguments, tokenizer=self._tokenizer)
+
+    async def _of_sandboxes(self, method: str, arguments: dict[str, Any]) -> Any:
+        """Waiting for one that is free is not the agent's time."""
+        clock = self.own_time.stopped() if method == "claim" else contextlib.nullcontext()
+        try:
+            with clock:
+                return await QUESTIONS[method](self.claims, **arguments)
+        except SandboxError as error:
+            raise PolicyError(str(error)) from error
 
     def _reply(self, context: list[int], messages: list[dict[str, Any]], after: int | None) -> list[int]:
         """`after`: of the turn that is replied to."""

@@ -13,6 +13,11 @@ from rljob_trainer.agents.remote import Remote
 from rljob_trainer.machine import cpus
 from rljob_trainer.rewards.worker_process import Respawning, WorkerGone, WorkerLost
 
+MOST_REFUSALS = 2
+"""Pods that could not load the agent, before any has, after which none is waited for: one may be on a node whose volume is missing."""
+REFUSAL_SECONDS = 120.0
+"""After the first of them, until when another one may load it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -74,16 +79,18 @@ class OwnWorkers:
 class PodWorkers:
     """Processes in pods of their own, while these are connected. Must be created inside the event loop."""
 
-    def __init__(self, seconds: float):
-        """`seconds`: of its own that the agent may take for one trajectory."""
-        self._seconds = seconds
+    def __init__(self, seconds: float, replicas: int):
+        """`seconds`: of its own that the agent may take for one trajectory. `replicas`: pods when the attempt begins."""
+        self._seconds, self._most_refusals = seconds, min(replicas, MOST_REFUSALS)
         self.changed: Callable[[], None] = lambda: None
         """Called when `ready` may be another."""
         self._places: Places[AgentProcess] = Places(AT_ONCE, lambda process: process.ended)
         """In each process that is connected."""
         self._hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        """Of the first process, or why it could not load the agent. The pods of later ones report that."""
+        """Of the first process that has loaded the agent, or why none can. A pod in which one fails later reports that."""
         self._hello.add_done_callback(lambda _: self._hello.exception())  # also when nobody asks for it
+        self._refusals: dict[str, WorkerLost] = {}
+        """The first of each pod, until one has loaded it."""
 
     @property
     def ready(self) -> bool:
@@ -103,7 +110,7 @@ class PodWorkers:
             process = await AgentProcess.greeted(Remote(pod, reader, writer), self._seconds)
         except WorkerLost as error:
             if not isinstance(error, WorkerGone):
-                self._refuse(error)
+                self._refuse(pod, error)
             return
         if not self._hello.done():
             self._hello.set_result(process.hello)
@@ -127,8 +134,16 @@ class PodWorkers:
     async def stop(self) -> None:
         await asyncio.gather(*(process.stop() for process in self._places))
 
-    def _refuse(self, error: WorkerLost) -> None:
+    def _refuse(self, pod: str, error: WorkerLost) -> None:
+        self._refusals.setdefault(pod, error)
+        if len(self._refusals) >= self._most_refusals:
+            self._give_up()
+        elif len(self._refusals) == 1:
+            asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        """Unless one has loaded it meanwhile."""
         if not self._hello.done():
-            found = NotLoaded(str(error))
+            found = NotLoaded(str(next(iter(self._refusals.values()))))
             self._hello.set_exception(found)
             self._places.fail(found)

@@ -220,7 +220,7 @@ class Driver(DriverCalls):
 
     async def saved(self, step: int, checkpoints: Sequence[Checkpoint], stall: float, background: float) -> None:
         self._reporter.record_quietly(step, {"time/save": stall, "time/save_background": background})
-        self._reporter.update(checkpoints=[*checkpoints])
+        self._reporter.update(checkpoints=[*checkpoints], saving=stall + background)
         for checkpoint in checkpoints:
             if checkpoint.step == step:
                 self._uploads.checkpoint(Path(checkpoint.path))

@@ -17,6 +17,7 @@ from rljob_api.sizing.serving import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
+from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.agents.workers import PodWorkers
 from rljob_trainer.data.encoding import Workers
@@ -35,6 +36,7 @@ from rljob_trainer.driver.preparing import moved, read_prompts, row_maker
 from rljob_trainer.driver.reporter import Reporter
 from rljob_trainer.driver.server import serve
 from rljob_trainer.driver.service import ServiceDriver
+from rljob_trainer.machine import raise_open_files
 from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.pool import Pools
@@ -53,6 +55,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s driver %(message)s", force=True)
     directory = Path(os.environ[names.ENV_ATTEMPT_DIR])
     try:
+        raise_open_files()
         listener = listen(directory / "driver.sock")
         token = os.environ.get(names.ENV_ROLLOUT_TOKEN, "")
         asyncio.run(drive(directory, listener, token, exempt_from_collection))
@@ -143,9 +146,11 @@ async def _reinforcement(
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
     gangs, workers = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds), _pod_workers(spec, pods)
     rewards = RewardManager(spec.rewards, pools)
-    agent = None
+    sandboxes, agent = Sandboxes(spec.environments, token), None
+    following = asyncio.create_task(_follow_sandboxes(directory, sandboxes))
     if spec.rollout.agent and not spec.train.batches.replay:
-        agent = agent_of(spec.rollout.agent, workers, os.environ[names.ENV_POD_IP] if workers else "")
+        address = os.environ[names.ENV_POD_IP] if workers else ""
+        agent = agent_of(spec.rollout.agent, workers, address, sandboxes)
     distillation = spec.algorithm.distillation
     teacher = Teacher(distillation, pools) if distillation and distillation.pool else None
     parts: list[RewardManager | Agent | Teacher] = [rewards, *(part for part in (agent, teacher) if part)]
@@ -175,10 +180,12 @@ async def _reinforcement(
         )
         measuring = [*gangs.measuring, *([teacher.measure] if teacher else [])]
         driver = Driver(control, source, train, measuring, rollouts, pools, reporter, gangs)
+        sandboxes.changed = reporter.show_phase
         if workers:
             workers.changed = reporter.show_phase
         yield driver, rollouts, gangs
     finally:
+        following.cancel()
         await asyncio.gather(*(part.stop() for part in parts))
 
 
@@ -187,7 +194,7 @@ def _pod_workers(spec: RLJobSpec, pods: PodListener) -> PodWorkers | None:
     agent = spec.rollout.agent
     if agent is None or agent.workers is None:
         return None
-    workers = PodWorkers(agent.timeout_seconds)
+    workers = PodWorkers(agent.timeout_seconds, agent.workers.replicas)
     pods.admit(names.ROLE_WORKER, workers)
     return workers
 
@@ -238,6 +245,11 @@ async def _serve(
 async def _follow(directory: Path, driver: Driver | ServiceDriver) -> None:
     async for control in follow_control(directory):
         await driver.apply(control)
+
+
+async def _follow_sandboxes(directory: Path, sandboxes: Sandboxes) -> None:
+    async for control in follow_control(directory):
+        sandboxes.follow(None if control.local else control.sandboxes)
 
 
 async def _first_to_end(*parts: Awaitable[None]) -> None:

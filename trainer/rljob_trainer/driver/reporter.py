@@ -64,7 +64,6 @@ class Reporter:
     def record_quietly(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record metrics of a step that may not be the current one any more."""
         self._sinks.record(step, dict(metrics))
-        self._progress.update(saving=self._sinks.saving())
 
     def record_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         self.record(step, metrics)

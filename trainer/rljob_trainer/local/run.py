@@ -90,8 +90,11 @@ class Here:
         self._uid = uuid.uuid4().hex
         self._address = loopback()
         counts = pods_of(self._spec) | gang_sizes(self._spec)  # here there are no spares
-        counts.pop(names.ROLE_GATEWAY, None)
-        self._pods = {role: [names.pod(job.name, role, i) for i in range(count)] for role, count in counts.items()}
+        self._pods = {
+            role: [names.pod(job.name, role, i) for i in range(count)]
+            for role, count in counts.items()
+            if role != names.ROLE_GATEWAY and not names.is_sandbox_role(role)
+        }
         self._ports = {pod: free_port() for role, pods in self._servers() for pod in pods}
         self._gpus = assign_gpus(self._spec, self._pods, gpus())
         self._replicas = [server for role, pods in self._servers() for server in self._replicas_of(role, pods)]
@@ -192,6 +195,7 @@ class Here:
             resume=Resume(policy=spec.checkpoint.resume),
             rollouts=self._answering(seen.rollouts),
             pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.pools},
+            local=True,
             gateway=self._gateway.work_url if self._gateway else "",
             servers=[one.group for one in self._replicas if one.group],
             spec=spec,

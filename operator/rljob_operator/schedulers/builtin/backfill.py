@@ -1,6 +1,6 @@
 """Jobs that are done before a reservation needs its nodes may have them meanwhile (EASY backfilling: Lifka, JSSPP 1995).
 
-Nobody knows how long a job takes before it has done a step, unless it has a limit: then it does not go before others.
+A job that has neither done a step nor has a limit goes before no other: nobody knows how long it takes.
 """
 
 import math

@@ -1,6 +1,7 @@
 """What the `builtin` scheduler reads of the caches: requests of jobs, and what jobs hold."""
 
 from collections.abc import Collection
+from functools import partial
 
 from rljob_api import names
 from rljob_api.policy import JobPolicy
@@ -89,7 +90,7 @@ class SchedulerCache:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
         limit = job.validation.policy.reserve_after_seconds
-        claims = self.claimed(job.meta, spec, job.validation.policy)
+        claims = partial(self.claimed, job.meta, spec, job.validation.policy)
         return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit, claimed=claims)
 
     def claimed(self, job: RLJobMeta, spec: RLJobSpec, policy: JobPolicy) -> Claimed:

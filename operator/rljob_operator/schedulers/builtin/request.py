@@ -19,7 +19,6 @@ from rljob_placement.claims import Claimed
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Demand, Gang, Stay
 
-NOTHING = Claimed()
 EXCLUDED_SECONDS = 600.0
 """Seconds for which a job avoids a node that has refused one of its pods."""
 
@@ -35,8 +34,8 @@ class JobView:
     now: float
     reserve_after: int = DEFAULT_POLICY.reserve_after_seconds
     """Seconds after which a job that waits reserves nodes."""
-    claimed: Claimed = NOTHING
-    """What the claims of its pods take."""
+    claimed: Callable[[], Claimed] = Claimed
+    """What the claims of its pods take, asked only for a plan."""
 
 
 def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
@@ -78,7 +77,8 @@ def _request(
     ranks: Mapping[str, Mapping[int | None, str]],
 ) -> SchedulingRequest:
     spec = view.spec
-    gang = Gang.of(spec, devices=view.claimed.by_role)
+    claimed = view.claimed()
+    gang = Gang.of(spec, devices=claimed.by_role)
     required = required_names(spec, wanted)
     urgent = any(name not in current for name in required)
     created = set(required) <= {
@@ -103,7 +103,7 @@ def _request(
             gangs=stays,
         ),
         lasts=remaining(spec, view.status, view.now) if urgent else None,
-        uncounted=view.claimed.problem,
+        uncounted=claimed.problem,
         excluded=excluded_nodes(view.status, view.now) | excluded(view.status, view.now),
     )
 

@@ -5,6 +5,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
@@ -140,7 +141,7 @@ class GangScheduler:
         if spec is None or s.is_void(s.status.attempt):
             return None
         limit = s.policy.reserve_after_seconds
-        claims = self._cache.claimed(s.job, spec, s.policy)
+        claims = partial(self._cache.claimed, s.job, spec, s.policy)
         return JobView(
             job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit, claimed=claims
         )

@@ -12,6 +12,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.agents.agent import Agent, agent_of
+from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.generated_data import generate
 from rljob_trainer.custom_rows.making import RowMaker
 from rljob_trainer.data.files import Place, places
@@ -56,7 +57,9 @@ class Rehearsal:
         """`said`: the user's own turns in place of answers."""
         self._spec, self._tokenizer, self._scratch, self._most, self._said = spec, tokenizer, scratch, most, said
         self._rewards = RewardManager(spec.rewards, scored=is_within_reach)
-        self._agent: Agent | None = agent_of(spec.rollout.agent) if spec.rollout.agent else None
+        sandboxes = Sandboxes(spec.environments)
+        sandboxes.follow(None)  # directories of this machine
+        self._agent: Agent | None = agent_of(spec.rollout.agent, sandboxes=sandboxes) if spec.rollout.agent else None
         self._end, self._parser = end_of(spec, tokenizer), LocalParser(spec)
         self._calls = ""
         self._answers = False

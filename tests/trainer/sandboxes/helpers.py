@@ -1,0 +1,75 @@
+"""Helpers of sandboxes, as processes of this machine."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from rljob_trainer.machine import free_port
+from rljob_trainer.processes import Family
+from rljob_trainer.sandboxes import bring
+from rljob_trainer.sandboxes.frames import token_of
+from rljob_trainer.sandboxes.pod import PodSandbox
+
+SECRET, UID = "the job's token", "uid-1"
+TOKEN = token_of(SECRET, UID)
+
+
+@cache
+def helper() -> Path:
+    """The executable, as the image's Dockerfile compiles it, with all warnings as errors."""
+    path = Path(mkdtemp()) / "helper"
+    source = bring.HELPER.with_suffix(".c")
+    subprocess.run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", path, source], check=True)
+    return path
+
+
+@asynccontextmanager
+async def running(root: Path, port: int = 0) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A helper that waits for its claim, with its port."""
+    port = port or free_port()
+    (root / "token").write_text(TOKEN)
+    work = root / "work"
+    work.mkdir(exist_ok=True)
+    family = Family()  # in place of the container, which ends with its PID 1
+    environment = {"PATH": os.environ["PATH"], "HOME": str(work)} | family.environment
+    process = await asyncio.create_subprocess_exec(
+        helper(), root / "token", str(port), cwd=work, env=environment, start_new_session=True
+    )
+    try:
+        await asyncio.to_thread(_await_listening, port)
+        yield process, port
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await asyncio.to_thread(family.kill)
+
+
+@asynccontextmanager
+async def claimed(root: Path) -> AsyncIterator[PodSandbox]:
+    async with running(root) as (_, port):
+        sandbox = await PodSandbox.claimed(f"127.0.0.1:{port}", TOKEN)
+        try:
+            yield sandbox
+        finally:
+            await sandbox.close()
+
+
+def _await_listening(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while not listens(port):
+        assert time.monotonic() < deadline, "the helper does not listen"
+        time.sleep(0.01)
+
+
+def listens(port: int) -> bool:
+    """Whether a probe of the kubelet's would say that the sandbox is free."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,191 @@
+"""Which trajectory has which sandbox. The driver hands them out and relays what agents ask of them: no agent has the token of one, and whatever
+becomes of its process, what it had claimed ends with its trajectory."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import NamedTuple
+
+from rljob_api.protocol import SandboxAddress
+from rljob_api.spec.environments import EnvironmentPool
+from rljob_trainer.agents.places import Places
+from rljob_trainer.sandboxes.directory import DirectorySandbox
+from rljob_trainer.sandboxes.frames import token_of
+from rljob_trainer.sandboxes.pod import PodSandbox
+from rljob_trainer.sandboxes.sandbox import ClaimedSandbox, SandboxError
+
+MOST_CLAIMS = 8
+"""Of one trajectory at a time."""
+RETRY_SECONDS = 5.0
+"""After which a sandbox is tried again that is listed as free and did not answer."""
+
+log = logging.getLogger(__name__)
+
+
+class Free(NamedTuple):
+    """A sandbox that nobody has."""
+
+    uid: str
+    """Of its pod, or a number of the local run."""
+    address: str
+    """Of its pod; empty: it is a directory of this machine."""
+
+
+class Environment:
+    """The sandboxes of one entry of spec.environments. Each pod is handed out once."""
+
+    def __init__(self, pool: EnvironmentPool, secret: str, changed: Callable[[], None]):
+        """`secret`: the job's token. `changed` is called when `ready` may be another."""
+        self.pool = pool
+        self._secret, self._changed = secret, changed
+        self._listed = set[Free]()
+        """Those that are free by the operator's last word, which may be old."""
+        self._places: Places[Free] = Places(1)
+        """Those of them that were not handed out."""
+        self._used, self._held = set[Free](), set[Free]()
+        """Those that were handed out, and those that have not been given back since."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is any sandbox."""
+        return bool(len(self._places) or self._held)
+
+    def follow(self, free: Iterable[SandboxAddress] | None) -> None:
+        """None: there are no pods."""
+        here = (Free(str(i), "") for i in range(self.pool.replicas))
+        self._listed = set(here if free is None else (Free(one.pod_uid, one.address) for one in free))
+        self._used &= self._listed | self._held
+        for gone in set(self._places) - self._listed:
+            self._places.remove(gone)
+        for new in self._listed - self._used - set(self._places):
+            self._places.add(new)
+
+    async def claimed(self) -> tuple[Free, ClaimedSandbox]:
+        """The next one that is free, once there is one."""
+        while True:
+            one = await self._next()
+            try:
+                return one, await self._opened(one)
+            except SandboxError as error:
+                log.warning("environment %s: %s", self.pool.name, error)
+                self._held.discard(one)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._again, one)
+            except BaseException:
+                self._held.discard(one)
+                raise
+
+    async def _next(self) -> Free:
+        async with self._places.one() as one:
+            if one in self._places:  # the operator may have taken it off its list meanwhile
+                self._places.remove(one)
+        self._used.add(one)
+        self._held.add(one)
+        return one
+
+    async def _opened(self, one: Free) -> ClaimedSandbox:
+        if not one.address:
+            return DirectorySandbox()
+        return await PodSandbox.claimed(one.address, token_of(self._secret, one.uid))
+
+    async def returned(self, one: Free, sandbox: ClaimedSandbox) -> None:
+        await sandbox.close()
+        self._held.discard(one)
+        if not one.address:
+            self._again(one)
+        self._changed()
+
+    def _again(self, one: Free) -> None:
+        if one in self._listed and one in self._used - self._held:
+            self._used.discard(one)
+            self._places.add(one)
+
+
+class Sandboxes:
+    """Of all environments of a job."""
+
+    def __init__(self, environments: Iterable[EnvironmentPool] = (), secret: str = ""):
+        """`secret`: the job's token."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when `ready` may be another."""
+        self._known = {pool.name: Environment(pool, secret, lambda: self.changed()) for pool in environments}
+
+    @property
+    def ready(self) -> bool:
+        return all(one.ready for one in self._known.values())
+
+    def follow(self, free: Mapping[str, Iterable[SandboxAddress]] | None) -> None:
+        """`free`: as Control.sandboxes."""
+        for name, one in self._known.items():
+            one.follow(None if free is None else free.get(name, ()))
+        self.changed()
+
+    @asynccontextmanager
+    async def claims(self) -> AsyncIterator["Claims"]:
+        """Those of one trajectory, which end with it."""
+        claims = Claims(self._known)
+        try:
+            yield claims
+        finally:
+            await claims.close()
+
+
+class Held(NamedTuple):
+    """One claim."""
+
+    environment: Environment
+    place: Free
+    sandbox: ClaimedSandbox
+    timer: asyncio.TimerHandle
+    """That takes it away."""
+
+
+class Claims:
+    """Sandboxes of one trajectory, by numbers that it knows."""
+
+    def __init__(self, environments: Mapping[str, Environment]):
+        self._environments = environments
+        self._held: dict[int, Held] = {}
+        self._asked, self._numbers = 0, count()
+        self._ending = set[asyncio.Task[None]]()
+
+    async def claim(self, environment: str) -> int:
+        """The number of another sandbox, once there is one. Raises SandboxError."""
+        if environment not in self._environments:
+            known = ", ".join(self._environments) or "none"
+            raise SandboxError(f"spec.environments has no {environment!r:.100}, only {known}")
+        if len(self._held) + self._asked >= MOST_CLAIMS:
+            raise SandboxError(f"a trajectory may have {MOST_CLAIMS} sandboxes at a time: give one back")
+        one = self._environments[environment]
+        self._asked += 1
+        try:
+            place, sandbox = await one.claimed()
+        finally:
+            self._asked -= 1
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        timer = loop.call_later(one.pool.claim_seconds, self._end, number)
+        self._held[number] = Held(one, place, sandbox, timer)
+        return number
+
+    def of(self, number: int) -> ClaimedSandbox:
+        """Raises SandboxError."""
+        if number not in self._held:
+            raise SandboxError("this sandbox was given back, or taken away after spec.environments[].claimSeconds")
+        return self._held[number].sandbox
+
+    async def give_back(self, number: int) -> None:
+        if found := self._held.pop(number, None):
+            found.timer.cancel()
+            await found.environment.returned(found.place, found.sandbox)
+
+    async def close(self) -> None:
+        for number in list(self._held):
+            self._end(number)
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _end(self, number: int) -> None:
+        task = asyncio.create_task(self.give_back(number))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)

@@ -1,0 +1,36 @@
+"""What driver and helper (helper.c) say to each other."""
+
+import asyncio
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterable
+
+SIZE = struct.Struct(">I")
+MOST_FRAME = 2**22
+EMPTY = SIZE.pack(0)
+"""The frame that says that the sender is there."""
+
+
+def token_of(secret: str, pod_uid: str) -> str:
+    """The token of one sandbox, which says nothing about those of others. `secret`: the job's token, which no sandbox has."""
+    return hmac.new(secret.encode(), f"sandbox {pod_uid}".encode(), hashlib.sha256).hexdigest()
+
+
+def frame(fields: Iterable[bytes]) -> bytes:
+    body = b"".join(SIZE.pack(len(field)) + field for field in fields)
+    return SIZE.pack(len(body)) + body
+
+
+async def fields_of(reader: asyncio.StreamReader) -> list[bytes]:
+    """The fields of the next frame. Raises OSError, EOFError, and ValueError for what is no frame of ours, before memory is allocated for it."""
+    (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+    if size > MOST_FRAME:
+        raise ValueError(f"a frame of {size} bytes")
+    body, found = await reader.readexactly(size), list[bytes]()
+    while body:
+        if len(body) < SIZE.size or (length := SIZE.unpack_from(body)[0]) > len(body) - SIZE.size:
+            raise ValueError("a frame whose fields do not add up")
+        found.append(body[SIZE.size : SIZE.size + length])
+        body = body[SIZE.size + length :]
+    return found
