@@ -77,3 +77,14 @@ def test_other_paths_on_no_volume_are_those_that_the_image_has_to_hold() -> None
     spec = make_spec(volumes=[VOLUME], model={"path": "/models/m"}, rewards=[{"python": {"path": "/code/r.py"}}])
     assert outside_volumes(spec) == {"spec.model.path": "/models/m", "spec.rewards[0].python.path": "/code/r.py"}
     assert outside_volumes(make_spec(model={"path": "/models/m"})) == {}
+
+
+def test_the_keys_of_a_services_clients_have_a_volume_of_their_own() -> None:
+    def wrong(keys: str) -> list[str]:
+        volumes = [VOLUME, VOLUME | {"name": "keys", "mountPath": "/keys"}]
+        spec = raw_spec(task="service", service={"keys": keys}, volumes=volumes)
+        return [violation.field for violation in validate(spec, "demo").violations]
+
+    assert wrong("/keys") == wrong("/keys/of/clients") == []
+    assert wrong("/elsewhere") == ["spec.service.keys"]
+    assert wrong("/data/keys") == ["spec.model.path", "spec.checkpoint.path"]

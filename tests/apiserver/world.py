@@ -101,7 +101,7 @@ class RealWorld(World):
 
     async def bears_no_marks(self) -> None:
         """No object has a finalizer, or an annotation or a copy of its spec of kopf's."""
-        for kind in (*KINDS, "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"):
+        for kind in (*KINDS, "ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Service"):
             for obj in (await self._api.listing(kind, self.namespace)).objects:
                 assert "finalizers" not in obj["metadata"], obj["metadata"]
                 assert "kopf" not in json.dumps(obj), obj
@@ -171,7 +171,7 @@ class RealWorld(World):
                 await self._push_status(pod)
 
     async def _push_reports(self) -> None:
-        for launcher in (*self.launchers.values(), *self.parts.values()):
+        for launcher in (*self.launchers.values(), *self.parts.values(), *self.gateways.values()):
             name, data = names.report(launcher.pod), {names.REPORT_KEY: launcher.report()}
             stored = self.cluster.objects.get(("ConfigMap", NAMESPACE, name))
             if stored is not None and stored.get("data") != data:

@@ -398,3 +398,17 @@ def test_gpu_hours_are_below_the_roles_with_what_they_were_held_for() -> None:
     (line,) = (text for text in status.page(job, [], NOW).split("\n") if text.startswith("GPU-HOURS"))
     assert line == "GPU-HOURS   51.5, goodput 95 %: train 76 %, generate 19 %, lost 5 %", "an hour more of 24 GPUs"
     assert "GPU-HOURS" not in status.page(Job(make_job()), [], NOW), "it has held no GPU"
+
+
+def test_a_service_shows_its_gateway_what_clients_have_and_what_waits() -> None:
+    counts = {"clients": 2, "models": 3, "waiting": 4, "trainedTokens": 5000, "sampledTokens": 600}
+    fields = {
+        "gateway": {"ready": 1, "desired": 1, "text": "1/1"},
+        "service": counts | {"address": "http://demo-gateway.research:8470"},
+    }
+    spec = make_spec(task="service", train={})
+    for shown in (running() | {"progress": {}}, {"state": "Suspended", "asleep": True}):
+        lines = status.page(Job(make_job(spec=spec, **shown | fields)), [], NOW).split("\n")
+        (gateway,) = [line for line in lines if line.startswith("gateway")]
+        assert gateway.split() == ["gateway", "1/1", "-", "serving", "http://demo-gateway.research:8470"]
+        assert "SERVICE     2 clients, 3 models, 4 requests wait; tokens: 5000 trained, 600 sampled" in lines

@@ -191,3 +191,10 @@ def test_only_the_gateway_mounts_the_keys_and_no_scheduler_of_gangs_knows_it() -
         container["command"][-1] == "gateway"
         and container["readinessProbe"]["httpGet"]["port"] == names.GATEWAY_WORK_PORT
     )
+
+
+def test_a_group_of_pods_is_counted_without_the_gateway_which_stays_when_the_group_goes() -> None:
+    job = make_job(1, task="service", train={}, scheduling={"backend": "kueue", "queue": "team"})
+    pods = {role: pod_template(META, job.spec, role)["metadata"] for role in job.spec.pods}
+    assert pods["trainer"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
+    assert "kueue" not in str(pods["gateway"])

@@ -23,6 +23,10 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3VLConfig",
         {"text_config": {"num_hidden_layers": 6}, "vision_config": {"out_hidden_size": 4096}},
     ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoeConfig",
+        {"text_config": {"num_hidden_layers": 4}, "vision_config": {"out_hidden_size": 2048}},
+    ),
     "qwen3": ("Qwen3Config", {"num_key_value_heads": 8}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
     "qwen3_next": ("Qwen3NextConfig", {"num_hidden_layers": 8, "vocab_size": 32000}),

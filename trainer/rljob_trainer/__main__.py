@@ -216,8 +216,7 @@ def gateway_pod(options: argparse.Namespace) -> int:
 
         token = os.environ[names.ENV_ROLLOUT_TOKEN]
         address = None if options.everywhere else loopback()
-        asyncio.run(run(options.channel, token, address, options.port, options.work_port))
-        return 0
+        return asyncio.run(run(options.channel, token, address, options.port, options.work_port))
 
     from rljob_trainer.pod import gateway
 

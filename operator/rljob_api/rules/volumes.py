@@ -142,7 +142,8 @@ def keys_violations(spec: RLJobSpec) -> Iterator[Violation]:
         return
     rule = f"is on the volume of spec.service.keys, {volume.name}, which only the gateway mounts"
     for field, path in paths(spec):
-        if field != "spec.service.keys" and volume_of(spec, path) is volume:
+        own = field == "spec.service.keys" or field.startswith("spec.volumes[")
+        if not own and volume_of(spec, path) is volume:
             yield Violation(field, path, rule, "give the keys a volume of their own, of a Secret")
 
 

@@ -35,7 +35,7 @@ class ServiceSpec(Model):
     keys: AbsolutePath | None = None
     """Directory of keys, for example of a Secret that `volumes` mounts: each file is named for a client, and holds its key, which begins with `tml-`.
     Only the gateway mounts the volume that holds it. Unset: whoever can reach the service may use it."""
-    idle_seconds: Annotated[int, Field(ge=60, le=86400 * 365)] | None = None
+    idle_seconds: Annotated[int, Field(ge=10, le=86400 * 365)] | None = None
     """Seconds without a request after which trainers and rollouts are released as if the job were suspended. The next request brings them back, and
     waits for them. Unset: they stay."""
     shm_size: Quantity = "64Mi"

@@ -27,3 +27,28 @@ def virtual_environment(requirement: str) -> Path:
 
 def site_packages(made: Path) -> Path:
     return made / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+def packages(*requirements: str) -> Path:
+    """A folder with these, and nothing that they need: for PYTHONPATH, before what is installed. Skips the test as above."""
+    made = CACHE / "-".join(requirements).replace("==", "-")
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        uv, scratch = Path(sys.executable).with_name("uv"), made.with_name(f".{made.name}.{os.getpid()}")
+        install = (
+            uv,
+            "pip",
+            "install",
+            "-q",
+            "--python",
+            sys.executable,
+            "--no-deps",
+            "--target",
+            scratch,
+            *requirements,
+        )
+        found = subprocess.run(install, capture_output=True, text=True, check=False)
+        if found.returncode:
+            pytest.skip(f"{', '.join(requirements)} cannot be installed here: {found.stderr.strip().splitlines()[-1]}")
+        scratch.rename(made)
+    return made

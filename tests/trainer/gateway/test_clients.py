@@ -1,87 +1,38 @@
 """A loop of the official SDK against a service on this machine: real ranks, a real vLLM server, and the gateway. One service serves all tests."""
 
 import os
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import tinker
-import yaml
 from tinker import types
 
-from api.specs import raw_spec
-from trainer.pod.gang import wait_for
+from trainer.gateway.calls_page import OLDER, PAGE, PINNED, VERSIONS, cell, outcomes, rows
+from trainer.gateway.running import SECONDS, RunningService, running
 from trainer.server.models import make
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 300
 STEP = types.AdamParams(learning_rate=1e-2)
 
 
-@dataclass
-class Run:
-    """`python -m rljob_trainer run` of a service."""
-
-    process: subprocess.Popen[bytes]
-    output: Path
-    url: str
-    model: str
-
-    def kill(self, what: str) -> None:
-        """SIGKILL the process in whose command line this stands."""
-        found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if what in " ".join(_command(p))]
-        assert found, what
-        min(found, key=lambda p: p.create_time()).kill() if what == "gateway" else found[-1].kill()
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
     root = tmp_path_factory.mktemp("service")
-    model, output = make(root / "model", seed=3), root / "output"
-    spec = raw_spec(
-        task="service",
-        model={"path": str(model), "dtype": "float32"},
-        service={"checkpointSeconds": 1},
-        checkpoint={"path": str(root / "run")},
-    )
-    manifest = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "loops"}, "spec": spec}
-    (root / "service.yaml").write_text(yaml.safe_dump(manifest))
-    command = [sys.executable, "-u", "-m", "rljob_trainer", "run", str(root / "service.yaml"), "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-    with output.open("wb") as log:
-        process = subprocess.Popen([*command, "--work", str(root / "work")], env=environment, stdout=log, stderr=log)
-    try:
-        found = wait_for("address", lambda: re.search(r"TINKER_BASE_URL=(\S+)", output.read_text()), SECONDS)
-        yield Run(process, output, found[1], str(model))
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(SECONDS) == 130, output.read_text()
+    with running(root, make(root / "model", seed=3), service={"checkpointSeconds": 1, "maxModels": 16}) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def service(run: Run) -> Iterator[tinker.ServiceClient]:
+def service(run: RunningService) -> Iterator[tinker.ServiceClient]:
     os.environ["TINKER_TELEMETRY"] = "0"
     with tinker.ServiceClient(base_url=run.url, api_key="tml-any") as client:
         yield client
 
 
-def model_of(service: tinker.ServiceClient, run: Run, rank: int = 4) -> Any:
+def model_of(service: tinker.ServiceClient, run: RunningService, rank: int = 4) -> Any:
     created = service.create_lora_training_client(base_model=run.model, rank=rank, seed=1, train_unembed=False)
     return created.result(timeout=SECONDS)
 
@@ -98,7 +49,7 @@ def log_probs(output: Any) -> np.ndarray:
     return np.concatenate([found["logprobs"].to_numpy() for found in output.loss_fn_outputs])
 
 
-def learnt(training: Any, run: Run, kills: dict[int, str]) -> tuple[list[float], bytes]:
+def learnt(training: Any, run: RunningService, kills: dict[int, str]) -> tuple[list[float], bytes]:
     """Losses and norms of five steps, and the log-probabilities at the end. `kills`: what is killed while a step is under way."""
     numbers = []
     for step in range(5):
@@ -112,7 +63,7 @@ def learnt(training: Any, run: Run, kills: dict[int, str]) -> tuple[list[float],
 
 
 def test_a_loop_learns_samples_what_it_has_learnt_and_continues_from_what_it_saved(
-    run: Run, service: tinker.ServiceClient
+    run: RunningService, service: tinker.ServiceClient
 ) -> None:
     training, other = model_of(service, run), model_of(service, run, rank=2)
     assert training.get_info().lora_rank == 4
@@ -147,7 +98,7 @@ def test_a_loop_learns_samples_what_it_has_learnt_and_continues_from_what_it_sav
     assert service.create_sampling_client(model_path=named).sample(tokens, 1, params).result(timeout=SECONDS).sequences
 
 
-def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: Run, service: tinker.ServiceClient) -> None:
+def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: RunningService, service: tinker.ServiceClient) -> None:
     training = model_of(service, run)
     refused = training.forward_backward([datum(10)], "a_loss_of_mine")
     served = training.forward([datum(10)], "cross_entropy")
@@ -159,9 +110,19 @@ def test_what_is_refused_fails_alone_and_the_loop_goes_on(run: Run, service: tin
 
 
 def test_a_run_whose_gateway_and_ranks_are_killed_ends_with_the_same_bits(
-    run: Run, service: tinker.ServiceClient
+    run: RunningService, service: tinker.ServiceClient
 ) -> None:
     undisturbed = learnt(model_of(service, run), run, {})
     disturbed = learnt(model_of(service, run), run, {1: "gateway", 3: "rljob_trainer.rank.main"})
     assert disturbed == undisturbed
     assert "attempt 2" in run.output.read_text()
+
+
+@pytest.mark.parametrize("version", [PINNED, *(pytest.param(older, marks=pytest.mark.extra) for older in OLDER)])
+def test_the_page_says_which_calls_are_served(run: RunningService, version: str) -> None:
+    found = outcomes(version, run.url, run.model)
+    assert not [error for error in found.values() if error.startswith("TypeError")], "the SDK takes other arguments"
+    column = list(VERSIONS).index(version)
+    assert {call: cell(outcome) for call, outcome in found.items()} == {
+        call: cells[column] for call, cells in rows(PAGE.read_text()).items()
+    }, found

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.spec.service import ServiceSpec
+from rljob_trainer.gateway.claim import GatewaySuperseded
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownError
 from rljob_trainer.wire.service import (
@@ -430,7 +431,8 @@ def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path
     with pytest.raises(OSError, match="large"), full_disk(100):
         journal.append(JournalRecord({"n": 2}, bytes(1000)))
     journal.append(JournalRecord({"n": 3}))
-    assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3]
+    journal = Journal(tmp_path / "a.log")
+    assert [record.fields["n"] for record in journal.records] == [1, 3]
     with pytest.raises(OSError, match="large"), full_disk(100):
         journal.replace([JournalRecord({"n": 4}, bytes(1000))])
     journal.append(JournalRecord({"n": 5}))
@@ -595,3 +597,22 @@ async def test_results_that_were_fetched_before_a_restart_are_forgotten_in_time(
     monkeypatch.setattr("rljob_trainer.gateway.service.GRACE_SECONDS", -1.0)
     await world.service.sweep()
     assert set(line.entries) == {0}
+
+
+async def test_a_gateway_that_another_one_has_followed_acknowledges_nothing_more(tmp_path: Path) -> None:
+    former = GatewayService(SPEC, tmp_path)
+    session = await former.open_session("anybody")
+    await former.create("anybody", CreateModel(model=f"{session}:train:0", seq=0, rank=4, seed=1))
+    latter = GatewayService(SPEC, tmp_path)
+    for write in (
+        former.open_session("anybody"),
+        former.close_session("anybody", session),
+        former.ask("anybody", f"{session}:train:0", 1, OptimStep(model=f"{session}:train:0", seq=1, learning_rate=0.1)),
+    ):
+        with pytest.raises(GatewaySuperseded):
+            await write
+    await latter.ask(
+        "anybody", f"{session}:train:0", 1, OptimStep(model=f"{session}:train:0", seq=1, learning_rate=0.1)
+    )
+    again = GatewayService(SPEC, tmp_path)
+    assert list(again.names.sessions) == [session] and list(again.books[f"{session}:train:0"].line.entries) == [0, 1]

@@ -126,6 +126,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, yarn": ("Qwen2Config", {"rope_parameters": YARN}),
     "qwen2_5_vl": ("Qwen2_5_VLConfig", QWEN_VL),
     "qwen3_vl": ("Qwen3VLConfig", QWEN3_VL),
+    "qwen3_vl_moe": ("Qwen3VLMoeConfig", QWEN3_VL | EXPERTS | {"moe_intermediate_size": 48}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "qwen3, yarn": ("Qwen3Config", {"head_dim": 32, "rope_parameters": YARN}),
     "qwen3_moe": ("Qwen3MoeConfig", EXPERTS),
@@ -172,6 +173,8 @@ def make_model(
     """A random model with norms and biases away from their neutral values. `save`: for save_pretrained."""
     model = random_model(make_config(kind, vocabulary, tied), seed)
     model.save_pretrained(directory, **save)
+    if kind == "qwen3_vl_moe":
+        turn_experts(directory)
     (directory / "tokenizer.json").write_text(json.dumps({"stands": "for a tokenizer"}))
     return directory
 
@@ -207,6 +210,15 @@ def random_model(config: Any, seed: int) -> Any:
         if "norm" in name or name.endswith("bias"):
             tensor.data.add_(torch.randn_like(tensor) * 0.1)
     return model
+
+
+def turn_experts(directory: Path) -> None:
+    """Qwen3-VL was published with experts [experts, in, out]. transformers reads them so, and writes the other way round."""
+    for file in directory.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in (n for n in tensors if n.endswith((".experts.gate_up_proj", ".experts.down_proj"))):
+            tensors[name] = tensors[name].transpose(1, 2).contiguous()
+        save_file(tensors, file, metadata={"format": "pt"})
 
 
 def kind_of_model(config: Any) -> Any:

@@ -80,7 +80,7 @@ def test_the_gradient_of_the_logits_is_not_copied_on_its_way_to_the_model() -> N
     def on_a_rank() -> list[str]:
         logits, targets, _ = inputs()
         raw = logits[None].clone().requires_grad_()
-        micro = MicroBatch(None, None, None, None, targets, None)  # type: ignore[arg-type]
+        micro = MicroBatch(None, None, None, None, targets, targets, None)  # type: ignore[arg-type]
         group = SimpleNamespace(tensor_group=dist.group.WORLD)
         loss = ModelOutput(micro, raw, VOCABULARY, group).predictions(1.0).log_probs.sum()  # type: ignore[arg-type]
         with profile(activities=[ProfilerActivity.CPU]) as profiled:

@@ -19,9 +19,15 @@ from trainer.megatron.vision import FIRST, LAST, PAD, make_image, make_vision_ba
 from trainer.ranks import run_ranks
 
 VISION = ("qwen2_5_vl", "qwen3_vl")
+WHOLE = {"tensor": 2, "sequence": False}
+SIZES: dict[str, list[dict[str, Any]]] = {
+    **{kind: [{}, {"tensor": 2}, WHOLE] for kind in VISION},
+    "qwen3_vl_moe": [{}, {"tensor": 2}, {"expert": 2}],
+}
+"""Layouts of one rank and of two; experts train on sequence-parallel shares only."""
 
 
-@pytest.mark.parametrize("kind", VISION)
+@pytest.mark.parametrize("kind", SIZES)
 def test_positions_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     model = load_model(make_model(tmp_path / "model", kind, tied=False))
     tokens = [1, 2, FIRST, *[PAD] * 3, LAST, 3, FIRST, *[PAD] * 8, LAST, FIRST, *[PAD] * 4, LAST, 4, 5]
@@ -34,7 +40,7 @@ def test_positions_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", VISION)
+@pytest.mark.parametrize("kind", SIZES)
 def test_log_probs_of_images_are_those_of_transformers_and_the_export_is_the_model(
     megatron: None, tmp_path: Path, kind: str
 ) -> None:
@@ -45,9 +51,10 @@ def test_log_probs_of_images_are_those_of_transformers_and_the_export_is_the_mod
     config["vision_config"]["dtype"] = "bfloat16"
     (source / "config.json").write_text(json.dumps(config))
     batch = make_vision_batch(source)
-    for sizes in ({}, {"tensor": 2}, {"tensor": 2, "sequence": False}):
-        world = sizes.get("tensor", 1)
-        spec = job(source, trainer={"nodes": world, "parallelism": sizes}, tokensPerMicroBatch=4096)
+    for sizes in SIZES[kind]:
+        world = sizes.get("tensor", sizes.get("expert", 1))
+        trainer = {"nodes": world, "parallelism": sizes}
+        spec = job(source, trainer=trainer, tokensPerMicroBatch=4096, batches={"replay": "/batches"})
         for difference in run_ranks(world, partial(_difference, spec, batch, source)):
             assert difference < 1e-5, sizes
 

@@ -25,9 +25,9 @@ class Book:
         """Whether its session has ended: what the ranks still do for it does not count."""
 
     @staticmethod
-    async def create(path: Path, line: RequestLine, first: Asked) -> "Book":
-        """A new model, whose creation is request 0."""
-        journal = await asyncio.to_thread(Journal, path)
+    async def create(path: Path, line: RequestLine, first: Asked, check: Callable[[], None]) -> "Book":
+        """A new model, whose creation is request 0. `check`: see Journal."""
+        journal = await asyncio.to_thread(Journal, path, check)
         await asyncio.to_thread(journal.append, _created(line), _asked(0, first))
         line.accept(0, first)
         return Book(line, journal)
@@ -39,9 +39,9 @@ class Book:
         return Book(line, None)
 
     @staticmethod
-    def restore(path: Path) -> "Book | None":
-        """The model of a journal; None: a crash left nothing of its creation."""
-        journal = Journal(path)
+    def restore(path: Path, check: Callable[[], None]) -> "Book | None":
+        """The model of a journal; None: a crash left nothing of its creation. `check`: see Journal."""
+        journal = Journal(path, check)
         if not journal.records:
             journal.remove()
             return None

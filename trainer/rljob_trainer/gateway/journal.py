@@ -8,7 +8,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +29,10 @@ class JournalRecord(NamedTuple):
 class Journal:
     """One file. Not for several threads at a time."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens or makes the file. Raises OSError."""
-        self._path = path
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+        """Opens or makes the file, and writes anew what there is: whoever still has the former file open appends to one that nobody reads. Raises
+        OSError. `check` is called before a write counts, and raises if it must not."""
+        self._path, self._check = path, check
         path.parent.mkdir(parents=True, exist_ok=True)
         self.records, self._size = _read(path)
         """`records`: those that were in the file when it was opened."""
@@ -40,12 +41,15 @@ class Journal:
             log.warning("%s: cutting off %d bytes behind its last whole record", path, cut)
             self._file.truncate(self._size)
         _sync_directory(path.parent)
+        if self.records:
+            self.replace(self.records)
 
     def append(self, *records: JournalRecord) -> None:
         """Write records durably. Raises OSError: then none of them counts, and it can be called again."""
         block = b"".join(map(_encoded, records))
         self._file.truncate(self._size)  # what an append that failed has left: no record may stand behind it
         _write(self._file, block)
+        self._check()
         self._size += len(block)
 
     def replace(self, records: Iterable[JournalRecord]) -> None:
@@ -55,6 +59,7 @@ class Journal:
         file = new.open("ab", buffering=0)
         try:
             _write(file, block)
+            self._check()
             new.replace(self._path)
         except BaseException:
             file.close()

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from rljob_api import names
 from rljob_api.protocol import Control
+from rljob_trainer.gateway.claim import GatewaySuperseded
 from rljob_trainer.gateway.keys import Keys
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
@@ -17,6 +18,7 @@ from rljob_trainer.gateway.status import keep_reporting
 from rljob_trainer.gateway.wire.routes import Routes
 from rljob_trainer.gateway.work import WorkRoutes
 from rljob_trainer.textfile import read_text
+from rljob_trainer.wire.gateway import SUPERSEDED
 from rljob_trainer.wire.launcher_files import follow_control
 
 SWEEP_SECONDS = 5.0
@@ -30,9 +32,9 @@ DIRECTORY = "service"
 log = logging.getLogger(__name__)
 
 
-async def run(channel: Path, token: str, address: str | None, port: int, work_port: int) -> None:
-    """Serve clients at `port` and the driver at `work_port` until SIGTERM. `channel`: the directory with the control message; `address`: None: all,
-    IPv4 and IPv6."""
+async def run(channel: Path, token: str, address: str | None, port: int, work_port: int) -> int:
+    """Serve clients at `port` and the driver at `work_port` until SIGTERM. The exit code: 0, or SUPERSEDED. `channel`: the directory with the control
+    message; `address`: None: all, IPv4 and IPv6."""
     control = await _control(channel / names.CONTROL_KEY)
     spec = control.spec
     service = await asyncio.to_thread(_opened, control)
@@ -52,11 +54,15 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+    except GatewaySuperseded as superseded:
+        log.error("%s", superseded)
+        return SUPERSEDED
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         await samples.close()
+    return 0
 
 
 def _opened(control: Control) -> GatewayService:
@@ -86,5 +92,6 @@ async def _serve(app: web.Application, address: str | None, port: int) -> web.Ap
 async def _sweep(service: GatewayService, samples: Samples) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
+        await asyncio.to_thread(service.claim.check)
         await service.sweep()
         samples.sweep()

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -49,12 +49,12 @@ class Sampler:
 class Names:
     """Those of all clients. What a former gateway wrote down is there again."""
 
-    def __init__(self, path: Path) -> None:
-        """`path`: the journal."""
+    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+        """`path`: the journal; `check`: see there."""
         self.sessions: dict[str, OpenSession] = {}
         self.saved: dict[str, SavedModel] = {}
         self.samplers: dict[str, Sampler] = {}
-        self._journal, self._writing = Journal(path), asyncio.Lock()
+        self._journal, self._writing = Journal(path, check), asyncio.Lock()
         self._restore()
 
     @property

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rljob_api.protocol import RolloutEndpoint
@@ -37,7 +37,7 @@ class SamplingServers:
         self._samples: Counter[str] = Counter()
         """By the UID of a pod: samples under way."""
         self._avoided = dict[str, float]()
-        """By the UID of a pod: until when nothing is sent there, after it was lost."""
+        """By the UID of a pod: until when nothing is sent there, since nothing answered."""
         self._changed = asyncio.Event()
 
     def follow(self, attempt: int, endpoints: Sequence[RolloutEndpoint]) -> None:
@@ -55,30 +55,33 @@ class SamplingServers:
 
     async def sample(self, request: SampleRequest) -> SampleAnswer:
         """Waits for a server, as long as it takes. Raises RequestRefusedError, and ReplicaLost when MOST_SENT servers were lost with it."""
-        lost = 0
+        lost, avoided = 0, dict[str, float]()
         while True:
-            endpoint = await self._free()
+            endpoint = await self._free(avoided)
             listed = self._listed
             try:
                 return await self._asked(endpoint, listed.attempt, request)
             except (ReplicaUnreachable, AttemptSuperseded):
-                pause = RETRY_SECONDS
-            except ReplicaLost:
-                pause = min(RETRY_SECONDS * 2**lost, LONGEST_RETRY_SECONDS)
+                if listed is self._listed:
+                    self._avoided[endpoint.pod_uid] = time.monotonic() + RETRY_SECONDS
+            except ReplicaLost:  # perhaps of this request: others still go there
                 lost += 1
                 if lost == MOST_SENT:
                     raise
-            if listed is self._listed:
-                self._avoided[endpoint.pod_uid] = time.monotonic() + pause
+                pause = min(RETRY_SECONDS * 2 ** (lost - 1), LONGEST_RETRY_SECONDS)
+                avoided[endpoint.pod_uid] = time.monotonic() + pause
 
-    async def _free(self) -> RolloutEndpoint:
-        """Of the servers that are not avoided, the one with the fewest samples, once there is one."""
+    async def _free(self, avoided: Mapping[str, float]) -> RolloutEndpoint:
+        """Of the servers that are not avoided, the one with the fewest samples, once there is one. `avoided`: by this request alone."""
         while True:
             now, changed = time.monotonic(), self._changed
-            free = [e for e in self._listed.endpoints if self._avoided.get(e.pod_uid, now) <= now]
-            if free:
+            until = {
+                endpoint.pod_uid: max(found.get(endpoint.pod_uid, now) for found in (avoided, self._avoided))
+                for endpoint in self._listed.endpoints
+            }
+            if free := [e for e in self._listed.endpoints if until[e.pod_uid] <= now]:
                 return min(free, key=lambda e: self._samples[e.pod_uid])
-            again = min(self._avoided.values(), default=None)
+            again = min(until.values(), default=None)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if again is None else again - now):
                     await changed.wait()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.books import Book
+from rljob_trainer.gateway.claim import Claim
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import ServiceFiles, remove
 from rljob_trainer.gateway.line import Asked, RequestLine
@@ -45,9 +46,9 @@ class GatewayService:
     """Everything that a client can name. What it creates is on the disk when the method returns."""
 
     def __init__(self, spec: ServiceSpec, root: Path) -> None:
-        """`root`: a directory of the checkpoint's volume. What a former gateway wrote there is there again."""
-        self.spec, self._files = spec, ServiceFiles(root)
-        self.names = Names(root / "service.log")
+        """`root`: a directory of the checkpoint's volume, which is ours from now on. What a former gateway wrote there is there again."""
+        self.spec, self._files, self.claim = spec, ServiceFiles(root), Claim(root)
+        self.names = Names(root / "service.log", self.claim.check)
         self.books: dict[str, Book] = {}
         self._creating = asyncio.Lock()
         self._restore()
@@ -57,7 +58,7 @@ class GatewayService:
 
     def _restore(self) -> None:
         for path in sorted(self._files.journals.glob("*.log")):
-            book = Book.restore(path)
+            book = Book.restore(path, self.claim.check)
             if book and session_of(book.line.model) in self.names.sessions:
                 self.books[book.line.model] = book
             elif book:  # a crash while its session ended
@@ -99,7 +100,7 @@ class GatewayService:
             return Book.refused(line, first, Failure(message=why))
         if start and not line.start:
             return Book.refused(line, first, Failure(message=f"there is no {start}"))
-        return await Book.create(self._files.journal(line.model), line, first)
+        return await Book.create(self._files.journal(line.model), line, first, self.claim.check)
 
     async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "") -> None:
         """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.

@@ -22,6 +22,7 @@ from rljob_trainer import failure
 from rljob_trainer.pod.channel import REPORT_SECONDS, Channel, ProtocolMismatch, keep_reporting
 from rljob_trainer.processes import adopt_orphans, reap, tied
 from rljob_trainer.textfile import read_text, replace
+from rljob_trainer.wire.gateway import SUPERSEDED
 
 LOOK_SECONDS = 0.5
 """Between two looks at what the process says."""
@@ -126,6 +127,10 @@ class GatewayPod:
             pause = FIRST_BACKOFF_SECONDS if self._said else min(2 * pause, LONGEST_BACKOFF_SECONDS)
             self._report_file.unlink(missing_ok=True)
             self._fail(failure.ended(code, None, ""))
+            if (
+                code == SUPERSEDED
+            ):  # the operator will say so, too, once it is heard here; then it may name this pod again
+                return
             await asyncio.sleep(pause)
 
     def _fail(self, why: Failure) -> None:

@@ -16,5 +16,7 @@ JOB = "X-RLJob-Job"
 DRIVER = "X-RLJob-Driver"
 """Name of the driver's process: its ranks know what they were given since it began, and nothing else."""
 TICKET = "X-RLJob-Ticket"
+SUPERSEDED = 3
+"""Exit code of a gateway that has found another one at its journals."""
 NEXT_SECONDS = 0.5
 """Longest wait for work: meanwhile the ranks wait for the driver."""

@@ -40,6 +40,11 @@ def failed(why: Failure) -> web.Response:
     return web.json_response({"error": why.message, "category": why.category})
 
 
+def refused(status: int, why: str) -> web.Response:
+    """A submission that is not taken."""
+    return web.json_response({"detail": why}, status=status)
+
+
 def again(request: str, state: str) -> web.Response:
     """Not yet: the client asks again at once. `state`: what it tells its user."""
     return web.json_response(

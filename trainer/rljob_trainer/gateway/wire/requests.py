@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from aiohttp import web
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from rljob_api.type_errors import first_problem
 from rljob_trainer.wire.sample import SampleRequest
 from rljob_trainer.wire.service import Failure, OptimStep
 from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, SMALLEST_EPSILON
@@ -196,3 +197,11 @@ async def read[R: ClientRequest](request: web.Request, kind: type[R]) -> R:
         return kind.model_validate(json.loads(await request.read()))
     except RecursionError:
         raise ValueError("the body is nested too deeply to be read") from None
+
+
+async def read_rest[R: ClientRequest](request: web.Request, kind: type[R]) -> R | Failure:
+    """The part of a body whose mistakes fail the future."""
+    try:
+        return await read(request, kind)
+    except ValidationError as error:
+        return Failure(message=first_problem(error))

@@ -17,7 +17,8 @@ from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownErro
 from rljob_trainer.gateway.wire import answers, requests
 from rljob_trainer.gateway.wire.listing import RouteAnswer, SavedRoutes
 from rljob_trainer.gateway.wire.passes import Pass, beginning
-from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, ClientRequest, read
+from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
+from rljob_trainer.gateway.wire.sampling import SamplingRoutes, sampler_name
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
 
@@ -38,7 +39,8 @@ class Routes:
 
     def __init__(self, service: GatewayService, samples: Samples, keys: Keys, base_model: str) -> None:
         """`base_model`: what clients call it."""
-        self._service, self._samples, self._keys, self._base = service, samples, keys, base_model
+        self._service, self._keys, self._base = service, keys, base_model
+        self._sampling = SamplingRoutes(service, samples, base_model)
         self._spec = service.spec
         self.app = web.Application(client_max_size=LARGEST_BODY)
         listing = SavedRoutes(service, base_model)
@@ -56,39 +58,40 @@ class Routes:
             "optim_step": self._optim_step,
             "save_weights": self._save_weights,
             "save_weights_for_sampler": self._save_for_sampler,
-            "create_sampling_session": self._create_sampler,
-            "asample": self._sample,
+            "create_sampling_session": self._sampling.create,
+            "asample": self._sampling.sample,
             "retrieve_future": self._retrieve,
-            "cancel_future": self._cancel,
+            "cancel_future": self._sampling.cancel,
             "weights_info": listing.weights_info,
         }
         gets: dict[str, RouteHandler] = {
             "healthz": self._health,
             "get_server_capabilities": self._capabilities,
-            "samplers/{sampler}": self._sampler,
+            "samplers/{sampler}": self._sampling.describe,
             "training_runs/{run}": listing.run,
             "training_runs/{run}/checkpoints": listing.checkpoints,
         }
         for method, handlers in (("POST", posts), ("GET", gets)):
             for path, handler in handlers.items():
                 self.app.router.add_route(method, API + path, self._guarded(handler))
+        self.app.router.add_route("*", API + "{call:.*}", self._guarded(self._unserved))
         self.app.router.add_delete(API + "training_runs/{run}/checkpoints/{kind}/{name}", self._guarded(listing.delete))
 
     def _guarded(self, handler: RouteHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
             client = self._keys.client(request.headers.get("X-API-Key", ""))
             if client is None:
-                return _refused(401, "this service does not know the API key")
+                return answers.refused(401, "this service does not know the API key")
             try:
                 found = await handler(client, request)
             except ValidationError as error:
-                return _refused(400, first_problem(error))
+                return answers.refused(400, first_problem(error))
             except ValueError as error:
-                return _refused(400, str(error))
+                return answers.refused(400, str(error))
             except UnknownError as error:
-                return _refused(404, str(error.args[0]))
+                return answers.refused(404, str(error.args[0]))
             except BusyError as error:
-                return _refused(429, str(error))
+                return answers.refused(429, str(error))
             return found if isinstance(found, web.Response) else web.json_response(found)
 
         return answer
@@ -116,7 +119,7 @@ class Routes:
         try:
             self._service.hear(client, asked.session_id)
         except UnknownError:
-            return _refused(410, "the session has ended")
+            return answers.refused(410, "the session has ended")
         return {"type": "session_heartbeat"}
 
     async def _finish(self, client: str, request: web.Request) -> RouteAnswer:
@@ -127,9 +130,11 @@ class Routes:
         asked = await read(request, requests.NewModel)
         model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
         if asked.base_model != self._base:
-            return _refused(400, f"this service trains {self._base}, not {asked.base_model}")
+            return answers.refused(400, f"this service trains {self._base}, not {asked.base_model}")
         if lora is None or not 0 < lora.rank <= self._spec.max_rank:
-            return _refused(400, f"lora_config.rank must be from 1 to {self._spec.max_rank} (spec.service.maxRank)")
+            return answers.refused(
+                400, f"lora_config.rank must be from 1 to {self._spec.max_rank} (spec.service.maxRank)"
+            )
         seed = seed_of(model) if lora.seed is None else lora.seed % 2**31
         await self._service.create(
             client,
@@ -172,13 +177,13 @@ class Routes:
 
     async def _optim_step(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
-        params = await _rest(request, requests.OptimStepParams)
+        params = await read_rest(request, requests.OptimStepParams)
         found = params if isinstance(params, Failure) else params.work(asked.model_id, asked.seq_id)
         return await self._ask(client, found, asked.model_id, asked.seq_id)
 
     async def _save_weights(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
-        rest = await _rest(request, requests.SaveWeights)
+        rest = await read_rest(request, requests.SaveWeights)
         if isinstance(rest, Failure):
             return await self._ask(client, rest, asked.model_id, asked.seq_id)
         path = f"{SCHEME}{asked.model_id}/{WEIGHTS}/{rest.path or asked.seq_id}"
@@ -186,13 +191,22 @@ class Routes:
 
     async def _save_for_sampler(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
-        rest = await _rest(request, requests.SaveWeightsForSampler)
+        rest = await read_rest(request, requests.SaveWeightsForSampler)
         if isinstance(rest, Failure):
             return await self._ask(client, rest, asked.model_id, asked.seq_id)
         name = f"{SCHEME}{asked.model_id}/{SAMPLER_WEIGHTS}/{rest.path or asked.seq_id}"
         if rest.path is None and rest.sampling_session_seq_id is not None:
-            name = _sampler(asked.model_id.partition(":")[0], rest.sampling_session_seq_id)
+            name = sampler_name(asked.model_id.partition(":")[0], rest.sampling_session_seq_id)
         return await self._ask(client, work.SaveForSampler(model=asked.model_id, seq=asked.seq_id, path=""), saves=name)
+
+    async def _unserved(self, client: str, request: web.Request) -> RouteAnswer:
+        """A call that is not there. Has it a number of a model, its future fails: the client counts it, and later requests wait for it."""
+        call = request.match_info["call"]
+        try:
+            asked = await read(request, requests.Numbered)
+        except ValueError:
+            return answers.refused(404, f"{call} is not served")
+        return await self._ask(client, Failure(message=f"{call} is not served"), asked.model_id, asked.seq_id)
 
     async def _ask(
         self, client: str, found: work.ModelWork | Failure, model: str = "", seq: int = 0, saves: str = ""
@@ -203,46 +217,15 @@ class Routes:
         await self._service.ask(client, model, seq, found, saves)
         return _future(model, seq)
 
-    async def _create_sampler(self, client: str, request: web.Request) -> RouteAnswer:
-        asked = await read(request, requests.CreateSamplingSession)
-        if asked.model_path is None and asked.base_model != self._base:
-            return _refused(400, f"this service samples from {self._base}, not {asked.base_model}")
-        if asked.model_path and f"/{SAMPLER_WEIGHTS}/" not in asked.model_path:
-            return _refused(
-                400, f"{asked.model_path} is no snapshot for samplers: save one with save_weights_for_sampler"
-            )
-        name = _sampler(asked.session_id, asked.sampling_session_seq_id)
-        await self._service.sample_from(client, name, asked.model_path or "")
-        return {"sampling_session_id": name, "type": "create_sampling_session"}
-
-    async def _sampler(self, client: str, request: web.Request) -> RouteAnswer:
-        name = request.match_info["sampler"]
-        path = self._service.sampler(client, name).path
-        return {"sampler_id": name, "base_model": self._base, "model_path": path or None}
-
-    async def _sample(self, client: str, request: web.Request) -> RouteAnswer:
-        asked = await read(request, requests.Asample)
-        name = f"{asked.sampling_session_id}:{asked.seq_id}"
-        sampler = self._service.sampler(client, asked.sampling_session_id)
-        params = await _rest(request, requests.SampleParams)
-        longest = self._spec.max_tokens
-        found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed_of(name), longest)
-        self._samples.ask(client, name, found if isinstance(found, Failure) else sampler.of(found))
-        samples = 0 if isinstance(found, Failure) else asked.num_samples
-        return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
-
     async def _retrieve(self, client: str, request: web.Request) -> RouteAnswer:
         name = (await read(request, requests.RetrieveFuture)).request_id
         model, _, number = name.rpartition(":")
         try:
             if ":train:" in name:
                 return await self._of_model(client, model, int(number))
-            found = await self._samples.result(client, name, POLL_SECONDS)
+            return await self._sampling.result(client, name, POLL_SECONDS)
         except LookupError as error:
-            return _refused(410, f"{name} is not known (any more): {error.args[0]}")
-        if found is None:
-            return answers.again(name, "waiting for a server")
-        return answers.failed(found) if isinstance(found, Failure) else answers.of_samples(found)
+            return answers.refused(410, f"{name} is not known (any more): {error.args[0]}")
 
     async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
         book = self._service.book(client, model)
@@ -253,18 +236,6 @@ class Routes:
         if entry.saves:
             names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
         return answers.of_request(entry.kind, found, names)
-
-    async def _cancel(self, client: str, request: web.Request) -> RouteAnswer:
-        self._samples.cancel(client, (await read(request, requests.RetrieveFuture)).request_id)
-        return {}
-
-
-async def _rest[R: ClientRequest](request: web.Request, kind: type[R]) -> R | Failure:
-    """The part of a body whose mistakes fail the future."""
-    try:
-        return await read(request, kind)
-    except ValidationError as error:
-        return Failure(message=first_problem(error))
 
 
 async def _begun(request: web.Request) -> tuple[bytes, int]:
@@ -288,11 +259,3 @@ def _too_large(size: int) -> str:
 
 def _future(model: str, seq: int) -> RouteAnswer:
     return {"request_id": f"{model}:{seq}", "model_id": model}
-
-
-def _sampler(session: str, number: int) -> str:
-    return f"{session}:sample:{number}"
-
-
-def _refused(status: int, why: str) -> web.Response:
-    return web.json_response({"detail": why}, status=status)

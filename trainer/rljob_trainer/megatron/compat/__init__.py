@@ -36,6 +36,7 @@ MODULES = (
     "vision_tower",
     "qwen_vl",
     "qwen3_vl",
+    "qwen3_vl_moe",
     "load_progress",
     "write_queue",
 )

@@ -7,7 +7,7 @@ token in every row, and has a decoder of its own. Can go when megatron-bridge ta
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
@@ -27,7 +27,7 @@ from rljob_trainer.megatron.compat.qwen_vl import continued, put, scattered
 from rljob_trainer.megatron.tower import run_tower
 from rljob_trainer.patches import Patch
 
-_TEXT, _LAYERS = "model.language_model.", "language_model.decoder.layers.*."
+TEXT, LAYERS = "model.language_model.", "language_model.decoder.layers.*."
 
 
 class InterleavedRotaryEmbedding(MultimodalRotaryEmbedding):
@@ -62,9 +62,12 @@ class JoinedGradients(torch.autograd.Function):
 class Qwen3VLModel(MegatronModule):
     """The tower, and the language model to whose first layers it adds what it saw on the way (deepstack, arXiv 2406.04334)."""
 
+    tower: ClassVar[Any] = Qwen3VLVisionModel
+    """Its class in transformers."""
+
     def __init__(self, config: Any, pre_process: bool, post_process: bool, vp_stage: int | None) -> None:
         super().__init__(config=config)
-        self.visual = Qwen3VLVisionModel._from_config(config.vision_config)
+        self.visual = self.tower._from_config(config.vision_config)
         hook_hf_module_setattr_for_tp_grad_sync(self.visual)
         text = config.provide_language_model(pre_process=pre_process, post_process=post_process, vp_stage=vp_stage)
         text.rotary_pos_emb = InterleavedRotaryEmbedding(config.kv_channels, 1.0, rotary_base=config.rotary_base)
@@ -128,8 +131,10 @@ class Qwen3VLModel(MegatronModule):
 class Qwen3VLModelProvider(Qwen25VLModelProvider):
     """Of Qwen3VLModel; the language model has norms of queries and keys."""
 
+    made: ClassVar[type[Qwen3VLModel]] = Qwen3VLModel
+
     def provide(self, pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> Qwen3VLModel:
-        model = Qwen3VLModel(self, pre_process, post_process, vp_stage)
+        model = self.made(self, pre_process, post_process, vp_stage)
         model.freeze(self.freeze_language_model, self.freeze_vision_model, self.freeze_vision_projection)
         return model
 
@@ -140,10 +145,12 @@ class Qwen3VLModelProvider(Qwen25VLModelProvider):
 class Qwen3VLBridge(MegatronModelBridge):
     """In place of megatron-bridge's of the same name."""
 
+    provider: ClassVar[type[Qwen3VLModelProvider]] = Qwen3VLModelProvider
+
     def provider_bridge(self, hf_pretrained: Any) -> Qwen3VLModelProvider:
         config = hf_pretrained.config
         text = config.text_config
-        return Qwen3VLModelProvider(
+        return self.provider(
             **self.hf_config_to_provider_kwargs(text)
             | {
                 "normalization": "RMSNorm",
@@ -160,24 +167,27 @@ class Qwen3VLBridge(MegatronModelBridge):
         )
 
     def mapping_registry(self) -> MegatronMappingRegistry:
-        same = {f"language_model.{ours}": theirs.replace("model.", _TEXT, 1) for ours, theirs in LLAMA.items()}
+        same = {f"language_model.{ours}": theirs.replace("model.", TEXT, 1) for ours, theirs in LLAMA.items()}
         same |= {
-            f"{_LAYERS}mlp.linear_fc1.layer_norm_weight": f"{_TEXT}layers.*.post_attention_layernorm.weight",
-            f"{_LAYERS}mlp.linear_fc2.weight": f"{_TEXT}layers.*.mlp.down_proj.weight",
-            f"{_LAYERS}self_attention.q_layernorm.weight": f"{_TEXT}layers.*.self_attn.q_norm.weight",
-            f"{_LAYERS}self_attention.k_layernorm.weight": f"{_TEXT}layers.*.self_attn.k_norm.weight",
+            f"{LAYERS}self_attention.q_layernorm.weight": f"{TEXT}layers.*.self_attn.q_norm.weight",
+            f"{LAYERS}self_attention.k_layernorm.weight": f"{TEXT}layers.*.self_attn.k_norm.weight",
         }
-        of_three = {part: f"{_TEXT}layers.*.self_attn.{part}_proj.weight" for part in "qkv"}
+        of_three = {part: f"{TEXT}layers.*.self_attn.{part}_proj.weight" for part in "qkv"}
         return MegatronMappingRegistry(
             *(AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in same.items()),
-            QKVMapping(megatron_param=f"{_LAYERS}self_attention.linear_qkv.weight", **of_three),
-            GatedMLPMapping(
-                megatron_param=f"{_LAYERS}mlp.linear_fc1.weight",
-                gate=f"{_TEXT}layers.*.mlp.gate_proj.weight",
-                up=f"{_TEXT}layers.*.mlp.up_proj.weight",
-            ),
+            QKVMapping(megatron_param=f"{LAYERS}self_attention.linear_qkv.weight", **of_three),
+            *self.feed_forward(),
             ReplicatedMapping(megatron_param="visual.**", hf_param="model.visual.**"),
         )
+
+    def feed_forward(self) -> list[Any]:
+        """Mappings of a layer's feed-forward part and the norm before it."""
+        ours, theirs = f"{LAYERS}mlp.linear_fc", f"{TEXT}layers.*."
+        return [
+            AutoMapping(f"{ours}1.layer_norm_weight", f"{theirs}post_attention_layernorm.weight"),
+            GatedMLPMapping(f"{ours}1.weight", f"{theirs}mlp.gate_proj.weight", f"{theirs}mlp.up_proj.weight"),
+            AutoMapping(f"{ours}2.weight", f"{theirs}mlp.down_proj.weight"),
+        ]
 
 
 # registered by the import of this module
