@@ -32,8 +32,8 @@ PROGRESS_SECONDS = 45.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("jobs", 500), ("trainers", 3), ("nodes", 200), ("window", 60), ("windows", 12)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    for name, default in (("--jobs", 500), ("--trainers", 3), ("--nodes", 200), ("--window", 60), ("--windows", 12)):
+        parser.add_argument(name, type=int, default=default)
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="whose operator is measured")
     args = parser.parse_args()
     if not is_built(KWOK):

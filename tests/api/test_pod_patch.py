@@ -112,8 +112,10 @@ def test_what_belongs_to_the_operator_or_to_specs_is_refused_by_its_path(patch: 
 def test_what_a_backend_knows_its_pods_by_is_refused(backend: BackendName) -> None:
     scheduling = {"backend": backend} | ({"queue": "q"} if backend in readers_of("queue") else {})
     levels = {"topologyLevels": ["rack"]} if backend in readers_of("topologyLevels") else {}
-    spec = make_spec(scheduling=scheduling | levels, rollout={"nodes": 2, "tensorParallel": 2})
-    settings = [scheduler_of(spec).pod_settings(META, spec, role) for role in ("trainer", "rollout")]
+    required = [{}, {"requiredLevel": "rack"}] if backend in readers_of("requiredLevel") else [{}]
+    servers = {"nodes": 2, "tensorParallel": 2}
+    specs = [make_spec(scheduling=scheduling | levels | level, rollout=servers) for level in required]
+    settings = [scheduler_of(s).pod_settings(META, s, role) for s in specs for role in ("trainer", "rollout")]
     assert {key for s in settings for key in (*s.labels, *s.annotations)} == BACKENDS[backend].pod_keys
     for kind in ("labels", "annotations"):
         for key in {key for s in settings for key in getattr(s, kind)}:
