@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from rljob_trainer.gateway.files import ServiceFiles
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.wire.sample import Adapter, SampleRequest
 
@@ -41,9 +42,12 @@ class Sampler:
     path: str = ""
     """The snapshot's name; empty: it has none."""
 
-    def of(self, request: SampleRequest) -> SampleRequest:
+    def of(self, request: SampleRequest, files: ServiceFiles) -> SampleRequest:
         """The request, for what this sampler samples from."""
-        return replace(request, adapter=Adapter(self.directory, self.directory)) if self.directory else request
+        if not self.directory:
+            return request
+        path = files.path(self.directory)
+        return replace(request, adapter=Adapter(path, path))
 
 
 class Names:
