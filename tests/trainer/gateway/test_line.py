@@ -499,7 +499,7 @@ async def test_a_service_whose_volume_is_mounted_elsewhere_has_all_that_it_had(t
     assert world.ranks.steps(world.model) == [] and world.service.desk.mismatches == 0
     sampler = world.service.sampler("ann", f"{world.session}:sample:0")
     asked = SampleRequest(tokens=[1], n=1, seed=1, max_tokens=1)
-    adapter = sampler.of(asked, world.service.files).adapter
+    adapter = sampler.of(asked, world.service.files.root).adapter
     assert sampler.directory in before and adapter
     assert adapter.directory == str(tmp_path / "there" / sampler.directory)
 

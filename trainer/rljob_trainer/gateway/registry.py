@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from rljob_trainer.gateway.files import ServiceFiles
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.wire.sample import Adapter, SampleRequest
 
@@ -42,11 +41,11 @@ class Sampler:
     path: str = ""
     """The snapshot's name; empty: it has none."""
 
-    def of(self, request: SampleRequest, files: ServiceFiles) -> SampleRequest:
-        """The request, for what this sampler samples from."""
+    def of(self, request: SampleRequest, root: Path) -> SampleRequest:
+        """The request, for what this sampler samples from. `root`: of the service."""
         if not self.directory:
             return request
-        path = files.path(self.directory)
+        path = str(root / self.directory)
         return replace(request, adapter=Adapter(path, path))
 
 
