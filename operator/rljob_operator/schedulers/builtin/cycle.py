@@ -34,8 +34,8 @@ def schedule_pending(
     """A result for each request, in the order in which they were served, and the cluster with what is left.
 
     A job that does not fit does not hold back those after it, unless others leave their nodes for it, as `holders` may have to, or it is the first
-    overdue job that would fit once others have ended: then nodes are kept for it, for all but those that are done before it needs them. `claims`: what is kept already, by job; `now`:
-    seconds since the epoch.
+    overdue job that would fit once others have ended: then nodes are kept for it, for all but those that are done before it needs them. `claims`:
+    what is kept already, by job; `now`: seconds since the epoch.
     """
     results, failed, tried = [], dict[str, Plan](), dict[tuple[str, int], bool]()
     pending = sorted(pending, key=lambda request: request.order)
