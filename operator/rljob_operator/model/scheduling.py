@@ -67,6 +67,8 @@ class SchedulingResult:
     plan: Plan
     report: PlacementReport
     claim: Claim | None = None
+    until: float | None = None
+    """When another job should start on its nodes, which are reserved for that, in seconds since the epoch; None: they are not."""
 
     @property
     def complete(self) -> bool:
