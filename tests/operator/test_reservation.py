@@ -234,18 +234,19 @@ async def test_a_job_that_went_before_and_is_not_done_in_time_leaves_the_nodes_t
     edited: bool,
 ) -> None:
     """It never starts an attempt, so its limit does not end it; to extend that does not help it either."""
-    crowd = await waiting_for_a_slow_one(pace=10.0)
+    crowd = await waiting_for_a_slow_one(pace=60.0)
     crowd.apply("overstays", trainers=1, lifecycle={"activeDeadlineSeconds": 60, "drainTimeoutSeconds": 60})
     await crowd.turns(10)
     until = seconds(crowd.status("overstays").placement.borrowed_until)
-    assert crowd.on_nodes("overstays") and 900 < until - crowd.now < 1000
+    assert crowd.on_nodes("overstays") and 430 < until - crowd.now <= 450, (
+        "300 s to start, and a quarter more than its limits"
+    )
     if edited:
         crowd.cluster.edit("RLJob", NAMESPACE, "overstays")["spec"]["lifecycle"]["activeDeadlineSeconds"] = 10**8
     for job in ("slow", "brief"):
         crowd.delete(job)
     await crowd.turns(100)
-    assert crowd.on_nodes("overstays"), "it has time until the reservation's start, as that was then"
-    assert seconds(crowd.status("large").placement.expected_at) <= until
+    assert crowd.on_nodes("overstays"), "it has what it was let in for"
     await crowd.turns(int(until - crowd.now) + 90)
     assert len(crowd.on_nodes("large")) == 6
     left = next(c for c in crowd.status("overstays").conditions if c.type == "Preempted")

@@ -68,7 +68,7 @@ class SchedulingResult:
     report: PlacementReport
     claim: Claim | None = None
     until: float | None = None
-    """When another job should start on its nodes, which are reserved for that, in seconds since the epoch; None: they are not."""
+    """When it should be done with nodes that are reserved for another job, in seconds since the epoch; None: it gets none of these."""
 
     @property
     def complete(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rljob_api.placement_status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
-from rljob_operator.schedulers.builtin.backfill import ends_before
+from rljob_operator.schedulers.builtin.backfill import done_by, ends_before
 from rljob_operator.schedulers.builtin.preemption import Holder, claim, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
@@ -48,7 +48,7 @@ def schedule_pending(
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
             if ends_before(one, reserved, now) and (short := _backfilled(free, one, reserved, short_failed)):
-                found, until = short, reserved.starts
+                found, until = short, done_by(one, now)
         if found.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
             if one.overdue and not claimed_now and reserved is NOTHING:
