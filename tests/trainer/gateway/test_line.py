@@ -251,6 +251,21 @@ async def test_a_number_that_comes_again_with_another_request_fails_the_model_an
     assert isinstance(found, Failure) and "came twice, with different contents" in found.message
 
 
+async def test_what_cannot_be_executed_yet_waits_for_its_client_and_not_for_the_ranks(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    line = world.service.books[world.model].line
+    assert line.waiting == 1
+    await world.idle()
+    await world.ask(2)
+    assert line.waiting == 0
+    await world.ask(1)
+    assert line.waiting == 2
+    await world.idle()
+    await world.ask(4)
+    assert line.waiting == 0
+
+
 async def test_what_a_client_got_wrong_fails_in_its_turn_and_the_next_request_is_executed(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.begin()
@@ -511,7 +526,7 @@ async def test_what_the_ranks_cannot_do_is_given_up_with_a_reason(tmp_path: Path
     )
 
 
-@pytest.mark.parametrize("kind", [CreateModel, LoadState, OptimStep])
+@pytest.mark.parametrize("kind", [CreateModel, OptimStep])
 async def test_a_model_that_the_ranks_cannot_have_again_fails_and_they_go_on_with_the_others(
     tmp_path: Path, kind: type[Work]
 ) -> None:
@@ -521,8 +536,6 @@ async def test_a_model_that_the_ranks_cannot_have_again_fails_and_they_go_on_wit
     desk = world.service.desk
     while piece := await desk.next("0", False, 0.0):
         await desk.done(piece.ticket, encode(world.ranks.do(decode_work(piece.work))))
-    if kind is LoadState:
-        await world.idle()  # with a checkpoint
     world.crash("ranks")
     await ended_while(world, [kind, kind])
     await world.ask(2)
@@ -533,6 +546,65 @@ async def test_a_model_that_the_ranks_cannot_have_again_fails_and_they_go_on_wit
     assert world.ranks.steps(f"{world.guest}:train:0") == [1] and list(world.ranks._models) == [
         f"{world.guest}:train:0"
     ]
+
+
+@pytest.mark.parametrize("kind", [CreateModel, LoadState])
+async def test_a_model_with_a_checkpoint_waits_for_ranks_that_can_have_it_while_they_go_on_with_the_others(
+    tmp_path: Path, kind: type[Work]
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    await world.idle()
+    world.crash("ranks")
+    await ended_while(world, [kind, kind])
+    await world.ask(2)
+    await world.visit(ends=False)
+    await world.idle()
+    assert list(world.ranks._models) == [f"{world.guest}:train:0"] and await world.result(2) is None
+    world.service.books[world.model].not_before = 0.0
+    await world.idle()
+    assert world.ranks.steps(world.model) == [1, 2]
+    assert getattr(await world.result(2), "metrics", None) == expected(2).metrics
+
+
+async def test_a_checkpoint_that_the_ranks_cannot_read_once_is_read_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    await world.idle()
+    world.crash("ranks")
+    await world.ask(2)
+    while not isinstance(await world.offered(), LoadState):
+        assert await world.work()
+    piece = await world.service.desk.next("1", False, 0.0)
+    assert piece
+    await world.service.desk.done(piece.ticket, encode(Failure(message="the volume does not answer")))
+    await world.idle()
+    assert world.ranks._models == {} and await world.result(2) is None
+    world.service.books[world.model].not_before = 0.0
+    await world.idle()
+    assert world.ranks.steps(world.model) == [1, 2]
+    assert getattr(await world.result(2), "metrics", None) == expected(2).metrics
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+async def test_attempts_that_their_ranks_did_not_end_do_not_count_against_the_work_that_they_had(
+    tmp_path: Path, failed: int
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    desk = world.service.desk
+    for attempt in range(1, 5):  # the first may have failed; the others lost their nodes
+        while piece := await desk.next(str(attempt), False, 0.0, attempt, failed if attempt > 1 else 0):
+            if isinstance(decode_work(piece.work), OptimStep):
+                break
+            await desk.done(piece.ticket, encode(Result()))
+    assert await world.result(1) is None
+    assert await desk.next("5", False, 0.0, 5, 4)
+    found = await world.result(1)
+    assert (found is None) if failed == 0 else isinstance(found, Failure)
 
 
 @pytest.mark.parametrize("how", ["ended", "failed"])
