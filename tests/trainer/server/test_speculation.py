@@ -109,12 +109,13 @@ def publish(server: Server, tensors: list[tuple[str, torch.Tensor]], step: int) 
 
 
 def drawn(server: Server, samples: int, *samplings: Sampling) -> list[tuple[tuple[int, ...], Generation]]:
-    """So many responses to each prompt by each sampling, one after the other, all at the same time."""
+    """So many responses to each prompt by each sampling, of greedy ones one: first those of the first. All are under way at the same time."""
 
     async def ask() -> list[tuple[tuple[int, ...], Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
             asked = [(p, s, 100 * i) for s in samplings or (SAMPLING,) for i, p in enumerate(PROMPTS)]
-            answers = await asyncio.gather(*(client.generate(GenerationRequest(p, samples, s, i)) for p, s, i in asked))
+            requests = [GenerationRequest(p, samples if s.temperature else 1, s, i) for p, s, i in asked]
+            answers = await asyncio.gather(*map(client.generate, requests))
         return [(p, g) for (p, _, _), found in zip(asked, answers, strict=True) for g in found]
 
     return asyncio.run(ask())
@@ -250,7 +251,7 @@ def test_guessed_tokens_have_the_distribution_of_the_policy_that_was_published(
     found, policy = drawn(server, 64), AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32).eval()
     mixed = drawn(server, 32, NUCLEUS, GREEDY)
     server.kill()
-    likeliest, greedy = mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+    likeliest, greedy = mixed[: -len(PROMPTS)], mixed[-len(PROMPTS) :]
     assert deviation(policy, likeliest, NUCLEUS.temperature, NUCLEUS.top_p) < BOUND
     assert deviation(policy, likeliest, NUCLEUS.temperature) > 3 * BOUND, "all tokens must show"
     assert all(is_greedy(policy, prompt, answer) for prompt, answer in greedy)
