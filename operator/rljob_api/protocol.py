@@ -102,6 +102,9 @@ class Control(Wire):
     service_port: int = 0
     """Port at which the trainer's rank 0 answers the gangs of other models, and workers of agents; 0: there are neither."""
     resume: Resume
+    failed_attempt: int = 0
+    """The newest attempt that failed by what its own processes did (reasons.COUNTED); 0: none. The work that it had may be the cause. An attempt that
+    lost its nodes, was preempted or drained says nothing of its work."""
     rollouts: list[RolloutEndpoint] = []
     """Rollout servers that are ready. They, `pools`, `sandboxes`, `gateway` and `servers` change while an attempt runs; everything else but
     `command` is fixed per attempt."""

@@ -145,8 +145,9 @@ def test_images_are_read_and_parts_are_frozen_where_there_is_a_tower() -> None:
     spec = make_spec(data=data, model=frozen, task="sft")
     assert list(model_violations(spec, VISION)) == []
     refused = [(v.field, v.fix) for v in model_violations(spec, DENSE)]
-    fix = "remove it, or use one of qwen2_5_vl, qwen3_vl"
+    fix = "remove it, or use one of qwen2_5_vl, qwen3_vl, qwen3_vl_moe"
     assert refused == [("spec.data.imageKey", fix), ("spec.model.freeze", fix)]
+    assert [v.fix for v in model_violations(make_spec(data=data), DENSE)] == [fix.removesuffix(", qwen3_vl_moe")]
     whole = make_spec(
         task="sft", model=frozen | {"freeze": ["projector", "vision"]}, trainer={"overlap": {"gradReduce": True}}
     )

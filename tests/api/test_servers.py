@@ -90,8 +90,8 @@ def test_a_colocated_server_has_the_gpus_of_all_its_copies() -> None:
     assert found and servers_per_pod(found) == 2
     (violation,) = validate(raw_spec(trainer={"processesPerNode": 2}, rollout=rollout), "demo").violations
     assert str(violation) == (
-        "spec.rollout.dataParallel = 2: spec.trainer.processesPerNode = 2 is not divisible by tensorParallel x "
-        "dataParallel, and spec.rollout.tensorParallel = 2; lower it, or raise spec.trainer.processesPerNode"
+        "spec.rollout.dataParallel = 2: spec.trainer.processesPerNode = 2 is not divisible by spec.rollout.tensorParallel = 2 "
+        "times it; lower it, or raise spec.trainer.processesPerNode"
     )
 
 

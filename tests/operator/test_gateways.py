@@ -133,6 +133,44 @@ async def test_a_service_that_is_resumed_by_hand_does_not_sleep_again_at_once() 
     await world.until(state="Suspended")
 
 
+async def asleep() -> World:
+    world = World(steps=STEPS)
+    serving(world, service={"idleSeconds": 60})
+    await world.until(state="Running", step=2)
+    say(world, idle=True)
+    await world.until(state="Suspended")
+    assert world.status.asleep
+    return world
+
+
+async def test_a_spec_that_is_wrong_for_a_moment_wakes_nobody() -> None:
+    world = await asleep()
+    world.edit_spec(trainer={"device": "cpu", "nodes": -1})
+    for _ in range(5):
+        await world.turn()
+    assert world.status.asleep and "Woken" not in world.events()
+    world.edit_spec(trainer={"device": "cpu", "nodes": 2})
+    for _ in range(5):
+        await world.turn()
+    assert world.status.state == "Suspended" and world.status.asleep and uids(world, "trainer") == []
+
+
+async def test_a_service_that_is_never_to_sleep_any_more_wakes_for_that_reason() -> None:
+    world = await asleep()
+    world.edit_spec(service={})
+    await world.until(state="Running", attempt=2)
+    texts = [event["message"] for (kind, _, _), event in world.cluster.objects.items() if kind == "Event"]
+    assert not any("a client asks" in text for text in texts)
+    assert any("no longer says when it sleeps (idleSeconds)" in text for text in texts)
+
+
+async def test_a_resume_from_a_step_wakes_a_service_too() -> None:
+    world = await asleep()
+    world.request("n1", "resume", from_step=0)
+    await world.until(state="Running", attempt=2)
+    assert not world.status.asleep
+
+
 async def test_an_idle_service_does_not_sleep_unless_the_spec_says_when() -> None:
     world = World(steps=STEPS)
     serving(world)

@@ -9,7 +9,7 @@ import pytest
 from rljob_api import names
 from rljob_api.protocol import Control, GangAddress, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import JobStatus, RLJobMeta
+from rljob_api.status import JobStatus, LastFailure, RLJobMeta
 from rljob_operator.render import render, template
 from rljob_operator.render.meta import metadata
 from rljob_operator.render.template import pod_template
@@ -172,6 +172,15 @@ def test_the_control_says_what_the_status_says() -> None:
         rollouts=[RolloutEndpoint(pod="demo-rollout-0", pod_uid="rollout-0", url="http://10.0.1.0:8000")],
         spec=job.spec,
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"), [("ApplicationFailed", 6), ("OutOfMemory", 6), ("NodeLost", 0), ("PodDisrupted", 0)]
+)
+def test_the_control_names_the_attempt_that_its_own_processes_ended(reason: str, expected: int) -> None:
+    job = make_job().with_attempt(7).with_status(last_failure=LastFailure(attempt=6, reason=reason))
+    control = Control.model_validate_json(children(job)[("ConfigMap", "demo-control")]["data"]["control.json"])
+    assert control.failed_attempt == expected
 
 
 def test_a_closed_attempt_is_over_for_whoever_still_listens() -> None:

@@ -72,7 +72,7 @@ OBJECT_RULES = (
     Rule(
         "rollout.dataParallel",
         COLOCATED.implies(COPIES.equals(1) | (TENSOR * COPIES).divides(field("trainer.processesPerNode"))),
-        "{0} is not divisible by tensorParallel x dataParallel, and {1}",
+        "{0} is not divisible by {1} times it",
         "lower it, or raise spec.trainer.processesPerNode",
         (field("trainer.processesPerNode"), TENSOR),
     ),

@@ -32,7 +32,8 @@ def vision_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viola
 
 def _unseen(spec: RLJobSpec, family: Family) -> Iterator[Violation]:
     rule = f"models of the type {family.model_type} read no images"
-    fix = f"remove it, or use one of {', '.join(f.model_type for f in FAMILIES.values() if f.vision)}"
+    able = [f.model_type for f in FAMILIES.values() if f.vision and (spec.supervised or f.servers)]
+    fix = f"remove it, or use one of {', '.join(able)}"
     if spec.data.image_key:
         yield Violation("spec.data.imageKey", spec.data.image_key, rule, fix)
     if spec.model.freeze:

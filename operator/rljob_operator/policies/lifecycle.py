@@ -63,6 +63,7 @@ def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
     restarts = status.restarts.model_copy(update={"counted": 0, "uncounted": 0, "not_before": ""})
     override = Override(suspend=False, spec_suspend=s.spec_suspend)
     news = {"outcome": "", "outcome_reason": "", "outcome_message": "", "active_seconds": 0.0, "resume_step": step}
+    news["asleep"] = False
     return Change(set_(status, attempt=attempt, restarts=restarts, override=override, **news))
 
 

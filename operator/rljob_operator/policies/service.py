@@ -10,10 +10,14 @@ from rljob_operator.times import seconds
 
 def sleep_when_idle(s: Snapshot, status: JobStatus) -> Change:
     """The gateway says how long nobody has asked. What it does not say changes nothing: it may be restarting."""
-    limit = s.spec.service.idle_seconds if s.spec and not status.outcome else None
+    if s.spec is None or status.outcome:
+        return Change(status)  # nothing starts: until the spec is valid again, and never
+    limit = s.spec.service.idle_seconds
     if status.asleep:
+        if limit is None:
+            return _woken(status, "the spec no longer says when it sleeps (idleSeconds)")
         asked = s.service is not None and s.service.waiting > 0
-        return _woken(status, "a client asks for something") if asked or limit is None else Change(status)
+        return _woken(status, "a client asks for something") if asked else Change(status)
     attempt = status.attempt
     if limit is None or s.service is None or not s.service.idle or attempt is None or not is_open(attempt):
         return Change(status)

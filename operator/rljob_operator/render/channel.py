@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rljob_api import names
+from rljob_api import names, reasons
 from rljob_api.address import http_url, join_host_port
 from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint, SandboxAddress
 from rljob_api.sizing.layout import server_nodes
@@ -50,6 +50,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         },
         service_port=names.service_port(attempt.number) if spec.has_service else 0,
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
+        failed_attempt=last.attempt if (last := status.last_failure) and last.reason in reasons.COUNTED else 0,
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
         sandboxes={} if attempt.ended_at else _free(s, spec),

@@ -78,7 +78,8 @@ class ServiceDriver(ServiceCalls):
 
     async def _ask(self, draining: bool) -> tuple[str, bytes] | None:
         """The ticket and body of the next piece. None: there is none now, or the gateway does not answer."""
-        body = {"rollouts": [endpoint.dump() for endpoint in self._control.rollouts]}
+        endpoints = [endpoint.dump() for endpoint in self._control.rollouts]
+        body = {"rollouts": endpoints, "failed": self._control.failed_attempt}
         parameters = {DRAINING: ""} if draining else {}
         try:
             async with self._session.post(self._url(NEXT), json=body, params=parameters) as response:

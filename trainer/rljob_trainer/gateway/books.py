@@ -21,6 +21,8 @@ class Book:
         self._answered = asyncio.Condition()
         self.saved_at = time.monotonic()
         """When the ranks were last done with a checkpoint of it."""
+        self.not_before = self.pause = 0.0
+        """Until when the ranks are not given it, by the monotonic clock, and for how long: they could not be given it before."""
         self.gone = False
         """Whether its session has ended: what the ranks still do for it does not count."""
 

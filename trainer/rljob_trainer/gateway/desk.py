@@ -11,7 +11,7 @@ from functools import partial
 
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.fair import Turns
-from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles, remove
+from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
 from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     Failure,
@@ -29,7 +29,9 @@ from rljob_trainer.wire.service import (
 UNCOVERED = 256 * 2**20
 """Bytes of requests that no checkpoint covers, with which the next one does not wait for its time."""
 MOST_ENDS = 2
-"""Attempts that may end while the ranks do a piece of work: perhaps it was that."""
+"""Attempts that may fail while the ranks do a piece of work: perhaps it was that."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 600.0
+"""Before the ranks are given a model again that they could not be given."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ class Piece:
     work: bytes
     finish: Finish
     give_up: Callable[[Failure], Awaitable[None]] | None = None
-    """What becomes of it when the ranks have ended with it MOST_ENDS times. None: it is asked for by nobody, and comes again."""
+    """What becomes of it when MOST_ENDS attempts have failed with it. None: it is asked for by nobody, and comes again."""
     name: str = ""
     """What it is, in words that are the same in every epoch."""
     ticket: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -73,11 +75,11 @@ class Desk:
         self._find, self._saved, self._begun = find, saved, begun
         self._turns, self._changed, self._deciding = Turns(), asyncio.Event(), asyncio.Lock()
         self._pending: Piece | None = None
-        self._life = ""
+        self._life, self._attempt = "", 0
         self._surplus = False
         """Whether the ranks may have models that they are to forget."""
         self._ends = Counter[str]()
-        """Attempts that have ended in a row with a piece, by its name."""
+        """Attempts that have failed in a row with a piece, by its name."""
         self.tally = ServiceTally()
         self.mismatches = 0
         """Repetitions with another result than the first time."""
@@ -92,16 +94,19 @@ class Desk:
         self._surplus = True
         self.changed()
 
-    async def next(self, life: str, draining: bool, seconds: float) -> Piece | None:
+    async def next(self, life: str, draining: bool, seconds: float, attempt: int = 0, failed: int = 0) -> Piece | None:
         """The next piece of work for the ranks of a driver. None: there is none within `seconds`.
 
         Args:
             life: names the driver, whose ranks have what they were given since it began
             draining: only checkpoints are wanted
+            attempt: the driver's
+            failed: the newest attempt that failed by what its own processes did
         """
         async with self._deciding:
             if life != self._life:
-                await self._begin(life)
+                await self._begin(life, failed == self._attempt)
+                self._attempt = attempt
             piece = await self._offer(draining)
         if piece or draining:
             return piece
@@ -122,22 +127,23 @@ class Desk:
                 self._ends.pop(piece.name, None)
                 self._pending = None
 
-    async def _begin(self, life: str) -> None:
-        """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are."""
-        if self._pending:
-            await self._ended(self._pending)
+    async def _begin(self, life: str, failed: bool) -> None:
+        """Ranks that are new, or that a former gateway has given work, of which nobody knows how far they are. `failed`: whether the last ones ended
+        by what they did."""
+        if self._pending and failed:
+            await self._failed_with(self._pending)
         self.tally.begin()
         for book in self._books():
             book.line.restart()
         keep = Piece(encode(KeepModels(models=())), lambda *_: self._begun())
         self._life, self._pending, self._surplus = life, keep, False
 
-    async def _ended(self, piece: Piece) -> None:
-        """The ranks have ended while they did a piece."""
+    async def _failed_with(self, piece: Piece) -> None:
+        """An attempt has failed while its ranks did a piece."""
         self._ends[piece.name] += 1
         if piece.give_up and self._ends[piece.name] >= MOST_ENDS:
-            log.error("giving up %s, with which %d attempts have ended", piece.name, MOST_ENDS)
-            why = f"the ranks have ended {MOST_ENDS} times while they did {piece.name}: it is not tried again. Their logs say how they ended"
+            why = f"the ranks have ended {MOST_ENDS} times while they did {piece.name}. Their logs say how they ended"
+            log.error("%s", why)
             await piece.give_up(Failure(message=why, category="server"))
 
     async def _offer(self, draining: bool) -> Piece | None:
@@ -161,7 +167,7 @@ class Desk:
         if line.failed:
             return None
         if line.place is None:
-            return None if draining else self._making(book)
+            return None if draining or time.monotonic() < book.not_before else self._making(book)
         if self._checkpoint_due(book, draining):
             return self._checkpoint(book)
         while not draining and (seq := line.due()) is not None:
@@ -175,9 +181,10 @@ class Desk:
 
         async def finish(result: Result | Failure, body: bytes) -> None:
             if isinstance(result, Failure):
-                await self._fail(book, result)
+                await self._not_made(book, result)
                 return
             if line.built + 1 == len(steps):
+                book.not_before = book.pause = 0.0
                 if line.entries.get(0) and line.entries[0].result is None:
                     await book.answer(0, body)
                     self.tally.trained(0)
@@ -185,14 +192,15 @@ class Desk:
             line.built += 1
 
         work = steps[line.built]
-        return Piece(encode(work), finish, partial(self._fail, book), f"{type(work).__name__} of {line.model}")
+        return Piece(encode(work), finish, partial(self._not_made, book), f"{type(work).__name__} of {line.model}")
 
     def _steps(self, book: Book) -> Iterator[Work]:
         """How the ranks get a model."""
         line = book.line
         yield decode_work(line.creation)
         if directory := line.checkpoint or line.start:
-            yield LoadState(model=line.model, seq=0, path=directory, optimizer=bool(line.checkpoint) or line.optimizer)
+            path, optimizer = self._files.path(directory), bool(line.checkpoint) or line.optimizer
+            yield LoadState(model=line.model, seq=0, path=path, optimizer=optimizer)
 
     async def _running(self, book: Book, seq: int) -> Piece | None:
         """A request of a client. None: it needed no ranks."""
@@ -202,7 +210,8 @@ class Desk:
             work = _read(entry.body)
         if isinstance(work, SaveState | SaveForSampler):
             kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
-            work = replace(work, path=(directory := self._files.new(model, seq, kind)))
+            directory = self._files.new(model, seq, kind)
+            work = replace(work, path=self._files.path(directory))
         if isinstance(work, LoadState):
             work = await self._loading(book, work)
 
@@ -228,7 +237,9 @@ class Desk:
         entry = book.line.entries[work.seq]
         if entry.result is None and not entry.found and (found := self._find(work.model, work.path)):
             await book.load(work.seq, found)
-        return replace(work, path=entry.found) if entry.found else Failure(message=f"there is no {work.path}")
+        if not entry.found:
+            return Failure(message=f"there is no {work.path}")
+        return replace(work, path=self._files.path(entry.found))
 
     def _checkpoint(self, book: Book) -> Piece:
         line, seq = book.line, book.line.place
@@ -241,9 +252,9 @@ class Desk:
                 log.warning("no checkpoint of %s: %s", line.model, result.message)
                 return
             if unneeded := await book.checkpointed(seq, directory):
-                await asyncio.to_thread(remove, unneeded)
+                await asyncio.to_thread(self._files.remove, unneeded)
 
-        return Piece(encode(SaveState(model=line.model, seq=seq, path=directory)), finish)
+        return Piece(encode(SaveState(model=line.model, seq=seq, path=self._files.path(directory))), finish)
 
     def _checkpoint_due(self, book: Book, draining: bool) -> bool:
         waited = time.monotonic() - book.saved_at >= self._seconds
@@ -253,6 +264,17 @@ class Desk:
         if before != now:
             self.mismatches += 1
             log.warning("request %d of %s has another result now that it was repeated", seq, model)
+
+    async def _not_made(self, book: Book, why: Failure) -> None:
+        """The ranks do not get a model. One that has a checkpoint loses nothing by waiting: a later attempt may be able to read it."""
+        if not book.line.checkpoint:
+            await self._fail(book, why)
+            return
+        book.pause = min(max(2 * book.pause, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+        book.not_before = time.monotonic() + book.pause
+        log.error("%s is tried again in %d s: %s", book.line.model, book.pause, why.message)
+        book.line.restart()
+        self.drop(book.line.model)
 
     async def _fail(self, book: Book, why: Failure) -> None:
         await book.fail(why)

@@ -8,6 +8,7 @@ have executed in this epoch.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count, takewhile
 from typing import Literal
 
 from rljob_trainer.wire.service import Result, decode_result
@@ -75,8 +76,11 @@ class RequestLine:
 
     @property
     def waiting(self) -> int:
-        """Requests that have no result yet."""
-        return 0 if self.failed else sum(entry.result is None for entry in self.entries.values())
+        """Requests that the ranks are to give a result, as far as none is missing before them: that one is the client's to send."""
+        if self.failed:
+            return 0
+        numbers = takewhile(self.entries.__contains__, count(max(self.done, self.watermark) + 1))
+        return sum(self.entries[seq].result is None for seq in numbers)
 
     def arrival(self, seq: int, request: Asked) -> Arrival:
         """What a request is that comes now."""

@@ -27,10 +27,10 @@ class WorkRoutes:
 
     async def _next(self, request: web.Request) -> web.Response:
         self._desk.tally.attempt = attempt = self._admitted(request)
-        listed = [RolloutEndpoint.model_validate(e) for e in (await request.json())["rollouts"]]
-        self._servers.follow(attempt, listed)
+        said = await request.json()
+        self._servers.follow(attempt, [RolloutEndpoint.model_validate(e) for e in said["rollouts"]])
         draining = DRAINING in request.query
-        piece = await self._desk.next(request.headers[DRIVER], draining, NEXT_SECONDS)
+        piece = await self._desk.next(request.headers[DRIVER], draining, NEXT_SECONDS, attempt, said["failed"])
         if piece is None:
             return web.Response(status=204)
         return web.Response(body=piece.work, headers={TICKET: piece.ticket}, content_type="application/octet-stream")

@@ -193,6 +193,7 @@ class Here:
             },
             service_port=self._port(state.attempt, "service") if spec.has_service else 0,
             resume=Resume(policy=spec.checkpoint.resume),
+            failed_attempt=state.attempt - 1 if state.failures else 0,
             rollouts=self._answering(seen.rollouts),
             pools={pool.name: self._answering(seen.pools[pool.name]) for pool in spec.pools},
             local=True,

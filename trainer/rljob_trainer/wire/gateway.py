@@ -1,6 +1,7 @@
 """What the driver of a service and the gateway say to each other, over HTTP. Bodies of work and results are those of service.py.
 
-    POST NEXT    {"rollouts": [endpoints of the servers]}   200: a piece of work, with its ticket; 204: there is none now
+    POST NEXT    {"rollouts": [endpoints of the servers], "failed": number of the newest attempt that failed by what its own processes did}
+                 200: a piece of work, with its ticket; 204: there is none now
     POST DONE    the result of the piece with the ticket   204
 
 Every request has the job's token (Authorization), and names the job, the attempt and the driver. A driver asks for work only after the gateway has
