@@ -40,7 +40,9 @@ class SamplingRoutes:
         params = await read_rest(request, requests.SampleParams)
         seed = seed_of(name)
         found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
-        self._samples.ask(client, name, found if isinstance(found, Failure) else sampler.of(found))
+        self._samples.ask(
+            client, name, found if isinstance(found, Failure) else sampler.of(found, self._service.files.root)
+        )
         samples = 0 if isinstance(found, Failure) else asked.num_samples
         return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
 
