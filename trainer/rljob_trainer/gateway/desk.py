@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rljob_trainer.gateway.books import Book
+from rljob_trainer.gateway.books import MOST_ANSWERS, Book
 from rljob_trainer.gateway.fair import Turns
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles, remove
 from rljob_trainer.gateway.tally import ServiceTally
@@ -26,7 +26,7 @@ from rljob_trainer.wire.service import (
     encode,
 )
 
-UNCOVERED = 256 * 2**20
+UNCOVERED = 64 * 2**20
 """Bytes of requests that no checkpoint covers, with which the next one does not wait for its time."""
 MOST_ENDS = 2
 """Attempts that may fail while the ranks do a piece of work: perhaps it was that."""
@@ -254,7 +254,8 @@ class Desk:
 
     def _checkpoint_due(self, book: Book, draining: bool) -> bool:
         waited = time.monotonic() - book.saved_at >= self._seconds
-        return (draining or waited or book.line.uncovered >= UNCOVERED) and book.line.at_step()
+        full = book.line.uncovered >= UNCOVERED or book.line.answers > MOST_ANSWERS
+        return (draining or waited or full) and book.line.at_step()
 
     def _compare(self, model: str, seq: int, before: bytes, now: bytes) -> None:
         if before != now:
