@@ -319,6 +319,26 @@ async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeyp
         await samples.result("ann", "a", 0.0)
 
 
+async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.samples.MOST_ANSWERS", 1000)
+    answer = SampleAnswer((ServedSample(np.zeros(50, "<i4"), np.zeros(50, "<f4"), "stop"),))
+
+    async def sample(request: SampleRequest) -> SampleAnswer:
+        return answer
+
+    samples = Samples(sample)
+    for name in "abcdefgh":
+        samples.ask("ann" if name < "e" else "bob", name, REQUEST)
+        found = await samples.result("ann" if name < "e" else "bob", name, 60.0)
+        assert found is answer
+    assert samples.held == {"ann": 816, "bob": 816}
+    with pytest.raises(UnknownError):
+        await samples.result("ann", "a", 0.0)
+    assert await samples.result("ann", "d", 0.0) is answer
+
+
 async def test_a_body_that_is_too_large_fails_its_future_and_the_next_request_is_executed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

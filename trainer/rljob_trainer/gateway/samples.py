@@ -144,9 +144,12 @@ class Samples:
             )
             known.size += size
             self.held[known.client] += size
-            for old in [n for n, k in self._known.items() if k.client == known.client and k.fetched is not None]:
-                if self.held[known.client] <= MOST_ANSWERS:
-                    return
+            if self.held[known.client] > MOST_ANSWERS:
+                self._shed(known.client)
+
+    def _shed(self, client: str) -> None:
+        for old in [n for n, k in self._known.items() if k.client == client and k.fetched is not None]:
+            if self.held[client] > MOST_ANSWERS:
                 self._forget(old)
 
     def _forget(self, name: str) -> _Sampling:
