@@ -48,6 +48,8 @@ class Cluster:
 
     def without(self, taken: Mapping[str, Resources]) -> "Cluster":
         """The cluster with this much less free, by node."""
+        if not taken:
+            return self
         return Cluster(tuple(less(n, taken[n.name]) if n.name in taken else n for n in self.nodes))
 
     def offering(self, devices: Devices) -> "Cluster":

@@ -1,9 +1,17 @@
 """A large job gets its nodes although small ones keep coming, also if some of these never end."""
 
+from typing import Any
+
 import pytest
 
 from rljob_api.policy import JobPolicy
+from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.schedulers.builtin import cycle
+from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.times import seconds
+from rljob_placement.cluster import Cluster, Node
+from rljob_placement.gang import Demand, Gang, Plan, Stay
+from rljob_placement.plan import plan
 from simulator.crowd import Crowd
 from simulator.site import NAMESPACE
 
@@ -109,6 +117,73 @@ async def test_a_job_that_can_never_fit_reserves_nothing() -> None:
     crowd.apply("small", trainers=1)
     await crowd.turns(20)
     assert not crowd.status("too-large").placement.reserved and crowd.on_nodes("small")
+
+
+HOPELESS = {
+    "too large": {"trainers": 50},
+    "claims of a template that is not there": {
+        "trainers": 1,
+        "trainer": {
+            "nodes": 1,
+            "template": {"resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "absent"}]},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("hopeless", HOPELESS)
+async def test_jobs_that_can_never_fit_do_not_keep_others_from_reserving(hopeless: str) -> None:
+    crowd = crowd_of(4, 5)
+    for i in range(4):
+        crowd.apply(f"running-{i}", trainers=1)
+    await crowd.turns(3)
+    for i in range(6):
+        changes = HOPELESS[hopeless]
+        crowd.apply(f"hopeless-{i}", **changes | {"trainers": changes["trainers"] + i, "priority": 10})
+        await crowd.turns(1)
+    crowd.apply("large", trainers=3)
+    await crowd.turns(25)
+    assert len(crowd.status("large").placement.reserved) == 2
+    assert not any(crowd.status(f"hopeless-{i}").placement.reserved for i in range(6))
+
+
+WHOLE = Demand({"gpu": 8000, "pods": 1000}, {})
+
+
+def request(number: int, trainers: int, **fields: Any) -> SchedulingRequest:
+    return SchedulingRequest(
+        job=("ns", f"job-{number}"),
+        uid=str(number),
+        created=f"2026-{number:05}",
+        urgent=True,
+        priority=0,
+        preempts=False,
+        gang=Gang(trainers, 0, 0, WHOLE, WHOLE, (), ()),
+        current={},
+        stay=Stay(),
+        excluded=frozenset(),
+        **{"overdue": False} | fields,
+    )
+
+
+def test_jobs_that_would_be_done_before_are_planned_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = list[int]()
+
+    def counted(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+        planned.append(gang.trainers)
+        return plan(cluster, gang, stay)
+
+    monkeypatch.setattr(cycle, "plan", counted)
+    nodes = tuple(Node(f"n{i}", free={"gpu": 8000 if i < 8 else 0, "pods": 10_000}) for i in range(20))
+    taken = {"gpu": 8000, "pods": 1000}
+    holders = [
+        Holder(job=("ns", f"h{i}"), uid="", created="", priority=0, taken={f"n{i}": taken}, leaving=False, ends=1e6)
+        for i in range(8, 20)
+    ]
+    waiting = [request(i, 4 if i < 3 else 9, lasts=600.0) for i in range(1, 40)]
+    results, _ = cycle.schedule_pending(Cluster(nodes), [request(0, 16, overdue=True), *waiting], holders, {}, now=0.0)
+    assert [v.request.uid for v in results if not v.plan.problem] == ["1", "2"], "on nodes that are reserved"
+    assert len([size for size in planned if size < 16]) <= 2 * 3 + 1
 
 
 def will_take(crowd: Crowd, job: str, steps: int, pace: float) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rljob_api import names
 from rljob_api.backends import BACKENDS, BackendName
 from rljob_operator.cache.pods import parse_pod
-from rljob_operator.policies.sandboxes import LEAST_SECONDS
+from rljob_operator.policies.sandboxes import LEAST_SECONDS, STUCK_SECONDS
 from rljob_operator.render import render
 from rljob_operator.render.template import pod_template
 from rljob_operator.schedulers import SCHEDULERS
@@ -122,6 +122,38 @@ def test_an_image_in_which_nothing_runs_costs_few_pods() -> None:
     assert [pod.name for pod in old.decide().delete] == ["demo-sandbox0-0"]
     leaving = replace(job, pods=(*job.pods, replace(crashed, created=1.0, deleting=True)))
     assert leaving.decide().delete == ()
+
+
+def test_one_that_no_claim_can_hold_any_more_is_replaced_though_it_runs() -> None:
+    job = make_job(**sandboxed(2, claimSeconds=600)).with_attempt().running().with_rollout()
+    held = replace(
+        job.pods[-1],
+        name="demo-sandbox0-0",
+        uid="s0",
+        role="sandbox0",
+        ready=False,
+        running=True,
+        unready_since=NOW - 600,
+    )
+    free = replace(held, name="demo-sandbox0-1", uid="s1", ready=True, unready_since=None)
+    decision = replace(job, pods=(*job.pods, held, free)).decide()
+    assert decision.delete == () and decision.requeue_after is not None and decision.requeue_after <= STUCK_SECONDS
+    starts = replace(held, running=False, unready_since=1.0)
+    assert replace(job, pods=(*job.pods, starts, free)).decide().delete == ()
+    stuck = replace(held, unready_since=NOW - 600 - STUCK_SECONDS)
+    assert [pod.name for pod in replace(job, pods=(*job.pods, stuck, free)).decide().delete] == ["demo-sandbox0-0"]
+
+
+def test_since_when_a_pod_is_not_ready_is_read() -> None:
+    pod: dict[str, Any] = {
+        "metadata": {"name": "demo-sandbox0-0", "uid": "u", "labels": names.labels("demo", "sandbox0")},
+        "spec": {},
+    }
+    found = [
+        parse_pod(pod | {"status": {"conditions": [{"type": "Ready", "status": said, "lastTransitionTime": at}]}})
+        for said, at in (("False", "1970-01-01T00:00:07Z"), ("True", "1970-01-01T00:00:07Z"), ("False", "soon"))
+    ]
+    assert [one.unready_since for one in found] == [7.0, None, None]
 
 
 def test_the_message_counts_those_that_are_free_and_names_one_that_cannot_run_but_none_that_was_used() -> None:

@@ -20,7 +20,8 @@ class EnvironmentPool(Model):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
     """Name of the environment, by which agents claim a sandbox of it: `policy.sandbox(NAME)`."""
     replicas: Annotated[int, Field(ge=1, le=MOST_SANDBOXES)] = 1
-    """Number of pods, and of sandboxes that agents have at a time. Further claims wait for one that is free."""
+    """Number of pods, and of sandboxes that agents have at a time. Further claims wait for one that is free. A trajectory
+    has at most as many of them."""
     claim_seconds: Annotated[PositiveInt, Field(le=86400)] = 1800
     """Longest time for which an agent keeps a sandbox, in seconds, its waiting for the policy included. Then the sandbox is taken away."""
     runtime_class_name: DnsName | None = None

@@ -37,6 +37,8 @@ class Pod:
     ip: str = ""
     phase: str = "Pending"
     ready: bool = False
+    unready_since: float | None = None
+    """When it ceased to be ready, in seconds since the epoch by its node's clock; None: it is ready, or was never said not to be."""
     running: bool = False
     """The job's container in it has a live process."""
     deleting: bool = False
@@ -98,6 +100,7 @@ def parse_pod(pod: Object) -> Pod:
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
     ordinal, notes = meta["name"].rpartition("-")[2], meta.get("annotations") or {}
+    ready = condition_of(status, "Ready")
     gates = tuple(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", []))
     return Pod(
         name=meta["name"],
@@ -108,7 +111,8 @@ def parse_pod(pod: Object) -> Pod:
         node=pod.get("spec", {}).get("nodeName", ""),
         ip=status.get("podIP", ""),
         phase=status.get("phase", "Pending"),
-        ready=condition_of(status, "Ready").get("status") == "True",
+        ready=ready.get("status") == "True",
+        unready_since=_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None,
         running="running" in state,
         deleting="deletionTimestamp" in meta,
         delete_by=_time(meta.get("deletionTimestamp")),

@@ -5,11 +5,13 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+
+import pytest
 
 from rljob_trainer.machine import free_port
 from rljob_trainer.processes import Family
@@ -21,18 +23,35 @@ SECRET, UID = "the job's token", "uid-1"
 TOKEN = token_of(SECRET, UID)
 
 
+PID_1 = ("unshare", "--map-root-user", "--pid", "--fork", "--kill-child")
+"""Put in front of a command, which becomes PID 1 of a PID namespace, as that of a container is. The process is unshare's own."""
+
+
+def _has_namespaces() -> bool:
+    try:
+        return subprocess.run([*PID_1, "true"], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+needs_pid_namespaces = pytest.mark.skipif(not _has_namespaces(), reason="needs unshare")
+
+
 @cache
-def helper() -> Path:
-    """The executable, as the image's Dockerfile compiles it, with all warnings as errors."""
+def helper(silence: int | None = None) -> Path:
+    """The executable, as the image's Dockerfile compiles it, with all warnings as errors. `silence`: seconds after which it ends, in place of 30."""
     path = Path(mkdtemp()) / "helper"
     source = bring.HELPER.with_suffix(".c")
-    subprocess.run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", path, source], check=True)
+    flags = [] if silence is None else [f"-DSILENCE_SECONDS={silence}"]
+    subprocess.run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", *flags, "-o", path, source], check=True)
     return path
 
 
 @asynccontextmanager
-async def running(root: Path, port: int = 0) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """A helper that waits for its claim, with its port."""
+async def running(
+    root: Path, port: int = 0, *, silence: int | None = None, under: Sequence[str] = ()
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    """A helper that waits for its claim, with its port. `under`: PID_1, or nothing."""
     port = port or free_port()
     (root / "token").write_text(TOKEN)
     work = root / "work"
@@ -40,7 +59,7 @@ async def running(root: Path, port: int = 0) -> AsyncIterator[tuple[asyncio.subp
     family = Family()  # in place of the container, which ends with its PID 1
     environment = {"PATH": os.environ["PATH"], "HOME": str(work)} | family.environment
     process = await asyncio.create_subprocess_exec(
-        helper(), root / "token", str(port), cwd=work, env=environment, start_new_session=True
+        *under, helper(silence), root / "token", str(port), cwd=work, env=environment, start_new_session=True
     )
     try:
         await asyncio.to_thread(_await_listening, port)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +11,12 @@ from rljob_api.protocol import SandboxAddress
 from rljob_api.spec.environments import EnvironmentPool
 from rljob_trainer.agents import claims
 from rljob_trainer.agents.claims import Claims, Sandboxes
+from rljob_trainer.agents.session import OwnTime
 from rljob_trainer.driver import main
 from rljob_trainer.machine import free_port
 from rljob_trainer.sandboxes.sandbox import SandboxError
 from trainer.agents.talker import Talker, first_step, with_agent
+from trainer.agents.test_traffic import Between
 from trainer.driver.bench import Bench, Characters
 from trainer.sandboxes.helpers import TOKEN, UID, listens, running
 
@@ -127,7 +129,9 @@ async def rollout(prompt, policy, row):
             lambda: sandbox.exec(["ls"], seconds=0), lambda: sandbox.exec(["ls"], seconds=float("nan")),
             lambda: sandbox.exec(["ls"], max_output=2**21), lambda: sandbox.exec(["ls"], stdin=bytes(2**20 + 1)),
             lambda: sandbox.write("a", 3), lambda: sandbox.write("", "a"), lambda: sandbox.read("a\\0b"),
-            lambda: sandbox.http("GET", 0), lambda: sandbox.http("GET", True), lambda: sandbox.read("a" * 5000),
+            lambda: sandbox.exec(["a\\ud800"]), lambda: sandbox.read("\\ud800"), lambda: sandbox.write("\\udbff", "a"),
+            lambda: sandbox.write("a", "\\ud800"), lambda: sandbox.http("GET", 0), lambda: sandbox.http("GET", True),
+            lambda: sandbox.read("a" * 5000),
         ):
             try:
                 await wrong()
@@ -142,6 +146,38 @@ async def test_arguments_of_another_kind_are_refused_where_the_agent_is(bench: B
     bench.local = True
     with_agent(bench.spec, tmp_path, WRONG)
     found, _ = await first_step(bench, Talker("demo-rollout-0"))
+    assert {s.reward for s in found.samples} == {1.0} and found.metrics["agent/failed"] == 0.0
+
+
+ODD = """
+from rljob_trainer.agents import SandboxError, Trajectory
+
+async def rollout(prompt, policy, row):
+    turn = await policy.generate(list(prompt.tokens))
+    odd = "\\ud800"
+    async with policy.sandbox("python") as sandbox:
+        for method, arguments in (
+            ("run", {"command": [odd], "stdin": "", "seconds": 5, "most": 10}), ("read", {"path": odd}), ("read", {}),
+            ("write", {"path": odd, "content": ""}), ("write", {"path": "a", "content": "not base64"}), (odd, {}),
+            ("run", {"command": ["true"], "stdin": "", "seconds": "5", "most": 10}), ("http", {"method": odd}),
+        ):
+            try:
+                await sandbox._do(method, arguments)
+            except SandboxError:
+                continue
+            raise AssertionError("was not refused")
+        assert (await sandbox.exec(["echo", "\\udcff"])).stdout
+    return Trajectory(turn.whole, reward=1.0)
+"""
+
+
+@pytest.mark.usefixtures("one_token")
+async def test_nothing_that_an_agent_says_of_a_sandbox_ends_more_than_its_sample(bench: Bench, tmp_path: Path) -> None:
+    """Its own checks are not the driver's."""
+    with_agent(bench.spec, tmp_path, ODD)
+    async with pods(tmp_path, 12) as there:
+        bench.sandboxes = {"python": [address(port, f"uid-{i}") for i, (_, port) in enumerate(there)]}
+        found, _ = await first_step(bench, Talker("demo-rollout-0"))
     assert {s.reward for s in found.samples} == {1.0} and found.metrics["agent/failed"] == 0.0
 
 
@@ -234,6 +270,79 @@ async def test_a_claim_that_is_given_up_while_it_waits_takes_nothing(tmp_path: P
             sandboxes.follow({"python": [address(port)]})
             await asyncio.wait([waiting])
             assert listens(port) and await claim(sandboxes, mine) == 0
+
+
+async def test_a_claim_that_is_given_up_while_its_pod_does_not_answer_leaves_the_pod_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(claims, "token_of", lambda secret, uid: TOKEN)
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def is_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        with suppress(ConnectionError):
+            await reader.read()
+        left.set()
+        writer.close()
+
+    port, sandboxes = free_port(), of()
+    sandboxes.follow({"python": [address(port)]})
+    async with sandboxes.claims() as mine:
+        server = await asyncio.start_server(is_silent, "127.0.0.1", port)
+        waiting = asyncio.create_task(mine.claim("python"))
+        await asyncio.wait_for(arrived.wait(), PROMPT)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await asyncio.wait_for(left.wait(), PROMPT)
+        server.close()
+        await server.wait_closed()
+        async with running(tmp_path, port):
+            assert await claim(sandboxes, mine) == 0
+
+
+async def test_one_that_is_given_back_by_a_task_that_is_cancelled_is_free_again() -> None:
+    sandboxes = of()
+    sandboxes.follow(None)
+    async with sandboxes.claims() as mine:
+        number = await claim(sandboxes, mine)
+        await mine.of(number).run(["sh", "-c", "sleep 600 >&- 2>&- <&- &"], 10, b"", 10)
+        returning = asyncio.create_task(mine.give_back(number))
+        await asyncio.sleep(0)
+        returning.cancel()
+        await asyncio.wait([returning])
+    async with sandboxes.claims() as another:
+        await claim(sandboxes, another)
+
+
+async def test_a_trajectory_that_has_all_of_an_environment_is_refused_another_and_waits_for_nobody() -> None:
+    sandboxes = of(replicas=2)
+    sandboxes.follow(None)
+    async with sandboxes.claims() as mine:
+        number, _ = await claim(sandboxes, mine), await claim(sandboxes, mine)
+        with pytest.raises(SandboxError, match="environment python has replicas: 2, and this trajectory has claimed"):
+            await claim(sandboxes, mine)
+        await mine.give_back(number)
+        await claim(sandboxes, mine)
+
+
+async def test_waiting_for_the_first_one_is_not_the_agents_time_and_waiting_for_another_one_is() -> None:
+    """Agents that wait for one another would lose all that they have, after claimSeconds."""
+    sandboxes, session = of(replicas=2), Between(1).session
+    session.own_time = OwnTime(0.5)
+    sandboxes.follow(None)
+    ask = {"environment": "python"}
+    async with sandboxes.claims() as others, sandboxes.claims() as session.claims:
+        numbers = [await claim(sandboxes, others), await claim(sandboxes, others)]
+        with pytest.raises(TimeoutError):
+            async with session.own_time.limited():
+                first = asyncio.create_task(session.answer("claim", ask))
+                await asyncio.wait({first}, timeout=1)
+                assert not first.done()
+                await others.give_back(numbers[0])
+                await asyncio.wait_for(first, PROMPT)
+                await asyncio.wait_for(session.answer("claim", ask), PROMPT)
+        assert session.own_time.is_over
 
 
 async def test_a_trajectory_has_a_bounded_number_at_a_time() -> None:

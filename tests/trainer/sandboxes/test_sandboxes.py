@@ -48,6 +48,14 @@ async def test_a_program_that_was_written_is_run_and_what_it_writes_is_read(kind
 
 
 @both
+async def test_a_file_that_is_written_may_be_executed_also_where_there_was_one(kind: str, tmp_path: Path) -> None:
+    async with sandbox_of(kind, tmp_path) as sandbox:
+        await sandbox.run([*SHELL, "echo old > program; chmod 644 program"], 30, b"", 100)
+        await sandbox.write("program", b"#!/bin/sh\necho new\n")
+        assert (await sandbox.run(["./program"], 30, b"", 100)).output == b"new\n"
+
+
+@both
 async def test_words_are_no_shell_s_and_errors_are_apart(kind: str, tmp_path: Path) -> None:
     async with sandbox_of(kind, tmp_path) as sandbox:
         ended = await sandbox.run(["printf", "%s|", "$HOME; ls", "*", ""], 30, b"", 100)
@@ -125,7 +133,7 @@ async def test_files_that_cannot_be_are_named_and_none_is_waited_for(kind: str, 
         for path in ("pipe", "there", "absent", "large"):
             with pytest.raises(SandboxError, match=path):
                 await asyncio.wait_for(sandbox.read(path), 10)
-        for path in ("there", "large/below"):
+        for path in ("pipe", "there", "large/below"):
             with pytest.raises(SandboxError, match=path):
                 await asyncio.wait_for(sandbox.write(path, b""), 10)
 

@@ -3,6 +3,7 @@ becomes of its process, what it had claimed ends with its trajectory."""
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from itertools import count
@@ -68,13 +69,12 @@ class Environment:
             one = await self._next()
             try:
                 return one, await self._opened(one)
-            except SandboxError as error:
-                log.warning("environment %s: %s", self.pool.name, error)
+            except BaseException as error:
                 self._held.discard(one)
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._again, one)
-            except BaseException:
-                self._held.discard(one)
-                raise
+                if not isinstance(error, SandboxError):
+                    raise
+                log.warning("environment %s: %s", self.pool.name, error)
 
     async def _next(self) -> Free:
         async with self._places.one() as one:
@@ -147,22 +147,34 @@ class Claims:
     def __init__(self, environments: Mapping[str, Environment]):
         self._environments = environments
         self._held: dict[int, Held] = {}
-        self._asked, self._numbers = 0, count()
+        self._asked = Counter[str]()
+        """Claims that wait, by environment."""
+        self._numbers = count()
         self._ending = set[asyncio.Task[None]]()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is a claim, or one waits."""
+        return bool(self._held or self._asked.total())
 
     async def claim(self, environment: str) -> int:
         """The number of another sandbox, once there is one. Raises SandboxError."""
         if environment not in self._environments:
             known = ", ".join(self._environments) or "none"
             raise SandboxError(f"spec.environments has no {environment!r:.100}, only {known}")
-        if len(self._held) + self._asked >= MOST_CLAIMS:
+        if len(self._held) + self._asked.total() >= MOST_CLAIMS:
             raise SandboxError(f"a trajectory may have {MOST_CLAIMS} sandboxes at a time: give one back")
         one = self._environments[environment]
-        self._asked += 1
+        mine = self._asked[environment] + sum(held.environment is one for held in self._held.values())
+        if mine >= one.pool.replicas:
+            raise SandboxError(
+                f"environment {environment} has replicas: {one.pool.replicas}, and this trajectory has claimed as many: give one back"
+            )
+        self._asked[environment] += 1
         try:
             place, sandbox = await one.claimed()
         finally:
-            self._asked -= 1
+            self._asked[environment] -= 1
         number, loop = next(self._numbers), asyncio.get_running_loop()
         timer = loop.call_later(one.pool.claim_seconds, self._end, number)
         self._held[number] = Held(one, place, sandbox, timer)
@@ -175,9 +187,9 @@ class Claims:
         return self._held[number].sandbox
 
     async def give_back(self, number: int) -> None:
-        if found := self._held.pop(number, None):
-            found.timer.cancel()
-            await found.environment.returned(found.place, found.sandbox)
+        """It goes on where whoever waits for it is cancelled."""
+        if ending := self._end(number):
+            await asyncio.shield(ending)
 
     async def close(self) -> None:
         for number in list(self._held):
@@ -185,7 +197,11 @@ class Claims:
         if self._ending:
             await asyncio.wait(self._ending)
 
-    def _end(self, number: int) -> None:
-        task = asyncio.create_task(self.give_back(number))
+    def _end(self, number: int) -> asyncio.Task[None] | None:
+        if (held := self._held.pop(number, None)) is None:
+            return None
+        held.timer.cancel()
+        task = asyncio.create_task(held.environment.returned(held.place, held.sandbox))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+        return task

@@ -36,7 +36,7 @@ class Sandbox:
         self._number = -1
 
     async def __aenter__(self) -> Self:
-        """Waits for a sandbox that is free, which does not count for spec.rollout.agent.timeoutSeconds."""
+        """Waits for a sandbox that is free, which for the first one does not count for spec.rollout.agent.timeoutSeconds."""
         self._number = await self._ask("claim", {"environment": self._environment})
         return self
 
@@ -58,8 +58,8 @@ class Sandbox:
         words = [str(word) for word in command]
         if isinstance(command, str | bytes) or not 1 <= len(words) <= MOST_ARGUMENTS:
             raise TypeError(f"command: a list of 1 to {MOST_ARGUMENTS} words, not {command!r:.100}")
-        if any("\0" in word for word in words):
-            raise ValueError("command: a word holds the character NUL")
+        for word in words:
+            _require_sayable("command", word)
         given: dict[str, Any] = {"command": words, "stdin": _bytes("stdin", stdin)}
         given |= {"seconds": _within_limits(seconds), "most": _within("max_output", max_output, 0, MOST_BYTES)}
         code, reason, output, errors = await self._do("run", given)
@@ -109,9 +109,20 @@ def _text(said: str) -> str:
 
 
 def _path(path: str) -> str:
-    if not isinstance(path, str) or not path or "\0" in path or len(path) > 4096:
+    if not isinstance(path, str) or not path or len(path) > 4096:
         raise ValueError(f"path: {path!r:.100} is no path")
+    _require_sayable("path", path)
     return path
+
+
+def _require_sayable(name: str, word: str) -> None:
+    """The kernel takes bytes without NUL. JSON of a tool call may hold half of a surrogate pair, which no bytes stand for."""
+    try:
+        word.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: {word!r:.100} holds a lone surrogate, which is no character") from error
+    if "\0" in word:
+        raise ValueError(f"{name}: {word!r:.100} holds the character NUL")
 
 
 def _within_limits(seconds: float) -> float:

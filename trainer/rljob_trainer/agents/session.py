@@ -131,13 +131,19 @@ class Session:
         return encoded(**arguments, tokenizer=self._tokenizer)
 
     async def _of_sandboxes(self, method: str, arguments: dict[str, Any]) -> Any:
-        """Waiting for one that is free is not the agent's time."""
-        clock = self.own_time.stopped() if method == "claim" else contextlib.nullcontext()
+        """Waiting for the first one is not the agent's time. While it has one, others may wait for that one, so that the clock has to end it.
+
+        Nothing that is wrong with a sandbox, or with what is said of it, is the rollouts' fault.
+        """
+        is_first = method == "claim" and not self.claims.in_use
+        clock = self.own_time.stopped() if is_first else contextlib.nullcontext()
         try:
             with clock:
                 return await QUESTIONS[method](self.claims, **arguments)
         except SandboxError as error:
             raise PolicyError(str(error)) from error
+        except (ValueError, TypeError, KeyError) as error:
+            raise PolicyError(f"{method}: {type(error).__name__}: {error}") from error
 
     def _reply(self, context: list[int], messages: list[dict[str, Any]], after: int | None) -> list[int]:
         """`after`: of the turn that is replied to."""

@@ -11,7 +11,7 @@ from functools import partial
 
 from rljob_trainer.gateway.books import MOST_ANSWERS, Book
 from rljob_trainer.gateway.fair import Turns
-from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles, remove
+from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
 from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     Failure,
@@ -201,7 +201,8 @@ class Desk:
         line = book.line
         yield decode_work(line.creation)
         if directory := line.checkpoint or line.start:
-            yield LoadState(model=line.model, seq=0, path=directory, optimizer=bool(line.checkpoint) or line.optimizer)
+            path, optimizer = self._files.path(directory), bool(line.checkpoint) or line.optimizer
+            yield LoadState(model=line.model, seq=0, path=path, optimizer=optimizer)
 
     async def _running(self, book: Book, seq: int) -> Piece | None:
         """A request of a client. None: it needed no ranks."""
@@ -211,7 +212,8 @@ class Desk:
             work = _read(entry.body)
         if isinstance(work, SaveState | SaveForSampler):
             kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
-            work = replace(work, path=(directory := self._files.new(model, seq, kind)))
+            directory = self._files.new(model, seq, kind)
+            work = replace(work, path=self._files.path(directory))
         if isinstance(work, LoadState):
             work = await self._loading(book, work)
 
@@ -237,7 +239,9 @@ class Desk:
         entry = book.line.entries[work.seq]
         if entry.result is None and not entry.found and (found := self._find(work.model, work.path)):
             await book.load(work.seq, found)
-        return replace(work, path=entry.found) if entry.found else Failure(message=f"there is no {work.path}")
+        if not entry.found:
+            return Failure(message=f"there is no {work.path}")
+        return replace(work, path=self._files.path(entry.found))
 
     def _checkpoint(self, book: Book) -> Piece:
         line, seq = book.line, book.line.place
@@ -250,9 +254,9 @@ class Desk:
                 log.warning("no checkpoint of %s: %s", line.model, result.message)
                 return
             if unneeded := await book.checkpointed(seq, directory):
-                await asyncio.to_thread(remove, unneeded)
+                await asyncio.to_thread(self._files.remove, unneeded)
 
-        return Piece(encode(SaveState(model=line.model, seq=seq, path=directory)), finish)
+        return Piece(encode(SaveState(model=line.model, seq=seq, path=self._files.path(directory))), finish)
 
     def _checkpoint_due(self, book: Book, draining: bool) -> bool:
         since = time.monotonic() - book.saved_at

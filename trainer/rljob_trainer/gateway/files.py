@@ -1,4 +1,7 @@
-"""Where a service keeps what on the volume, and what of it can go."""
+"""Where a service keeps what on the volume, and what of it can go.
+
+Journals, and all that is made of them, name directories by their paths below the service's own: it may lie elsewhere the next time.
+"""
 
 import logging
 import secrets
@@ -27,24 +30,28 @@ class ServiceFiles:
 
     def new(self, model: str, seq: int, kind: str) -> str:
         """A directory that nothing has been written to: after a crash a request may be executed again."""
-        return str(self.root / kind / plain(model) / f"{seq}-{secrets.token_hex(4)}")
+        return f"{kind}/{plain(model)}/{seq}-{secrets.token_hex(4)}"
+
+    def path(self, directory: str) -> str:
+        """Where a directory is on this machine."""
+        return str(self.root / directory)
+
+    def remove(self, directory: str) -> None:
+        """Delete a directory that nobody reads any more. Empty: none."""
+        if directory:
+            shutil.rmtree(self.root / directory, ignore_errors=True)
 
     def collect(self, used: Collection[str]) -> None:
         """Delete all directories of models but these: what a crash has left half-written, or without a name. Nobody may be writing meanwhile."""
         for kind in (STATES, SNAPSHOTS, CHECKPOINTS):
             for path in (self.root / kind).glob("*/*"):
-                if str(path) not in used:
+                if (directory := str(path.relative_to(self.root))) not in used:
                     log.info("%s: nothing refers to it", path)
-                    remove(str(path))
+                    self.remove(directory)
             for empty in (path for path in (self.root / kind).glob("*") if not any(path.glob("*"))):
-                remove(str(empty))
+                shutil.rmtree(empty, ignore_errors=True)
 
 
 def plain(model: str) -> str:
     """A model's name as the name of a file."""
     return model.replace(":", "-")
-
-
-def remove(directory: str) -> None:
-    """Delete a directory that nobody reads any more."""
-    shutil.rmtree(directory, ignore_errors=True)

@@ -1,6 +1,7 @@
 """A file of records that grows at its end. A record is on the disk when `append` returns, and is read again as a whole or not at all.
 
-A record is its length and checksum, then JSON, and bytes. What a crash left half-written at the end is cut off.
+A record is a head with its lengths and checksums, then JSON, and bytes. What a crash left half-written at the end is cut off. All else that is no
+record is damage: what came behind it was promised to clients, and nobody may go on without it.
 """
 
 import json
@@ -14,9 +15,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _HEAD = struct.Struct(">IIQ")
-"""Checksum, length of the JSON, length of the bytes."""
+"""Checksum of the rest, length of the JSON, length of the bytes. The checksum of these three stands before them."""
+_CHECKSUM = 4
 
 log = logging.getLogger(__name__)
+
+
+class JournalDamaged(RuntimeError):
+    """A file has something else than records. Nothing was changed."""
+
+    def __init__(self, path: Path, place: int, size: int) -> None:
+        super().__init__(
+            f"{path} is damaged at byte {place} of {size}: nothing is served, so that nothing is lost. Restore the file from a copy; or, to go on "
+            f"without what clients did after that, copy the directory {path.parent} and run: truncate -s {place} {path}"
+        )
 
 
 class JournalRecord(NamedTuple):
@@ -31,7 +43,7 @@ class Journal:
 
     def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
         """Opens or makes the file, and writes anew what there is: whoever still has the former file open appends to one that nobody reads. Raises
-        OSError. `check` is called before a write counts, and raises if it must not."""
+        OSError, JournalDamaged. `check` is called before a write counts, and raises if it must not."""
         self._path, self._check = path, check
         path.parent.mkdir(parents=True, exist_ok=True)
         self.records, self._size = _read(path)
@@ -86,18 +98,24 @@ def _write(file: FileIO, block: bytes) -> None:
 def _encoded(record: JournalRecord) -> bytes:
     fields = json.dumps(record.fields, separators=(",", ":")).encode()
     content = fields + record.body
-    return _HEAD.pack(zlib.crc32(content), len(fields), len(record.body)) + content
+    head = _HEAD.pack(zlib.crc32(content), len(fields), len(record.body))
+    return zlib.crc32(head).to_bytes(_CHECKSUM) + head + content
 
 
 def _read(path: Path) -> tuple[list[JournalRecord], int]:
-    """The whole records of a file, and how many bytes they are."""
+    """The whole records of a file, and how many bytes they are. Raises JournalDamaged."""
     content = path.read_bytes() if path.exists() else b""
     found, end = list[JournalRecord](), 0
-    while (start := end + _HEAD.size) <= len(content):
-        checksum, fields, body = _HEAD.unpack_from(content, end)
+    while (start := end + _CHECKSUM + _HEAD.size) <= len(content):
+        head = content[end + _CHECKSUM : start]
+        if zlib.crc32(head) != int.from_bytes(content[end : end + _CHECKSUM]):
+            raise JournalDamaged(path, end, len(content))
+        checksum, fields, body = _HEAD.unpack(head)
         block = content[start : start + fields + body]
-        if len(block) < fields + body or zlib.crc32(block) != checksum:
+        if len(block) < fields + body:
             break
+        if zlib.crc32(block) != checksum:
+            raise JournalDamaged(path, end, len(content))
         found.append(JournalRecord(json.loads(block[:fields]), block[fields:]))
         end = start + fields + body
     return found, end

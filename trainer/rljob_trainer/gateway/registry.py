@@ -41,9 +41,12 @@ class Sampler:
     path: str = ""
     """The snapshot's name; empty: it has none."""
 
-    def of(self, request: SampleRequest) -> SampleRequest:
-        """The request, for what this sampler samples from."""
-        return replace(request, adapter=Adapter(self.directory, self.directory)) if self.directory else request
+    def of(self, request: SampleRequest, root: Path) -> SampleRequest:
+        """The request, for what this sampler samples from. `root`: of the service."""
+        if not self.directory:
+            return request
+        path = str(root / self.directory)
+        return replace(request, adapter=Adapter(path, path))
 
 
 class Names:

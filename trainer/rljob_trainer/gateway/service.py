@@ -14,7 +14,7 @@ from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.claim import Claim
 from rljob_trainer.gateway.desk import Desk
-from rljob_trainer.gateway.files import ServiceFiles, remove
+from rljob_trainer.gateway.files import ServiceFiles
 from rljob_trainer.gateway.line import Asked, RequestLine
 from rljob_trainer.gateway.memory import BusyError, MemoryBudget
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
@@ -60,7 +60,7 @@ class GatewayService:
 
     def __init__(self, spec: ServiceSpec, root: Path) -> None:
         """`root`: a directory of the checkpoint's volume, which is ours from now on. What a former gateway wrote there is there again."""
-        self.spec, self._files, self.claim = spec, ServiceFiles(root), Claim(root)
+        self.spec, self.files, self.claim = spec, ServiceFiles(root), Claim(root)
         self.names = Names(root / "service.log", self.claim.check)
         self.books: dict[str, Book] = {}
         self.sampling: Sampling | None = None
@@ -70,17 +70,17 @@ class GatewayService:
         self._creating = asyncio.Lock()
         self._restore()
         self.desk = Desk(
-            self._files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved, self._collect
+            self.files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved, self._collect
         )
 
     def _restore(self) -> None:
-        for path in sorted(self._files.journals.glob("*.log")):
+        for path in sorted(self.files.journals.glob("*.log")):
             book = Book.restore(path, self.claim.check)
             if book and session_of(book.line.model) in self.names.sessions:
                 self.books[book.line.model] = book
             elif book:  # a crash while its session ended
                 path.unlink()
-                remove(book.line.checkpoint)
+                self.files.remove(book.line.checkpoint)
 
     async def open_session(self, client: str) -> str:
         """A new session. Raises BusyError."""
@@ -117,7 +117,7 @@ class GatewayService:
             return Book.refused(line, first, Failure(message=why))
         if start and not line.start:
             return Book.refused(line, first, Failure(message=f"there is no {start}"))
-        return await Book.create(self._files.journal(line.model), line, first, self.claim.check)
+        return await Book.create(self.files.journal(line.model), line, first, self.claim.check)
 
     async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "") -> None:
         """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.
@@ -203,11 +203,11 @@ class GatewayService:
         unused = set(directories) - self._used - {""}
         self._leaving = (self._leaving - set(directories)) | unused & self._read
         for directory in unused - self._leaving:
-            await asyncio.to_thread(remove, directory)
+            await asyncio.to_thread(self.files.remove, directory)
 
     async def _collect(self) -> None:
         """Of Desk: ranks have begun. Delete what nobody has a use for, and nobody can have any more."""
-        await asyncio.to_thread(self._files.collect, self._used | self._read)
+        await asyncio.to_thread(self.files.collect, self._used | self._read)
 
     @property
     def _read(self) -> set[str]:
@@ -222,7 +222,7 @@ class GatewayService:
         """Of Desk: a request has written a directory for a client."""
         session, name = self.names.sessions.get(session_of(book.line.model)), book.line.entries[seq].saves
         if session is None:
-            await asyncio.to_thread(remove, directory)
+            await asyncio.to_thread(self.files.remove, directory)
             return
         if "/" not in name:
             await self.names.sample(name, Sampler(session.client, directory))

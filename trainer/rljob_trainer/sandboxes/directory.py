@@ -4,10 +4,12 @@ Only what is left behind is the same as in pods: when it is given back, its proc
 """
 
 import asyncio
+import errno
 import os
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import time
@@ -48,20 +50,13 @@ class DirectorySandbox:
 
     async def write(self, path: str, content: bytes) -> None:
         try:
-            file = self._root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-            file.chmod(0o755)
+            await asyncio.to_thread(_write, self._root / path, content)
         except (OSError, ValueError) as error:
             raise SandboxError(f"{path}: {error}") from error
 
     async def read(self, path: str) -> bytes:
         try:
-            file = self._root / path
-            if not file.is_file():
-                raise SandboxError(f"{path}: there is no such file")
-            with file.open("rb") as opened:
-                content = opened.read(MOST_BYTES + 1)
+            content = await asyncio.to_thread(_read, self._root / path)
         except (OSError, ValueError) as error:
             raise SandboxError(f"{path}: {error}") from error
         if len(content) > MOST_BYTES:
@@ -77,6 +72,29 @@ class DirectorySandbox:
     async def close(self) -> None:
         await asyncio.to_thread(self._family.kill)
         await asyncio.to_thread(shutil.rmtree, self._root, ignore_errors=True)
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "wb", opener=_regular) as opened:
+        os.fchmod(opened.fileno(), 0o755)
+        opened.truncate(0)
+        opened.write(content)
+
+
+def _read(file: Path) -> bytes:
+    """Up to one byte more than is allowed."""
+    with open(file, "rb", opener=_regular) as opened:
+        return opened.read(MOST_BYTES + 1)
+
+
+def _regular(path: str, flags: int) -> int:
+    """A program may have put anything there: a pipe would be waited for."""
+    file = os.open(path, (flags & ~os.O_TRUNC) | os.O_NONBLOCK, 0o755)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "is no regular file")
+    return file
 
 
 def _started(command: Sequence[str], root: Path, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 
 SIZE = struct.Struct(">I")
-MOST_FRAME = 2**22
+MOST_FRAME, MOST_FIELDS = 2**22, 8
 EMPTY = SIZE.pack(0)
 """The frame that says that the sender is there."""
 
@@ -27,10 +27,12 @@ async def fields_of(reader: asyncio.StreamReader) -> list[bytes]:
     (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
     if size > MOST_FRAME:
         raise ValueError(f"a frame of {size} bytes")
-    body, found = await reader.readexactly(size), list[bytes]()
-    while body:
-        if len(body) < SIZE.size or (length := SIZE.unpack_from(body)[0]) > len(body) - SIZE.size:
+    body, found, at = await reader.readexactly(size), list[bytes](), 0
+    while at < size:
+        if len(found) == MOST_FIELDS:
+            raise ValueError(f"a frame of more than {MOST_FIELDS} fields")
+        begin = at + SIZE.size
+        if begin > size or (at := begin + SIZE.unpack_from(body, at)[0]) > size:
             raise ValueError("a frame whose fields do not add up")
-        found.append(body[SIZE.size : SIZE.size + length])
-        body = body[SIZE.size + length :]
+        found.append(body[begin:at])
     return found

@@ -20,6 +20,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -32,13 +33,17 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define MOST_BYTES (4u << 20) /* of a frame */
 #define MOST_FIELDS 1024
+#ifndef SILENCE_SECONDS
 #define SILENCE_SECONDS 30
+#endif
 #define STRANGER_SECONDS 5 /* for the token */
 #define TOKEN_BYTES 64
 
@@ -57,6 +62,7 @@ static char request[MOST_BYTES + 1];
 static Field fields[MOST_FIELDS + 1];
 static uint32_t count;
 static int claim = -1;
+static volatile sig_atomic_t heard; /* second in which the claim said something last; read in a signal handler */
 
 static void leave(void) { _exit(0); }
 
@@ -70,6 +76,8 @@ static long now_ms(void) {
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000L + t.tv_nsec / 1000000L;
 }
+
+static sig_atomic_t seconds(void) { return (sig_atomic_t)(now_ms() / 1000); }
 
 /* The connection: whatever is wrong with it ends the claim. */
 
@@ -94,6 +102,7 @@ static void send_all(const void *from, size_t size) {
 static int64_t receive_frame(int from, uint32_t most) {
     uint32_t size;
     if (receive_all(from, &size, sizeof size) || (size = ntohl(size)) > most || receive_all(from, request, size)) return -1;
+    heard = seconds();
     return size;
 }
 
@@ -149,11 +158,14 @@ static int waits(struct pollfd *of, nfds_t n, long ms) {
     return ppoll(of, n, &(struct timespec){ms / 1000, ms % 1000 * 1000000L}, &none);
 }
 
+/* A program may let this process trace it, of which `waitpid` reports stops, too. */
+static int has_ended(int status) { return WIFEXITED(status) || WIFSIGNALED(status); }
+
 /* Also reaps what nobody waits for. */
 static int is_running(pid_t child, int *status) {
     int one, running = 1;
-    for (pid_t ended; (ended = waitpid(-1, &one, WNOHANG)) > 0;)
-        if (ended == child) *status = one, running = 0;
+    for (pid_t found; (found = waitpid(-1, &one, WNOHANG)) > 0;)
+        if (found == child && has_ended(one)) *status = one, running = 0;
     return running;
 }
 
@@ -205,15 +217,13 @@ static int take(Child *c, int i) {
 
 /* Until it ends, its time is over, or it has said too much. What it has started in the background goes on, and keeps nobody waiting. */
 static char *follow(pid_t pid, Child *c, long until, int *status) {
-    long heard = now_ms();
     while (is_running(pid, status)) {
         long now = now_ms();
         char *end = now >= until ? "timeout" : c->said[0].cut || c->said[1].cut ? "output" : NULL;
-        if (now - heard > SILENCE_SECONDS * 1000L) leave();
         if (end) {
             kill(-pid, SIGKILL);
             kill(pid, SIGKILL); /* it may not be the leader of its group yet */
-            while (waitpid(pid, status, 0) < 0 && errno == EINTR) continue;
+            while (waitpid(pid, status, 0) < 0 ? errno == EINTR : !has_ended(*status)) continue;
             return end;
         }
         struct pollfd of[] = {{c->in, POLLOUT, 0}, {c->out[0], POLLIN, 0}, {c->out[1], POLLIN, 0}, {claim, POLLIN, 0}};
@@ -221,10 +231,7 @@ static char *follow(pid_t pid, Child *c, long until, int *status) {
         if (of[0].revents) give(c);
         for (int i = 0; i < 2; i++)
             if (of[1 + i].revents) take(c, i);
-        if (of[3].revents) { /* only empty frames come meanwhile */
-            if (receive_frame(claim, 0)) leave();
-            heard = now;
-        }
+        if (of[3].revents && receive_frame(claim, 0)) leave(); /* only empty frames come meanwhile */
     }
     while (take(c, 0) | take(c, 1)) continue;
     return c->said[0].cut || c->said[1].cut ? "output" : "";
@@ -262,12 +269,13 @@ static void run(void) {
     free(c.said[0].bytes), free(c.said[1].bytes);
 }
 
-/* Files. A program may have put anything at a path, so nothing but regular files is waited for. */
+/* Files. A program may have put anything at a path, so nothing but regular files is waited for, and nothing of this process is shown. */
 
 static int opened(char *path, int flags) {
     struct stat found;
+    struct statfs system;
     int file = open(path, flags | O_NONBLOCK | O_CLOEXEC, 0755);
-    if (file >= 0 && (fstat(file, &found) || !S_ISREG(found.st_mode))) {
+    if (file >= 0 && (fstat(file, &found) || !S_ISREG(found.st_mode) || fstatfs(file, &system) || system.f_type == PROC_SUPER_MAGIC)) {
         close(file);
         errno = EINVAL;
         return -1;
@@ -283,7 +291,7 @@ static void write_file(void) {
         mkdir(path, 0755); /* what is wrong with it, `open` says */
     }
     int file = opened(path, O_WRONLY | O_CREAT);
-    int failed = file < 0 || ftruncate(file, 0);
+    int failed = file < 0 || fchmod(file, 0755) || ftruncate(file, 0);
     for (uint32_t done = 0; !failed && done < fields[2].size;) {
         ssize_t n = write(file, fields[2].bytes + done, fields[2].size - done);
         failed = n < 0;
@@ -351,7 +359,7 @@ static int claimed(int listener, const char *token) {
         if (knows(s, token)) {
             /* bound, so that no program takes it, and closed: a probe says that the sandbox is not free any more */
             shutdown(listener, SHUT_RDWR);
-            limit(s, SILENCE_SECONDS);
+            limit(s, 0); /* `watch` does */
             setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
             return s;
         }
@@ -362,10 +370,10 @@ static int claimed(int listener, const char *token) {
 static void serve(void) {
     for (int status;;) {
         struct pollfd of = {claim, POLLIN, 0};
-        int n = waits(&of, 1, SILENCE_SECONDS * 1000L);
+        int n = waits(&of, 1, 1000);
         is_running(0, &status);
-        if (n < 0) continue; /* a child has ended */
-        int64_t size = n > 0 ? receive_frame(claim, MOST_BYTES) : -1;
+        if (n <= 0) continue;
+        int64_t size = receive_frame(claim, MOST_BYTES);
         if (size < 0) leave();
         if (!size) continue;
         split((uint32_t)size);
@@ -380,9 +388,21 @@ static void serve(void) {
     }
 }
 
-static void ended(int number) {
-    if (number == SIGTERM) leave();
+/* Signals. Programs run as the same user, so that any may send any: what counts is what they cannot forge. */
+
+/* The kernel, or a process outside of this PID namespace: it has no number in here. */
+static void ask_to_end(int number, siginfo_t *from, void *context) {
+    (void)number, (void)context;
+    if (from->si_code == SI_KERNEL || (from->si_code == SI_USER && !from->si_pid)) leave();
 }
+
+/* In each second, wherever the process is: a program can have it wait for good (a tracer keeps what it traces from being reaped). */
+static void watch(int number) {
+    (void)number;
+    if (seconds() - heard > SILENCE_SECONDS) leave();
+}
+
+static void wake(int number) { (void)number; }
 
 int main(int argc, char **argv) {
     char token[TOKEN_BYTES];
@@ -391,13 +411,15 @@ int main(int argc, char **argv) {
     if (file < 0 || read(file, token, TOKEN_BYTES) != TOKEN_BYTES) die("token");
     close(file);
     prctl(PR_SET_DUMPABLE, 0); /* programs run as the same user, and may not look into this process */
-    sigaction(SIGTERM, &(struct sigaction){.sa_handler = ended}, NULL); /* PID 1 has no default */
-    sigaction(SIGCHLD, &(struct sigaction){.sa_handler = ended}, NULL);
+    sigaction(SIGTERM, &(struct sigaction){.sa_sigaction = ask_to_end, .sa_flags = SA_SIGINFO | SA_RESTART}, NULL); /* PID 1 has no default */
+    sigaction(SIGALRM, &(struct sigaction){.sa_handler = watch, .sa_flags = SA_RESTART}, NULL);
+    sigaction(SIGCHLD, &(struct sigaction){.sa_handler = wake}, NULL);
     signal(SIGPIPE, SIG_IGN); /* of a program that does not read its input */
     sigemptyset(&children);
     sigaddset(&children, SIGCHLD);
     sigprocmask(SIG_BLOCK, &children, NULL);
     claim = claimed(listening((uint16_t)atoi(argv[2])), token);
+    setitimer(ITIMER_REAL, &(struct itimerval){{1, 0}, {1, 0}}, NULL);
     answer(1, (Field[]){text("ok")});
     serve();
 }

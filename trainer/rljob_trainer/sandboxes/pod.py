@@ -1,7 +1,7 @@
 """A sandbox in a pod: a claim is a connection to its helper (helper.c), and ends with it, whoever hangs up."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
@@ -15,6 +15,8 @@ BEAT_SECONDS = 5.0
 GRACE_SECONDS = 15.0
 """Beyond the time of a request: an answer that takes longer never comes."""
 REASONS: dict[bytes, Literal["", "timeout", "output"]] = {b"": "", b"timeout": "timeout", b"output": "output"}
+WRONG = (OSError, EOFError, ValueError, TypeError, KeyError)
+"""What a connection and an answer that is none raise. A TimeoutError is an OSError."""
 LOST = "the sandbox has ended, for lack of memory perhaps, or its node has"
 
 
@@ -36,26 +38,25 @@ class PodSandbox:
                 writer.write(len(token).to_bytes(4, "big") + token.encode())
                 if await fields_of(reader) != [b"ok"]:
                     raise ValueError("it does not say ok")
-        except (OSError, EOFError, ValueError) as error:  # a TimeoutError is an OSError
+        except BaseException as error:
             if writer:
                 writer.transport.abort()
+            if not isinstance(error, WRONG):
+                raise
             raise SandboxError(
                 f"the sandbox at {address} cannot be claimed: {type(error).__name__}: {error}"
             ) from error
         return cls(host, reader, writer)
 
     async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> EndedProgram:
-        words = [word.encode(errors="surrogateescape") for word in command]
         limits = [str(round(1000 * seconds)).encode(), str(most).encode()]
-        code, reason, output, errors = await self._answer(seconds, b"run", *limits, stdin, *words)
-        return EndedProgram(int(code), REASONS[reason], output, errors)
+        return await self._answer(seconds, _ended, b"run", *limits, stdin, *map(_encoded, command))
 
     async def write(self, path: str, content: bytes) -> None:
-        await self._answer(0, b"write", path.encode(), content)
+        await self._answer(0, _nothing, b"write", _encoded(path), content)
 
     async def read(self, path: str) -> bytes:
-        (content,) = await self._answer(0, b"read", path.encode(), str(MOST_BYTES).encode())
-        return content
+        return await self._answer(0, _content, b"read", _encoded(path), str(MOST_BYTES).encode())
 
     async def http(
         self, method: str, port: int, path: str, body: bytes, headers: Mapping[str, str], seconds: float
@@ -70,7 +71,8 @@ class PodSandbox:
         self._beating.cancel()
         await asyncio.wait([self._beating])
 
-    async def _answer(self, seconds: float, *fields: bytes) -> list[bytes]:
+    async def _answer[T](self, seconds: float, parse: Callable[..., T], *fields: bytes) -> T:
+        """`parse`: of the fields of the answer, after its kind."""
         async with self._one_by_one:
             if self._lost:
                 raise SandboxError(LOST)
@@ -79,18 +81,34 @@ class PodSandbox:
                     self._writer.write(frame(fields))
                     await self._writer.drain()
                     kind, *found = await fields_of(self._reader)
+                    if kind != b"error":
+                        return parse(*found)
+                    (refusal,) = found
             except BaseException as error:  # a cancelled request's answer would be taken for the next one's
                 self._lost = True
                 self._writer.transport.abort()
-                if isinstance(error, OSError | EOFError | ValueError):
+                if isinstance(error, WRONG):
                     raise SandboxError(LOST) from error
                 raise
-        if kind == b"error" and len(found) == 1:
-            raise SandboxError(found[0].decode(errors="replace"))
-        return found
+        raise SandboxError(refusal.decode(errors="replace"))
 
     async def _beat(self) -> None:
         with suppress(OSError):
             while not self._writer.is_closing():
                 self._writer.write(EMPTY)
                 await asyncio.sleep(BEAT_SECONDS)
+
+
+def _encoded(word: str) -> bytes:
+    return word.encode(errors="surrogateescape")
+
+
+def _ended(code: bytes, reason: bytes, output: bytes, errors: bytes) -> EndedProgram:
+    return EndedProgram(int(code), REASONS[reason], output, errors)
+
+
+def _content(content: bytes) -> bytes:
+    return content
+
+
+def _nothing() -> None: ...

@@ -17,11 +17,11 @@ from rljob_placement.space import capacity, refusal
 EXCLUDED = "avoided by this job"
 NO_CAPACITY = Plan(problem="no capacity")
 NO_CLAIMS: Mapping[Key, Claim] = {}
-
+NOTHING = Claim(victims=(), taken={})
 
 MOST_CLAIMS = 4
-"""Different requests for which jobs of lower priority are looked through in a cycle in vain. Those that have claims, or are too large anyway, do not
-count."""
+"""Different requests for which jobs of lower priority are looked through in a cycle in vain, and those for which a reservation is tried in vain.
+Those that have claims, or are too large anyway, do not count."""
 
 
 def schedule_pending(
@@ -34,12 +34,12 @@ def schedule_pending(
     """A result for each request, in the order in which they were served, and the cluster with what is left.
 
     A job that does not fit does not hold back those after it, unless others leave their nodes for it, as `holders` may have to, or it is the first
-    that is overdue: then nodes are kept for it, for all but those that are done before it needs them. `claims`: what is kept already, by job; `now`:
-    seconds since the epoch.
+    overdue job that would fit once others have ended: then nodes are kept for it, for all but those that are done before it needs them. `claims`:
+    what is kept already, by job; `now`: seconds since the epoch.
     """
     results, failed, tried = [], dict[str, Plan](), dict[tuple[str, int], bool]()
-    pending, reserves = sorted(pending, key=lambda request: request.order), False
-    reserved = Claim(victims=(), taken={})
+    pending = sorted(pending, key=lambda request: request.order)
+    reserved, short_failed, hopeless = NOTHING, dict[str, Plan](), dict[str, bool]()
     free, theirs = cluster, {one.job for one in pending}  # free of claims, too
     for job, known in claims.items():
         free = free if job in theirs else free.without(known.taken)
@@ -47,12 +47,14 @@ def schedule_pending(
         found, claimed_now = failed.get(one.signature) or _plan(free, one), None
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
-            found = _plan(_returned(free, reserved), one) if ends_before(one, reserved, now) else found
+            found = (
+                _backfilled(free, one, reserved, short_failed) or found if ends_before(one, reserved, now) else found
+            )
         if found.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
-            if one.overdue and not (claimed_now or reserves):
-                reserves, claimed_now = True, reservation(one, free, holders, claims.get(one.job), _planner(one))
-                reserved = claimed_now or reserved
+            if one.overdue and not claimed_now and reserved is NOTHING:
+                claimed_now = _reservation(free, one, holders, claims.get(one.job), hopeless)
+                reserved = claimed_now or NOTHING
         if claimed_now:
             free = free.without(claimed_now.taken)
             holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
@@ -65,6 +67,45 @@ def schedule_pending(
 def _returned(cluster: Cluster, claim: Claim) -> Cluster:
     """The cluster with what is kept by a claim."""
     return cluster.without({n: {name: -v for name, v in amounts.items()} for n, amounts in claim.taken.items()})
+
+
+def _backfilled(cluster: Cluster, one: SchedulingRequest, kept: Claim, failed: dict[str, Plan]) -> Plan | None:
+    """The plan with what is kept, too; None: it does not fit there either. `failed`: plans that were made in this cycle in vain, by signature."""
+    if one.signature in failed:
+        return None
+    found = _planner(one)(_returned(cluster, kept))
+    if found.problem:
+        failed[one.signature] = found
+        return None
+    return found
+
+
+def _reservation(
+    cluster: Cluster,
+    one: SchedulingRequest,
+    holders: Sequence[Holder],
+    before: Claim | None,
+    hopeless: dict[str, bool],
+) -> Claim | None:
+    """What is kept for an overdue job. `hopeless`: signatures of requests for which nothing can be kept, and whether it took plans to know that."""
+    if one.signature in hopeless or (before is None and sum(hopeless.values()) >= MOST_CLAIMS):
+        return None
+    may_fit = next(may_reserve([one], holders, cluster), None) is not None
+    found = reservation(one, cluster, holders, before, _planner(one)) if may_fit else None
+    if found is None:
+        hopeless[one.signature] = may_fit
+    return found
+
+
+def may_reserve(
+    overdue: Iterable[SchedulingRequest], holders: Iterable[Holder], cluster: Cluster
+) -> Iterator[SchedulingRequest]:
+    """Those requests, one of each kind, for which there is capacity for each role alone once all others have ended."""
+    future, counts, known = freed(cluster, holders), dict[str, int](), set[str]()
+    for one in overdue:
+        if one.signature not in known and not one.uncounted and _has_capacity(future, one, counts):
+            yield one
+        known.add(one.signature)
 
 
 def _claim(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
@@ -13,7 +14,15 @@ from rljob_operator.model.scheduling import Claim, SchedulingRequest, Scheduling
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.backfill import ends_before
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
-from rljob_operator.schedulers.builtin.cycle import helped, may_claim, offers_more, refuge, schedule_pending
+from rljob_operator.schedulers.builtin.cycle import (
+    MOST_CLAIMS,
+    helped,
+    may_claim,
+    may_reserve,
+    offers_more,
+    refuge,
+    schedule_pending,
+)
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
 from rljob_placement.cluster import Cluster, Node
@@ -168,8 +177,10 @@ class GangScheduler:
     def _helped(self, waiting: Sequence[SchedulingRequest], cluster: Cluster) -> list[SchedulingRequest]:
         """Those requests that may fit now: on what is kept for nobody, or, if they are done in time, for a reservation."""
         now, claims = self._cache.now(), self._claims.values()
-        short = [one for one in waiting if any(ends_before(one, kept, now) for kept in claims)]
-        others = [one for one in waiting if one not in short]
+        parts: tuple[list[SchedulingRequest], list[SchedulingRequest]] = ([], [])
+        for one in waiting:
+            parts[any(ends_before(one, kept, now) for kept in claims)].append(one)
+        others, short = parts
         return helped(short, self._offers(), cluster) + helped(others, self._offers(), self._unclaimed(cluster))
 
     def _unclaimed(self, cluster: Cluster) -> Cluster:
@@ -205,7 +216,8 @@ class GangScheduler:
         cluster = self._capacity.cluster()
         holders = self._holders([*news, *again, *waiting])
         claiming = [one for one in waiting if one.job in self._claims or (one.preempts and may_claim(one, holders))]
-        claiming += sorted((one for one in waiting if one.overdue), key=lambda one: one.order)[:1]
+        overdue = sorted((one for one in waiting if one.overdue), key=lambda one: one.order)
+        claiming += islice(may_reserve(overdue, holders, cluster), MOST_CLAIMS) if overdue else ()
         hopeful = self._helped(waiting, cluster)
         placeable = {one.job: one for one in [*hopeful, *claiming]}
         pending = [*news, *again, *placeable.values()]

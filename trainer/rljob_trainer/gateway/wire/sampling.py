@@ -46,7 +46,7 @@ class SamplingRoutes:
         sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
         seed = seed_of(name)
         found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
-        asked_for = found if isinstance(found, Failure) else sampler.of(found)
+        asked_for = found if isinstance(found, Failure) else sampler.of(found, self._service.files.root)
         self._samples.ask(client, name, asked_for, sampler.directory)
         samples = 0 if isinstance(found, Failure) else asked.num_samples
         return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
