@@ -42,10 +42,15 @@ class Site:
     def cluster(self, spec: RLJobSpec) -> tuple[Cluster, Claimed]:
         """The cluster with its devices, if the job wants any, and what its claims take. Raises UserError."""
         bare = Cluster.of(*self.read())
-        offered = {name for node in bare.nodes for name in node.size}.__contains__
-        if not uses_devices(spec, self.patch, offered):
+        offered = {name for node in bare.nodes for name, amount in node.size.items() if amount}.__contains__
+        if not uses_devices(spec, self.patch, lambda _: False):
             return bare, Claimed()
-        devices, namespace = self.devices()
+        try:
+            devices, namespace = self.devices()
+        except UserError:  # who may not list devices plans with what nodes offer themselves, if they do
+            if uses_devices(spec, self.patch, offered):
+                raise
+            return bare, Claimed()
         return bare.offering(devices), claimed(spec, self.patch, namespace, devices, offered)
 
 

@@ -53,8 +53,8 @@ class Family:
     benchmarks/families.py on GPUs."""
     multi_token: bool = False
     """Its layer for multi-token prediction can be trained."""
-    eagle: bool = False
-    """vLLM shows an EAGLE-3 model the hidden states that it guesses from, and a server that does so generates as it does without."""
+    guesses: tuple[Method, ...] = ()
+    """What its servers may guess tokens by: with each they drew from the policy in tests/trainer/server/test_speculation.py."""
     whole_experts: bool = False
     """Experts are not cut over ranks: `expertTensor` is 1."""
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -66,10 +66,6 @@ class Family:
     reasoning: str = ""
     """vLLM's parser of reasoning, where all of its models reason: config.json does not say whether one does, and a parser that expects reasoning
     takes a whole answer for it."""
-
-    def guesses(self, method: Method) -> bool:
-        """Whether servers of this family may guess tokens so."""
-        return bool(self.servers) and {"mtp": self.multi_token, "eagle3": self.eagle, "ngram": not self.vision}[method]
 
     @property
     def unadapted(self) -> str:
@@ -91,18 +87,16 @@ FAMILIES = {
             "Llama 2, 3, 3.1 to 3.3",
             rotations=("default", "linear", "llama3", "yarn"),
             adapters=ADAPTED,
-            eagle=True,
             tools="llama3_json",
         ),
-        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, eagle=True, tools="mistral"),
-        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, eagle=True, tools="phi4_mini_json"),
+        Family("mistral", "Mistral 7B, Nemo, Small", windows=True, adapters=ADAPTED, tools="mistral"),
+        Family("phi3", "Phi-3, Phi-4", windows=True, adapters=ADAPTED, fused=True, tools="phi4_mini_json"),
         Family(
             "qwen2",
             "Qwen2, Qwen2.5",
             rotations=("default", "yarn"),
             biases=True,
             adapters=ADAPTED,
-            eagle=True,
             tools="hermes",
         ),
         Family("qwen2_5_vl", "Qwen2.5-VL", TENSOR, vision=True, tools="hermes"),
@@ -115,14 +109,20 @@ FAMILIES = {
             servers=(),
             tools="hermes",
         ),
-        Family("qwen3", "Qwen3", rotations=("default", "yarn"), adapters=ADAPTED, eagle=True, tools="hermes"),
+        Family(
+            "qwen3",
+            "Qwen3",
+            rotations=("default", "yarn"),
+            adapters=ADAPTED,
+            guesses=("eagle3", "ngram"),
+            tools="hermes",
+        ),
         Family(
             "qwen3_moe",
             "Qwen3-MoE",
             EXPERTS,
             rotations=("default", "yarn"),
             adapters=ATTENTION,
-            eagle=True,
             tools="hermes",
         ),
         Family(
@@ -161,6 +161,7 @@ FAMILIES = {
             biases=True,
             adapters=ATTENTION,
             multi_token=True,
+            guesses=("mtp",),
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
             tools="glm45",
         ),

@@ -93,13 +93,15 @@ class PlacementStatus(Wire):
     """Nodes that are kept for the job, and that it gets once others have left them."""
     expected_at: str = ""
     """When these should be free, by the measured steps of who holds them; empty: not known."""
+    borrowed_until: str = ""
+    """Until when the job has nodes that are reserved for another, to which it leaves them after that; empty: it has none of these."""
     unschedulable: str = ""
     """Why no node of the cluster takes a pod, for example because its claim does not exist; empty: none says so."""
     report: PlacementReport = PlacementReport()
 
 
 class Preemption(Wire):
-    """The job leaves, or has left, its nodes to a job of higher priority."""
+    """The job leaves, or has left, its nodes to a job of higher priority, or to one for which they are reserved."""
 
     by: str
     """Namespace and name of that job."""

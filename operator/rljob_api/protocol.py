@@ -106,8 +106,8 @@ class Control(Wire):
     """The newest attempt that failed by what its own processes did (reasons.COUNTED); 0: none. The work that it had may be the cause. An attempt that
     lost its nodes, was preempted or drained says nothing of its work."""
     rollouts: list[RolloutEndpoint] = []
-    """Rollout servers that are ready. They, `pools`, `sandboxes`, `gateway` and `servers` change while an attempt runs; everything else but
-    `command` is fixed per attempt."""
+    """Rollout servers that are ready. They, `pools`, `sandboxes`, `gateway`, its number and `servers` change while an attempt runs; everything
+    else but `command` is fixed per attempt."""
     pools: dict[str, list[RolloutEndpoint]] = {}
     """Servers of each pool."""
     sandboxes: dict[str, list[SandboxAddress]] = {}
@@ -117,6 +117,8 @@ class Control(Wire):
     gateway: str = ""
     """Address at which the driver of `task: service` asks for work, as a URL; empty: there is none. Only the gateway that finds its own address here
     serves, so that no two of them write to one journal."""
+    gateway_number: int = 0
+    """Grows whenever another pod is named the gateway: journals that one with a higher number has claimed are not for one with a lower."""
     servers: list[ServerGroup] = []
     """Servers that consist of several pods, of rollouts and pools alike. Of these, `rollouts` and `pools` name the heads."""
     spec: RLJobSpec

@@ -298,6 +298,10 @@ class JobStatus(Wire):
     """Counts of the sandboxes of each environment, by its name. `ready`: those that are free."""
     gateway: RoleStatus = RoleStatus()
     """Whether the gateway of a service answers; empty for other tasks."""
+    gateway_pod: str = ""
+    """UID of the pod that was named the gateway last; empty: none was."""
+    gateway_number: int = 0
+    """How often another pod was named the gateway. It grows only, so that a former gateway cannot take the journals back."""
     service: ServiceStatus = ServiceStatus()
     """What clients of a service have, and what they wait for."""
     pools: dict[str, RoleStatus] = {}

@@ -60,8 +60,8 @@ def _amounts(claim: Mapping[str, Any], namespace: str, devices: Devices) -> Reso
     name = claim.get("resourceClaimTemplateName")
     if not name:
         return f"ResourceClaim {claim.get('resourceClaimName')} is one for several pods: use a ResourceClaimTemplate"
-    if not devices.listed:
-        return "those of the cluster are not listed yet"
+    if devices.problem:
+        return devices.problem
     known = devices.templates.get((namespace, name))
     if known is None:
         return f"there is no ResourceClaimTemplate {name} in namespace {namespace}"

@@ -27,8 +27,13 @@ class Node:
 
     def offering(self, free: Mapping[str, int], size: Mapping[str, int]) -> "Node":
         """The node with its devices of Dynamic Resource Allocation, those that are free and all, by resource. What the node offers itself stays: it
-        is not offered by devices, too."""
-        return replace(self, free={**free, **self.free}, size={**size, **self.size})
+        is not offered by devices, too. A kubelet goes on to list 0 of what a device plugin that is gone has offered, which is no offer."""
+        devices = {name for name in size if not self.size.get(name)}
+        return replace(
+            self,
+            free={**self.free, **{name: free[name] for name in devices}},
+            size={**self.size, **{name: size[name] for name in devices}},
+        )
 
 
 @dataclass(frozen=True, slots=True)

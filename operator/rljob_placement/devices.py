@@ -4,7 +4,8 @@ A DeviceClass is the resource `deviceclass.resource.kubernetes.io/NAME`, the nam
 its `extendedResourceName`. Nothing is guessed: what cannot be counted is named, with the reason.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ API = "resource.k8s.io/v1"
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
 OF_EXTENDED = "resource.kubernetes.io/extended-resource-claim"
 """Annotation of a claim that kube-scheduler makes for the extended resources of a pod."""
+NOT_LISTED = "those of the cluster are not listed yet"
+NOT_SERVED = f"the API server does not serve {API}, which Kubernetes has from 1.34 on"
 MOST = 2**20
 """Devices of a request, at most: numbers beyond that are no count of devices."""
 
@@ -46,14 +49,15 @@ class Devices:
     """Why the devices of a resource cannot be counted."""
     templates: Mapping[Key, Resources | str] = field(default_factory=dict)
     """What each ResourceClaimTemplate asks for; a text: why that cannot be counted."""
-    listed: bool = True
-    """Whether this is what the cluster has; False: nobody has looked yet."""
+    problem: str = ""
+    """Why it is not known what the cluster has; empty: it is."""
 
     @staticmethod
     def of(
         slices: Iterable[Object], classes: Iterable[Object], claims: Iterable[Object], templates: Iterable[Object]
     ) -> "Devices":
-        there, resources = _published(slices), _resources(classes)
+        claims, resources = list(claims), resources_of(classes)
+        there = _published(slices, {_id(result) for claim in claims for result in _held(claim)})
         refused, members, nodes = dict[str, str](), dict[DeviceId, list[str]](), dict[str, Resources]()
         for name, device_class in resources.items():
             try:
@@ -79,15 +83,24 @@ class _Published:
     """Why it cannot be counted as one; empty: it can."""
 
 
-def _published(slices: Iterable[Object]) -> list[_Published]:
-    """Devices of the newest generation of each pool, without those that a taint closes."""
+def _published(slices: Iterable[Object], held: Collection[DeviceId]) -> list[_Published]:
+    """Devices of the newest generation of each pool. Kubernetes gives nobody those that a taint closes, and those of a pool of which slices are
+    missing: of these, only those that claims hold are here, since the pods that have them count them, too."""
     found = [one["spec"] for one in slices]
-    newest = dict[Key, int]()
+    newest, counts = dict[Key, int](), Counter[Key]()
     for spec in found:
         pool = (spec["driver"], spec["pool"]["name"])
         newest[pool] = max(newest.get(pool, 0), spec["pool"].get("generation", 0))
-    current = (s for s in found if s["pool"].get("generation", 0) == newest[s["driver"], s["pool"]["name"]])
-    return [_device(spec, one) for spec in current for one in spec.get("devices") or [] if not _is_closed(one)]
+    current = [s for s in found if s["pool"].get("generation", 0) == newest[s["driver"], s["pool"]["name"]]]
+    counts.update((spec["driver"], spec["pool"]["name"]) for spec in current)
+    there = list[_Published]()
+    for spec in current:
+        whole = counts[spec["driver"], spec["pool"]["name"]] >= spec["pool"].get("resourceSliceCount", 1)
+        for one in spec.get("devices") or []:
+            device = _device(spec, one)
+            if device.id in held or (whole and not _is_closed(one)):
+                there.append(device)
+    return there
 
 
 def _device(spec: Object, one: Object) -> _Published:
@@ -106,7 +119,7 @@ def _is_closed(one: Object) -> bool:
     return any(taint.get("effect") in ("NoSchedule", "NoExecute") for taint in one.get("taints") or [])
 
 
-def _resources(classes: Iterable[Object]) -> dict[str, Object]:
+def resources_of(classes: Iterable[Object]) -> dict[str, Object]:
     """DeviceClass by resource. Of several with one extendedResourceName, the newest counts, and of those the first by name, as in Kubernetes."""
     found = dict[str, Object]()
     by_name = sorted(classes, key=lambda c: str(c["metadata"]["name"]), reverse=True)
@@ -129,14 +142,22 @@ def _matches(device_class: Object, one: _Published) -> bool:
 def _allocations(
     claim: Object, at: Mapping[DeviceId, str], members: Mapping[DeviceId, Sequence[str]]
 ) -> Iterable[Allocation]:
-    results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or []
     amounts = dict[str, Resources]()
-    for one in results:
-        device = (one["driver"], one["pool"], one["device"])
-        if device in at and not one.get("adminAccess"):
+    for device in map(_id, _held(claim)):
+        if device in at:
             amounts[at[device]] = add(amounts.get(at[device], {}), dict.fromkeys(members.get(device, ()), 1000))
     pod = _consumer(claim)
     return [Allocation(pod, node, found) for node, found in amounts.items() if found]
+
+
+def _held(claim: Object) -> list[Object]:
+    """The devices of a claim that nobody else gets."""
+    results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or []
+    return [one for one in results if not one.get("adminAccess")]
+
+
+def _id(result: Object) -> DeviceId:
+    return result["driver"], result["pool"], result["device"]
 
 
 def _consumer(claim: Object) -> Key | None:

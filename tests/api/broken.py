@@ -12,8 +12,9 @@ SERVERS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"nodes": 3, "tensorParallel": 2, "pipelineParallel": 2}, "nodes"),
     ({"tensorParallel": 64, "pipelineParallel": 2}, "nodes"),
     ({"pipelineParallel": 2, "expertParallel": True}, "expertParallel"),
-    ({"nodes": 4, "tensorParallel": 2, "dataParallel": 2}, "nodes"),
-    ({"pipelineParallel": 2, "dataParallel": 2}, "dataParallel"),
+    ({"nodes": 4, "tensorParallel": 2, "dataParallel": 2, "expertParallel": True}, "nodes"),
+    ({"pipelineParallel": 2, "dataParallel": 2, "expertParallel": True}, "dataParallel"),
+    ({"dataParallel": 2}, "dataParallel"),
 )
 """Servers that no number of pods can be made of."""
 
@@ -64,7 +65,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.nodes",
     ),
     ({"rollout": COLOCATED | {"pipelineParallel": 2}}, "spec.rollout.pipelineParallel"),
-    ({"rollout": COLOCATED | {"dataParallel": 2}}, "spec.rollout.dataParallel"),
+    ({"rollout": COLOCATED | {"dataParallel": 2, "expertParallel": True}}, "spec.rollout.dataParallel"),
     *(
         broken
         for servers, name in SERVERS
@@ -74,8 +75,8 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         )
     ),
     *(
-        ({"rollout": {cut: 2} | rollout} | needed, f"spec.rollout.{cut}")
-        for cut in ("pipelineParallel", "dataParallel")
+        ({"rollout": cut | rollout} | needed, f"spec.rollout.{next(iter(cut))}")
+        for cut in ({"pipelineParallel": 2}, {"dataParallel": 2, "expertParallel": True})
         for rollout, needed in WHOLE
     ),
     ({"rollout": COLOCATED, "train": {"staleness": 1}, "algorithm": CORRECTED}, "spec.train.staleness"),
@@ -118,9 +119,10 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.speculation",
     ),
     ({"rollout": GUESSING | {"pipelineParallel": 2, "nodes": 2}}, "spec.rollout.speculation"),
-    ({"rollout": GUESSING | {"dataParallel": 2}}, "spec.rollout.speculation"),
+    ({"rollout": GUESSING | {"dataParallel": 2, "expertParallel": True}}, "spec.rollout.speculation"),
     ({"rollout": GUESSING, "model": {"lora": {"rank": 8, "sync": "adapters"}}}, "spec.rollout.speculation"),
     ({"rollout": GUESSING, "data": {"imageKey": "images"}}, "spec.rollout.speculation"),
+    ({"rollout": GUESSING, "trainer": {"device": "gpu"}}, "spec.rollout.speculation"),
     (
         {"rollout": COLOCATED | {"speculation": {"method": "eagle3", "draft": "/draft"}}},
         "spec.rollout.speculation",

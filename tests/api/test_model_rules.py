@@ -203,12 +203,6 @@ T = "spec.rollout.tensorParallel"
         ),
         (DENSE, {"dataParallel": 2}, "spec.rollout.dataParallel", "the model has no experts, so copies of it"),
         (
-            EXPERTS | {"moe_intermediate_size": 30},
-            {"dataParallel": 4},
-            "spec.rollout.dataParallel",
-            "moe_intermediate_size = 30 of the model is not divisible by tensorParallel x dataParallel = 4",
-        ),
-        (
             EXPERTS,
             {"dataParallel": 16, "expertParallel": True},
             "spec.rollout.expertParallel",

@@ -85,6 +85,7 @@ def test_experts_are_spread_over_the_gpus_of_all_copies(device: str) -> None:
 
 def test_a_colocated_server_has_the_gpus_of_all_its_copies() -> None:
     rollout = {"placement": "colocated", "tensorParallel": 2, "dataParallel": 2, "sampling": {"maxTokens": 8}}
+    rollout["expertParallel"] = True
     spec = raw_spec(trainer={"processesPerNode": 8}, rollout=rollout)
     found = validate(spec, "demo").accepted
     assert found and servers_per_pod(found) == 2

@@ -80,13 +80,40 @@ def test_the_layer_is_trained_where_it_is_proven_and_there_is_exactly_one() -> N
         assert (M, rule, "set false") in of_model(config, **job)
 
 
-def test_an_eagle_model_needs_a_policy_that_shows_it_hidden_states() -> None:
-    job = {"rollout": {"speculation": {"method": "eagle3", "draft": "/draft"}}}
-    assert not [v for v in of_model({"model_type": "qwen3"}, **job) if v[0].startswith(S)]
-    able = ", ".join(name for name, family in FAMILIES.items() if family.guesses("eagle3"))
-    expected = (
-        f"{S}.method",
-        "vLLM shows an EAGLE-3 model no hidden states of glm4",
-        f"use one of {able}, or another method",
+PROVEN = {"mtp": ["glm4_moe"], "eagle3": ["qwen3"], "ngram": ["qwen3"]}
+"""By tests/trainer/server/test_speculation.py."""
+
+
+@pytest.mark.parametrize("method", PROVEN)
+def test_a_family_s_servers_guess_by_methods_that_are_proven_with_it(method: str) -> None:
+    speculation = {"method": method} | ({"draft": "/draft"} if method == "eagle3" else {})
+    job = {"rollout": {"speculation": speculation}, "model": {"path": "/m", "multiTokenPrediction": method == "mtp"}}
+    refused = {
+        kind: rule
+        for kind in FAMILIES
+        for field, *rule in of_model({"model_type": kind, "num_nextn_predict_layers": 1}, **job)
+        if field == f"{S}.method"
+    }
+    assert [kind for kind in FAMILIES if kind not in refused] == PROVEN[method]
+    assert refused["glm4"] == [
+        "nothing shows that servers of glm4 draw from the policy with such guesses",
+        f"use one of {PROVEN[method][0]}, or another method",
+    ]
+
+
+@pytest.mark.parametrize("method", ["mtp", "eagle3"])
+def test_a_colocated_server_does_not_guess_by_weights_that_it_gives_up(method: str) -> None:
+    speculation = {"method": method} | ({"draft": "/draft"} if method == "eagle3" else {})
+    rollout = {"placement": "colocated", "sampling": {"maxTokens": 8}}
+    model = {"path": "/m", "multiTokenPrediction": method == "mtp"}
+    assert broken(raw_spec(model=model, rollout=rollout | {"speculation": {"method": "ngram"}})) == []
+    ((field, rule),) = broken(raw_spec(model=model, rollout=rollout | {"speculation": speculation}))
+    assert (field, rule.split(",")[0]) == (S, "a colocated server gives up the memory of all weights while it sleeps")
+
+
+def test_servers_on_gpus_guess_nothing_until_it_is_shown() -> None:
+    job = raw_spec(trainer={"device": "gpu"}, rollout={"speculation": {"method": "ngram"}})
+    rule = (
+        "nothing shows yet that servers on GPUs draw from the policy when tokens are guessed: vLLM has other code there"
     )
-    assert expected in of_model({"model_type": "glm4"}, **job)
+    assert broken(job) == [(S, rule)]

@@ -236,3 +236,19 @@ def test_a_group_of_pods_is_counted_without_the_gateway_which_stays_when_the_gro
     pods = {role: pod_template(META, job.spec, role)["metadata"] for role in job.spec.pods}
     assert pods["trainer"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "2"
     assert "kueue" not in str(pods["gateway"])
+
+
+async def test_each_naming_of_another_pod_has_a_higher_number_which_the_status_has_first() -> None:
+    world = World(steps=STEPS)
+    serving(world)
+    await world.until(state="Running", step=2)
+    assert world.control and world.control.gateway_number == world.status.gateway_number == 1
+    world.kill_pod("demo-trainer-1")
+    await world.until(state="Running", attempt=2)
+    assert world.control.gateway_number == 1
+    for number in (2, 3):
+        world.kill_pod("demo-gateway-0")
+        await world.until(step=world.status.progress.step + 4)
+        (gateway,) = world.gateways.values()
+        assert world.control.gateway == gateway.address and world.status.gateway_pod == gateway.pod_uid
+        assert world.control.gateway_number == world.status.gateway_number == number

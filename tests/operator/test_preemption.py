@@ -45,7 +45,9 @@ async def test_a_job_of_higher_priority_takes_the_nodes_of_a_lower_one_which_com
     assert running(crowd) == {"high": 2}
     status = crowd.status("low")
     assert status.preemption == Preemption(by=f"{NAMESPACE}/high", since=status.preemption.since, released=True)
-    assert condition(status, "Preempted").message.endswith("to research/high, which has a higher priority")
+    assert condition(status, "Preempted").message.endswith(
+        "to research/high, which has a higher priority or has reserved them"
+    )
     assert "left its nodes to research/high" in status.message
     assert not status.suspended and "suspend" not in crowd.cluster.objects[(names.KIND, NAMESPACE, "low")]["spec"]
     crowd.delete("high")

@@ -229,6 +229,30 @@ async def test_a_job_that_is_done_before_goes_onto_reserved_nodes_and_one_that_i
     assert crowd.on_nodes("again"), "3,300 s by its own steps, of which it did some before it was preempted"
 
 
+@pytest.mark.parametrize("edited", [False, True])
+async def test_a_job_that_went_before_and_is_not_done_in_time_leaves_the_nodes_to_whom_they_are_reserved_for(
+    edited: bool,
+) -> None:
+    """It never starts an attempt, so its limit does not end it; to extend that does not help it either."""
+    crowd = await waiting_for_a_slow_one(pace=60.0)
+    crowd.apply("overstays", trainers=1, lifecycle={"activeDeadlineSeconds": 60, "drainTimeoutSeconds": 60})
+    await crowd.turns(10)
+    until = seconds(crowd.status("overstays").placement.borrowed_until)
+    assert crowd.on_nodes("overstays") and 430 < until - crowd.now <= 450, (
+        "300 s to start, and a quarter more than its limits"
+    )
+    if edited:
+        crowd.cluster.edit("RLJob", NAMESPACE, "overstays")["spec"]["lifecycle"]["activeDeadlineSeconds"] = 10**8
+    for job in ("slow", "brief"):
+        crowd.delete(job)
+    await crowd.turns(100)
+    assert crowd.on_nodes("overstays"), "it has what it was let in for"
+    await crowd.turns(int(until - crowd.now) + 90)
+    assert len(crowd.on_nodes("large")) == 6
+    left = next(c for c in crowd.status("overstays").conditions if c.type == "Preempted")
+    assert left.message.endswith("to research/large, which has a higher priority or has reserved them")
+
+
 async def test_nobody_goes_before_a_reservation_whose_start_nobody_knows() -> None:
     crowd = await waiting_for_a_slow_one(pace=None)
     assert crowd.status("large").placement.expected_at == ""

@@ -1,5 +1,6 @@
 """Devices of Dynamic Resource Allocation are counted as resources of nodes, or it is said which cannot be."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from placement.device_objects import DRIVER, FULL, make_claim, make_class, make_
 from placement.makers import make_cluster, make_node
 from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_placement.claims import claimed
+from rljob_placement.cluster import Cluster
 from rljob_placement.devices import IMPLICIT, Allocation, Devices
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
@@ -96,6 +98,30 @@ def test_a_node_that_offers_a_resource_itself_does_not_offer_it_by_devices_too()
     classes = [make_class("gpu", FULL, extended="nvidia.com/gpu")]
     cluster = make_cluster([make_node("a", gpus=4)]).offering(devices(make_slice("a", 8), classes=classes))
     assert cluster.nodes[0].free["nvidia.com/gpu"] == 4000
+
+
+def test_a_node_whose_device_plugin_is_gone_offers_its_devices() -> None:
+    """The kubelet goes on to list 0 of them."""
+    classes = [make_class("gpu", FULL, extended="nvidia.com/gpu")]
+    bare = make_cluster([make_node("a", gpus=0)])
+    node = replace(bare.nodes[0], free={"nvidia.com/gpu": 0}, size={"nvidia.com/gpu": 0})
+    found = Cluster((node,)).offering(devices(make_slice("a", 8), classes=classes)).nodes[0]
+    assert (found.free["nvidia.com/gpu"], found.size["nvidia.com/gpu"]) == (8000, 8000)
+
+
+def test_nothing_of_a_pool_counts_of_which_slices_are_missing() -> None:
+    part = make_slice("a", 4, pool={"name": "a", "generation": 1, "resourceSliceCount": 2})
+    assert devices(part).nodes == {}
+    rest = make_slice("a", 0, pool=part["spec"]["pool"], devices=[part["spec"]["devices"][0] | {"name": "gpu-9"}])
+    assert devices(part, rest).nodes == {"a": {GPU: 5000}}
+
+
+def test_a_device_that_is_closed_while_a_claim_holds_it_stays_as_one_that_is_held() -> None:
+    slice_ = make_slice("a", 8)
+    for one in slice_["spec"]["devices"][:4]:
+        one["taints"] = [{"key": "sick", "effect": "NoSchedule"}]
+    found = devices(slice_, claims=[make_claim("p", "a", "gpu-0", "gpu-1")])
+    assert found.nodes == {"a": {GPU: 6000}} and found.allocations[0].amounts == {GPU: 2000}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine
 from rljob_placement.cluster import OCCUPYING, essential
-from rljob_placement.devices import API, KINDS, Devices
+from rljob_placement.devices import API, KINDS, NOT_SERVED, Devices
 
 NETWORK = "8x400g"
 """Cards of a node that suggestions are counted with, unless others are named."""
@@ -241,9 +241,10 @@ def _measured(session: Session, job: Manifest) -> Leaving:
 def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Site:
     def devices() -> tuple[Devices, str]:
         cluster = session.cluster()
-        kinds = KINDS if cluster.serves(API) else ()
-        found = Devices.of(*(cluster.everything(plural, api=f"apis/{API}") for plural in kinds)) if kinds else Devices()
-        return found, job.namespace or cluster.namespace
+        namespace = job.namespace or cluster.namespace
+        if not cluster.serves(API):
+            return Devices(problem=NOT_SERVED), namespace
+        return Devices.of(*(cluster.everything(plural, api=f"apis/{API}") for plural in KINDS)), namespace
 
     return Site(read, devices, partial(_waiting, session), policy.pod_patch)
 

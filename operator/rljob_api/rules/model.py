@@ -18,7 +18,6 @@ from rljob_api.sizing.serving import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.roles import RolloutSpec
 from rljob_api.type_errors import as_written
 
 UNFIT = {
@@ -225,10 +224,7 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
     elif groups and groups % rollout.tensor_parallel and rollout.tensor_parallel % groups:
         yield _unshared(field, rollout.tensor_parallel, groups)
     for key, width, is_expert in _feed_forward(config):
-        if is_expert and rollout.data_parallel > 1 and not rollout.expert_parallel:
-            if width % rollout.gpus_sharing_experts:
-                yield _unspread(rollout, key, width)
-        elif not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
+        if not (is_expert and rollout.expert_parallel) and width % rollout.tensor_parallel:
             yield _indivisible(field, rollout.tensor_parallel, key, width)
     layers = config.get("num_hidden_layers")
     if layers and rollout.pipeline_parallel > layers:
@@ -290,13 +286,6 @@ def _feed_forward(config: dict[str, Any]) -> Iterator[tuple[str, int, bool]]:
         yield "shared_expert_intermediate_size", shared, False
     if config.get("first_k_dense_replace"):
         yield "intermediate_size", config.get("intermediate_size") or 0, False
-
-
-def _unspread(rollout: RolloutSpec, key: str, width: int) -> Violation:
-    """Experts whose matrices all GPUs of a server share."""
-    value, gpus = str(rollout.data_parallel), f"tensorParallel x dataParallel = {rollout.gpus_sharing_experts}"
-    rule = f"{key} = {width} of the model is not divisible by {gpus}, over which experts are cut"
-    return Violation("spec.rollout.dataParallel", value, rule, "set spec.rollout.expertParallel")
 
 
 def _unshared(field: str, size: int, groups: int) -> Violation:

@@ -44,6 +44,12 @@ def _rules(section: str = "", items: str = "") -> Iterator[Rule]:
         f"set {{{section}tensorParallel}} in place of {{{section}pipelineParallel}}",
     )
     yield rule(
+        "dataParallel",
+        copies.equals(1) | experts,
+        "data-parallel copies are proven with whole experts on each GPU only",
+        f"set {{{section}expertParallel}}: true",
+    )
+    yield rule(
         "expertParallel",
         experts.implies(tensor * copies > 1),
         "experts are spread over tensorParallel x dataParallel GPUs, and {0}, {2}",

@@ -27,8 +27,11 @@ WITHOUT = {
     "adapters that are sent alone are proven without guesses only": present("model.lora")
     & field("model.lora.sync").equals("adapters"),
     "responses to prompts with images are proven without guesses only": present("data.imageKey"),
-    "a colocated server gives up the memory of all weights while it sleeps, and a draft comes with no policy": COLOCATED
-    & METHOD.equals("eagle3"),
+    "a colocated server gives up the memory of all weights while it sleeps, and guesses by a model are proven without that only": COLOCATED
+    & ~METHOD.equals("ngram"),
+    "nothing shows yet that servers on GPUs draw from the policy when tokens are guessed: vLLM has other code there": field(
+        "trainer.device"
+    ).equals("gpu"),
 }
 """What servers that guess cannot do, and when a job needs it."""
 
@@ -87,13 +90,6 @@ def quantization_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.rollout.speculation", "set", rule, "remove it, or spec.rollout.vllmArgs.quantization")
 
 
-UNABLE = {
-    "eagle3": "vLLM shows an EAGLE-3 model no hidden states of {}",
-    "ngram": "servers of {} are proven without guesses only",
-}
-"""Why a family's servers do not guess so. Of `mtp` the rules of the layer say it."""
-
-
 def layout_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """megatron-core wants the layer named in a layout of its own."""
     key = "pipeline_model_parallel_layout"
@@ -127,10 +123,10 @@ def speculation_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[
     """Against the model's config.json."""
     yield from multi_token_violations(spec, config)
     speculation, family = spec.rollout.speculation, family_of(config)
-    if not speculation or not family or speculation.method not in UNABLE or family.guesses(speculation.method):
+    if not speculation or not family or speculation.method in family.guesses:
         return
-    able = ", ".join(f.model_type for f in FAMILIES.values() if f.guesses(speculation.method))
-    rule = UNABLE[speculation.method].format(family.model_type)
+    able = ", ".join(f.model_type for f in FAMILIES.values() if speculation.method in f.guesses)
+    rule = f"nothing shows that servers of {family.model_type} draw from the policy with such guesses"
     yield Violation(f"spec.{SPECULATION}.method", speculation.method, rule, f"use one of {able}, or another method")
 
 

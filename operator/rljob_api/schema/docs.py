@@ -151,7 +151,7 @@ def _family(f: Family) -> str:
         "yes" if f.vision else "no",
         ", ".join(f.rotations),
         ", ".join(name for name, there in variants.items() if there),
-        ", ".join(f"`{method}`" for method in METHODS if f.guesses(method)) or "no",
+        ", ".join(f"`{method}`" for method in METHODS if method in f.guesses) or "no",
         f"`{f.tools}`" if f.tools else "none",
     )
     return f"| {' | '.join(cells)} |"

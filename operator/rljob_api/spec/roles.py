@@ -116,7 +116,8 @@ class ReferenceSpec(Gang):
 
 class Speculation(Model):
     """Speculative decoding (arXiv 2211.17192): something cheap guesses the next tokens of a response, and the policy reads all guesses in one pass.
-    The tokens have the policy's own distribution, whatever is guessed; good guesses make a pass give several of them."""
+    The tokens have the policy's own distribution, whatever is guessed; good guesses make a pass give several of them. Needs `device: cpu`:
+    nothing shows this yet of servers on GPUs."""
 
     method: Literal["mtp", "eagle3", "ngram"]
     """What guesses. `mtp`: the policy's own layer for multi-token prediction, which `model.multiTokenPrediction` trains and every policy brings anew;
@@ -133,8 +134,8 @@ class RolloutSpec(Servers):
 
     placement: Literal["separate", "colocated"] = "separate"
     """`separate`: servers in pods of their own, on GPUs of their own. `colocated`: in the trainer's pods and on their GPUs, one for every
-    `tensorParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not read. While they
-    generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
+    `tensorParallel` x `dataParallel` of them. Colocated servers sleep while the policy is trained, and `replicas` and `minReplicas` are not
+    read. While they generate, vllmArgs' `gpu-memory-utilization` is their share of the memory, 0.5 unless set."""
     replicas: Annotated[int, Field(ge=0, le=MOST_PODS)] = 1
     """Number of servers, each in `nodes` pods of its own. 0 only when batches are replayed; not read when servers are colocated. A change takes
     effect at once, also by `kubectl scale`, but not below the `minReplicas` that a running attempt started with."""

@@ -15,7 +15,7 @@ from rljob_operator.cache.nodes import Node, Usage, parse_node, parse_usage
 from rljob_operator.cache.pods import FailedPods, Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Key, Object, kind_of
-from rljob_placement.devices import Devices
+from rljob_placement.devices import NOT_LISTED, Devices
 
 CAPACITY: Key = ("", "capacity")
 """Key in the work queue of a scheduling cycle for all jobs that wait: no job has an empty namespace."""
@@ -69,7 +69,7 @@ class ClusterCache:
         self.clock, self.failed = clock, FailedPods(clock)
         self._leave, self._requested = policy.leave_nodes, dict[str, str]()
         """By what nodes are left, and why objects ask for it, by node."""
-        self.devices = Devices(listed=False)
+        self.devices = Devices(problem=NOT_LISTED)
         """As the last look has seen them."""
         self._offers: dict[str, tuple[Resources, Resources]] = {}
         """Devices of each node by resource: those without the ones that are held by pods which nobody counts, and all."""
@@ -116,18 +116,21 @@ class ClusterCache:
         """What there is of devices now."""
         self.devices, before = devices, self._offers
         self._offers = {node: (amounts, amounts) for node, amounts in devices.nodes.items()}
+        held = dict[tuple[Key | None, str], Resources]()
         for one in devices.allocations:
-            counted = self.capacity.counted(one.pod).get(one.node, {}) if one.pod else {}
-            others = {name: min(counted.get(name, 0) - amount, 0) for name, amount in one.amounts.items()}
-            free, size = self._offers[one.node]
-            self._offers[one.node] = add(free, others), size
+            held[one.pod, one.node] = add(held.get((one.pod, one.node), {}), one.amounts)
+        for (pod, node), amounts in held.items():
+            counted = self.capacity.counted(pod).get(node, {}) if pod else {}
+            others = {name: min(counted.get(name, 0) - amount, 0) for name, amount in amounts.items()}
+            free, size = self._offers[node]
+            self._offers[node] = add(free, others), size
         for name in before.keys() | self._offers.keys():
             groups = self.nodes.revise(("", name), lambda node: node.offering(*self._offers.get(node.name, NO_OFFER)))
             self._on_change("Node", groups)
 
     def offers(self, resource: str) -> bool:
         """Whether some node offers the resource itself, and not by devices."""
-        return any(resource in n.schedulable.size and resource not in n.devices for n in self.nodes.values())
+        return any(n.schedulable.size.get(resource) and resource not in n.devices for n in self.nodes.values())
 
     def _node(self, obj: Object, before: Node | None) -> Node:
         node = parse_node(obj, self._leave)

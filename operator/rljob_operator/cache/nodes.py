@@ -57,7 +57,7 @@ class Node:
         known = self.schedulable
         own = {name: amount for name, amount in known.size.items() if name not in self.devices}
         there = replace(known, free=own, size=own).offering(free, size)
-        return replace(self, schedulable=there, devices=frozenset(size.keys() - own.keys()))
+        return replace(self, schedulable=there, devices=frozenset(name for name in size if not own.get(name)))
 
 
 def parse_node(node: Object, leave: LeaveNodes) -> Node:

@@ -17,6 +17,7 @@ start is chosen last. Nothing of this is stored: it follows from the last attemp
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 
+from rljob_api import names
 from rljob_api.placement_status import NodeStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
@@ -137,6 +138,13 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
         last = Target(spec, wanted_ordinals(status, s.pods, spec, limit, s.now), servers, of)
         s.targets.append(last)
     return last
+
+
+def gateway_pod(s: Snapshot, status: JobStatus) -> Pod | None:
+    """The pod that is to serve a service's clients; None: there is none now."""
+    wanted = current.ordinals.get(names.ROLE_GATEWAY, []) if (current := target(s, status)) else []
+    pods = (p for p in s.of(names.ROLE_GATEWAY) if p.ordinal in wanted and p.running and p.ip and not p.deleting)
+    return next((p for p in pods if p.lost_since is None), None)
 
 
 def divided(

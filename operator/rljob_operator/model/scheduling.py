@@ -67,6 +67,8 @@ class SchedulingResult:
     plan: Plan
     report: PlacementReport
     claim: Claim | None = None
+    until: float | None = None
+    """When it should be done with nodes that are reserved for another job, in seconds since the epoch; None: it gets none of these."""
 
     @property
     def complete(self) -> bool:

@@ -10,6 +10,7 @@ from rljob_operator.policies.accounting import account, account_end
 from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
+from rljob_operator.policies.gateway import name_gateway
 from rljob_operator.policies.lifecycle import (
     clean_up_after_ttl,
     consume_request,
@@ -57,6 +58,7 @@ POLICIES: tuple[Policy, ...] = (
     leave_nodes,  # that are avoided
     delete_pods,  # that keep the next attempt from opening
     replace_sandboxes,  # that have been used
+    name_gateway,  # if another pod is the gateway of a service
     report_stuck_pods,  # that were deleted and do not end
     postpone_spec,  # an event for a spec that takes effect with the next attempt
     account,  # for the GPUs that the job holds

@@ -140,7 +140,11 @@ def _preempted(status: JobStatus) -> ConditionValue:
     found = status.preemption
     if found is None:
         return False, reasons.NOT_PREEMPTED, ""
-    return True, reasons.PREEMPTED, f"left its nodes at {found.since} to {found.by}, which has a higher priority"
+    return (
+        True,
+        reasons.PREEMPTED,
+        f"left its nodes at {found.since} to {found.by}, which has a higher priority or has reserved them",
+    )
 
 
 def _stalled(status: JobStatus, state: State) -> ConditionValue:

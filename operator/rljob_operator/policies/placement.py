@@ -108,7 +108,7 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
     overdue = seconds(placement.waiting_since) + s.policy.reserve_after_seconds
-    due += [overdue] if placement.waiting_since and overdue > s.now else []
+    due += [at for at in (overdue, seconds(placement.expected_at)) if placement.waiting_since and at > s.now]
     due += retries(s)
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
 
@@ -178,8 +178,13 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
         return before.model_copy(update=waits), news
     gang = result.request.gang
     requests = {role: gang.demand(role).requests for role, pods in wanted.items() if pods}
+    until = stamp(result.until) if result.until else before.borrowed_until if result.request.current else ""
     return PlacementStatus(
-        assignments=_assignments(s, result, wanted), requests=requests, excluded=excluded, report=result.report
+        assignments=_assignments(s, result, wanted),
+        requests=requests,
+        excluded=excluded,
+        borrowed_until=until,
+        report=result.report,
     ), ()
 
 

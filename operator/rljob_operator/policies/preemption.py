@@ -27,7 +27,11 @@ def leave_for_priority(s: Snapshot, status: JobStatus) -> Change:
     if known and not known.released:
         return _leave(s, status, known, holding)
     if s.preemptor and not _is_released(s, holding):
-        event = Event("Normal", reasons.PREEMPTED, f"leaves its nodes to {s.preemptor}, which has a higher priority")
+        event = Event(
+            "Normal",
+            reasons.PREEMPTED,
+            f"leaves its nodes to {s.preemptor}, which has a higher priority or has reserved them",
+        )
         begun = _leave(s, status, Preemption(by=s.preemptor, since=stamp(s.now)), holding)
         return replace(begun, events=(event,))
     return Change(set_(status, preemption=None) if known and is_open(attempt) else status)

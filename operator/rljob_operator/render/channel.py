@@ -9,7 +9,7 @@ from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import target
+from rljob_operator.model.ordinals import gateway_pod
 from rljob_operator.model.servers import answering_head, group
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.meta import metadata
@@ -55,6 +55,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
         sandboxes={} if attempt.ended_at else _free(s, spec),
         gateway=_gateway(s, status),
+        gateway_number=status.gateway_number,
         servers=[group(s.job.name, server) for server in status.servers if server.parts],
         spec=spec,
     )
@@ -75,9 +76,8 @@ def _free(s: Snapshot, spec: RLJobSpec) -> dict[str, list[SandboxAddress]]:
 
 def _gateway(s: Snapshot, status: JobStatus) -> str:
     """Where the driver asks for work. The pod need not be ready: it serves once it reads that it is the one."""
-    wanted = current.ordinals.get(names.ROLE_GATEWAY, []) if (current := target(s, status)) else []
-    pods = (p for p in s.of(names.ROLE_GATEWAY) if p.ordinal in wanted and p.running and p.ip and not p.deleting)
-    return next((http_url(p.ip, names.GATEWAY_WORK_PORT) for p in pods if p.lost_since is None), "")
+    pod = gateway_pod(s, status)
+    return http_url(pod.ip, names.GATEWAY_WORK_PORT) if pod else ""
 
 
 def _answering(s: Snapshot, status: JobStatus, spec: RLJobSpec, role: str) -> list[RolloutEndpoint]:

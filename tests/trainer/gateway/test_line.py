@@ -1,6 +1,7 @@
 """A model's requests: whatever comes when, and whatever crashes, each counts once and in order."""
 
 import asyncio
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rljob_api.spec.service import ServiceSpec
-from rljob_trainer.gateway.claim import GatewaySuperseded
+from rljob_trainer.gateway.claim import SIZE, Claim, GatewaySuperseded
 from rljob_trainer.gateway.journal import Journal, JournalDamaged, JournalRecord
 from rljob_trainer.gateway.memory import BusyError
 from rljob_trainer.gateway.service import GatewayService, UnknownError
@@ -49,11 +50,8 @@ def forward(model: str, seq: int) -> ForwardBackward:
 
 def files(root: Path) -> set[str]:
     """Those of models and of what the ranks have written, by their paths below the service's directory."""
-    return {
-        str(path.relative_to(root))
-        for path in root.glob("*/**/*")
-        if path.is_file() or path.parent.parent.parent == root
-    }
+    found = (path for path in root.glob("*/**/*") if path.is_file() or path.parent.parent.parent == root)
+    return {re.sub("^journals-[0-9a-f]+/", "", str(path.relative_to(root))) for path in found} - {"service.log"}
 
 
 def the_only(root: Path, pattern: str) -> Path:
@@ -408,10 +406,10 @@ async def test_what_the_ranks_still_do_for_a_session_that_has_ended_counts_for_n
 async def test_a_model_whose_session_ended_in_a_crash_does_not_come_again(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.begin()
-    (name,) = files(tmp_path)
-    content = (tmp_path / name).read_bytes()
+    path = the_only(tmp_path, "*/models/*.log")
+    content = path.read_bytes()
     await world.service.close_session("ann", world.session)
-    (tmp_path / name).write_bytes(content)
+    path.write_bytes(content)
     world.crash("gateway")
     assert world.service.books == {} and files(tmp_path) == set()
 
@@ -510,21 +508,22 @@ def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path
     assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3, 5]
 
 
-@pytest.mark.parametrize("name", ["service.log", "models/*.log"])
+@pytest.mark.parametrize("name", ["*/service.log", "*/models/*.log"])
 async def test_a_gateway_does_not_go_on_without_a_record_that_is_damaged(tmp_path: Path, name: str) -> None:
     world = World(tmp_path)
     await world.begin()
     await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
     await world.ask(2)
     await world.idle()
-    before, path = files(tmp_path), the_only(tmp_path, name)
-    whole = path.read_bytes()
+    before = files(tmp_path)
+    whole = the_only(tmp_path, name).read_bytes()
     for place in range(len(whole)):
+        path = the_only(tmp_path, name)
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(JournalDamaged, match=rf"{path} is damaged at byte \d+ of {len(whole)}.*truncate -s"):
+        with pytest.raises(JournalDamaged, match=rf"{path.name} is damaged at byte \d+ of {len(whole)}.*truncate -s"):
             GatewayService(SPEC, tmp_path)
     assert files(tmp_path) == before
-    path.write_bytes(whole)
+    the_only(tmp_path, name).write_bytes(whole)
     world.crash("both")
     await world.idle()
     assert files(tmp_path) == before and world.service.named("ann", "tinker://a/b")
@@ -798,3 +797,75 @@ async def test_a_gateway_that_another_one_has_followed_acknowledges_nothing_more
     )
     again = GatewayService(SPEC, tmp_path)
     assert list(again.names.sessions) == [session] and list(again.books[f"{session}:train:0"].line.entries) == [0, 1]
+
+
+def test_a_gateway_that_was_named_before_cannot_take_the_claim_back(tmp_path: Path) -> None:
+    latter = Claim(tmp_path, "job", 3)
+    with pytest.raises(GatewaySuperseded, match="claimed by gateway 3 of this job, and this is 2"):
+        Claim(tmp_path, "job", 2)
+    latter.check()
+    again = Claim(tmp_path, "job", 3)
+    with pytest.raises(GatewaySuperseded, match="another gateway has claimed"):
+        latter.check()
+    again.release()
+    with pytest.raises(GatewaySuperseded, match="claimed by gateway 3"):
+        Claim(tmp_path, "job", 2)
+    Claim(tmp_path, "job", 4).check()
+
+
+@pytest.mark.parametrize("first", ["job", ""])
+def test_another_job_has_the_directory_only_once_the_gateway_of_the_first_has_ended(tmp_path: Path, first: str) -> None:
+    owner = Claim(tmp_path, first, 3)
+    with pytest.raises(
+        GatewaySuperseded, match=r"choose another spec.checkpoint.path; or, .* delete the file \S+owner"
+    ):
+        Claim(tmp_path, "other", 9)
+    owner.check()
+    owner.release()
+    Claim(tmp_path, "other", 1).check()
+
+
+async def test_a_former_gateway_between_its_check_and_what_it_does_then_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    for seq in (1, 2):
+        await world.ask(seq)
+    await world.idle()
+    former, name, before = world.service, world.model, files(tmp_path)
+    latter = list[GatewayService]()
+    real = former.claim.check
+
+    def followed() -> None:
+        real()
+        if not latter:
+            latter.append(GatewayService(SPEC, tmp_path))
+
+    monkeypatch.setattr(former.books[name]._journal, "_check", followed)
+    with pytest.raises(FileNotFoundError):
+        await former.books[name].checkpointed(2, "checkpoints/x/2-ab")
+    with pytest.raises(GatewaySuperseded):
+        await former._collect()
+    world.service = latter[0]
+    await world.ask(4)
+    world.crash("both")
+    assert files(tmp_path) == before and list(world.service.books[name].line.entries)[-1] == 4
+
+
+async def test_a_gateway_starts_and_sweeps_on_a_full_volume(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
+    await world.idle()
+    while the_only(tmp_path, "*/service.log").stat().st_size < 2 * SIZE:
+        await world.service.open_session("bob")
+    with full_disk(SIZE):
+        world.crash("gateway")
+        world.service.spec = SPEC.model_copy(update={"session_timeout_seconds": -1})
+        await world.service.sweep()
+        assert world.service.named("ann", "tinker://a/b")
+    world.service.hear("ann", world.session)
+    await world.service.sweep()
+    with pytest.raises(UnknownError):
+        world.service.hear("ann", world.session)

@@ -111,6 +111,19 @@ def test_labels_are_shifted_before_the_sequences_are_shared(megatron: None, rank
     assert sorted(seen) == sorted(t for s in samples for t in s.response_tokens)
 
 
+def test_a_trajectory_of_one_token_is_packed_like_any_other(megatron: None) -> None:
+    """It has no token after it, and none after that."""
+    from rljob_trainer.megatron.packing import micro_batch
+
+    for samples in ([sample(1, 1, 0), sample(2, 2, 3)], [sample(2, 2, 3), sample(1, 1, 0)]):
+        micro = micro_batch(samples, [0, 1], place(1, 0), with_last_token=True)
+        only = micro.sequences.index == samples.index(min(samples, key=len))
+        assert micro.after_next[only].tolist() == [-1]
+        whole = micro.sequences.index == samples.index(max(samples, key=len))
+        tokens = micro.tokens[0][whole].tolist()
+        assert micro.after_next[whole].tolist() == [*tokens[2:], -1, -1]
+
+
 def test_columns_go_out_to_the_ranks_and_come_back_whole(megatron: None) -> None:
     from rljob_trainer.megatron.packing import micro_batch
 

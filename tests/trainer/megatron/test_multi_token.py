@@ -182,6 +182,43 @@ def in_layer(names: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return names | joined
 
 
+def test_an_update_that_the_layer_alone_prevents_names_it(megatron: None, tmp_path: Path) -> None:
+    source = make(tmp_path / "model")
+    batch, spec = make_batch(source), training(source)
+
+    def on_a_rank() -> str:
+        from rljob_trainer.megatron.engine import Engine
+        from rljob_trainer.megatron.optimizer import NonFiniteError
+
+        engine = Engine(spec, lambda: None)
+        engine._policy.modules[0].mtp.layers[0].eh_proj.weight.data[0, 0] = float("inf")
+        with pytest.raises(NonFiniteError) as raised:
+            train_step(engine, batch)
+        return str(raised.value)
+
+    assert run_ranks(1, on_a_rank) == ["the norm of the gradient of the layer for multi-token prediction is nan"]
+
+
+def test_a_reference_without_the_layer_is_the_policy_without_it_on_every_stage(megatron: None, tmp_path: Path) -> None:
+    source, other = make(tmp_path / "model"), make_model(tmp_path / "other", "glm4_moe", tied=False, seed=7)
+    batch = make_batch(source)
+
+    def on_a_rank(spec: RLJobSpec) -> float:
+        from rljob_trainer.megatron.engine import Engine
+
+        return train_step(Engine(spec, lambda: None), batch)["train/kl"]
+
+    def penalty(multi_token: bool, pipeline: int) -> float:
+        spec = training(source, multi_token, pipeline, pipeline=pipeline)
+        named = spec.reference.model_copy(update={"path": str(other)})
+        return run_ranks(pipeline, partial(on_a_rank, spec.model_copy(update={"reference": named})))[0]
+
+    expected = penalty(False, 1)
+    assert expected > 0
+    for pipeline in (1, 2):
+        assert penalty(True, pipeline) == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_goes_in_comes_out_without_the_copies_of_what_it_shares(megatron: None, tmp_path: Path, kind: str) -> None:
     source = make(tmp_path / "model", kind, copies=True)

@@ -16,6 +16,7 @@ from rljob_api import names
 from rljob_api.address import http_url
 from rljob_api.protocol import Control, Report, Resume
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.gateway.claim import Claim
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.pod.gateway import GatewayPod
 from trainer.pod.pods import Channel
@@ -38,12 +39,14 @@ class Pod:
         }
         self.pod = GatewayPod(self.channel, environment, self.port, self._work_port)
 
-    def command(self, named: bool = True, **service: Any) -> None:
+    def command(self, named: bool = True, number: int = 1, **service: Any) -> None:
         """A new control message, in which this pod is the gateway or none is."""
         spec = raw_spec(task="service", service=service, checkpoint={"path": str(self._directory / "run")})
         url = http_url(loopback(), self._work_port) if named else ""
         common = {"name": "demo", "namespace": "ns", "job_uid": "job", "resume": Resume(policy="auto")}
-        self.channel.words.put_nowait(Control(**common, gateway=url, spec=RLJobSpec.model_validate(spec)))
+        self.channel.words.put_nowait(
+            Control(**common, gateway=url, gateway_number=number, spec=RLJobSpec.model_validate(spec))
+        )
 
     async def says(self, clients: int) -> Report:
         return await self.channel.wait(lambda r: r.service is not None and r.service.clients == clients)
@@ -98,3 +101,20 @@ async def test_a_gateway_serves_while_it_is_named_and_what_clients_have_outlives
         pod.command(named=False)
         await pod.channel.wait(lambda r: r.state == "idle")
         assert not process.is_running()
+
+
+async def test_a_gateway_that_another_one_has_followed_tries_again_and_serves_once_it_is_named_again(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as pod:
+        root = tmp_path / "run" / "service"
+        Claim(root, "job", 2)
+        pod.command(number=1)
+        await pod.channel.wait(lambda r: r.failure is not None and "another gateway has claimed" in r.failure.message)
+        (root / "owner").unlink()  # whatever ends the other claim
+        assert (await pod.says(0)).state == "running"
+        Claim(root, "job", 2)
+        await pod.channel.wait(lambda r: r.failure is not None)
+        pod.command(number=3)
+        assert (await pod.says(0)).state == "running"
+    Claim(root, "other", 1).check()  # it has ended properly

@@ -421,6 +421,20 @@ async def test_a_server_with_copies_is_paused_once_until_it_goes_on(call: Caller
     assert call.engine.calls[-2:] == ["pause_scheduler_async", "resume_generation"]
 
 
+async def test_a_server_ends_when_only_some_of_its_copies_may_have_paused(
+    call: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _, number: killed.append(number))
+    for copies in (1, 2):
+        call.engine = Engine(copies)
+        await call.update(copies, step=1)
+        call.engine.fails = "pause_scheduler_async"
+        assert await call.update(copies, step=2) == [200, 500]
+        assert killed == [15] * (copies - 1)
+        assert (await call("POST", "/v1/completions", of(copies)))[0] == (200 if copies == 1 else 503)
+
+
 async def test_a_server_with_copies_goes_on_once_when_it_wakes(call: Caller) -> None:
     """Waking its cache has vLLM go on; a copy that is asked again while another one computes already would wait for that forever."""
     call.engine = Engine(copies=2)

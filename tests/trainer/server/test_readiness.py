@@ -1,5 +1,6 @@
 """What the kubelet hears of a pod without an API server."""
 
+import signal
 import socket
 import threading
 import urllib.error
@@ -42,6 +43,18 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting() -> None:
         readiness.answer("127.0.0.1", port, head.getsockname())
         with socket.create_connection(("127.0.0.1", port)):
             assert status("127.0.0.1", port) == 200
+
+
+def test_a_head_that_nobody_could_find_ends() -> None:
+    ended, port = threading.Event(), free_port()
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            readiness.answer("127.0.0.1", port, taken.getsockname())  # by the same route as an API server
+            readiness.listen(port, taken.getsockname())
+            assert ended.wait(30)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("host", HOSTS)

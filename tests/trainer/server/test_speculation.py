@@ -15,6 +15,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 
 from rljob_api.families import FAMILIES
 from rljob_api.spec.common import Sampling
+from rljob_api.spec.train import EvaluationSampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.server.compat.cpu_guesses import spread
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
@@ -24,6 +25,8 @@ from trainer.server import models
 from trainer.server.servers import TOKEN, Server, spec
 
 SAMPLING = Sampling(temperature=0.8, max_tokens=48)
+NUCLEUS = EvaluationSampling(temperature=0.8, max_tokens=48, top_p=0.7)
+GREEDY = EvaluationSampling(max_tokens=48)
 PROMPTS = [(2, 30, 4, 50), (7, 7, 9), tuple(range(20, 60))]
 WIDTH = 128
 BOUND = 1.95
@@ -38,7 +41,7 @@ def test_of_each_guess_the_value_of_its_request_is_taken() -> None:
 
 @pytest.mark.slow
 def test_an_eagle_model_is_allowed_where_vllm_shows_it_hidden_states() -> None:
-    allowed = [name for name, family in FAMILIES.items() if family.eagle]
+    allowed = [name for name, family in FAMILIES.items() if "eagle3" in family.guesses]
     with torch.device("meta"):
         names = {
             name: type(kind_of_model(make_config(name)).from_config(make_config(name))).__name__ for name in allowed
@@ -105,14 +108,15 @@ def publish(server: Server, tensors: list[tuple[str, torch.Tensor]], step: int) 
     assert Publisher(1, TOKEN, over_tcp("127.0.0.1")).publish(step, iter(tensors), [server.endpoint], lambda: None).ok
 
 
-def drawn(server: Server, samples: int) -> list[tuple[tuple[int, ...], Generation]]:
-    """So many responses to each prompt."""
+def drawn(server: Server, samples: int, *samplings: Sampling) -> list[tuple[tuple[int, ...], Generation]]:
+    """So many responses to each prompt by each sampling, of greedy ones one: first those of the first. All are under way at the same time."""
 
     async def ask() -> list[tuple[tuple[int, ...], Generation]]:
         async with RolloutClient(server.endpoint, TOKEN, 1) as client:
-            asked = [client.generate(GenerationRequest(p, samples, SAMPLING, 100 * i)) for i, p in enumerate(PROMPTS)]
-            answers = await asyncio.gather(*asked)
-        return [(p, g) for p, found in zip(PROMPTS, answers, strict=True) for g in found]
+            asked = [(p, s, 100 * i) for s in samplings or (SAMPLING,) for i, p in enumerate(PROMPTS)]
+            requests = [GenerationRequest(p, samples if s.temperature else 1, s, i) for p, s, i in asked]
+            answers = await asyncio.gather(*map(client.generate, requests))
+        return [(p, g) for (p, _, _), found in zip(asked, answers, strict=True) for g in found]
 
     return asyncio.run(ask())
 
@@ -126,15 +130,27 @@ def distributions(
     return (logits / temperature).log_softmax(-1)
 
 
-def deviation(policy: PreTrainedModel, found: list[tuple[tuple[int, ...], Generation]], temperature: float) -> float:
-    """How far the draws are from `policy` at this temperature: below BOUND if they are from it.
+def nucleus(p: torch.Tensor, share: float) -> torch.Tensor:
+    """[n, vocabulary]: the distributions over the likeliest tokens whose probabilities add up to `share` (arXiv 1904.09751)."""
+    likeliest, order = p.sort(-1, descending=True)
+    kept = torch.where(likeliest.cumsum(-1) - likeliest < share, likeliest, 0.0)
+    return torch.zeros_like(p).scatter(-1, order, kept / kept.sum(-1, keepdim=True))
+
+
+def deviation(
+    policy: PreTrainedModel,
+    found: list[tuple[tuple[int, ...], Generation]],
+    temperature: float,
+    share: float = 1.0,
+) -> float:
+    """How far the draws are from `policy` at this temperature, from the likeliest tokens of this share: below BOUND if they are from it.
 
     If a token has the distribution p, then the probability of all tokens that are likelier, plus a uniform part of its own, is uniform in [0, 1]
     (Rosenblatt 1952), and independent of those before it. Guesses that are taken too often or too seldom, and wrong ones in their place, move it.
     """
     draw, ranks = torch.Generator().manual_seed(0), []
     for prompt, answer in found:
-        p = distributions(policy, prompt, answer, temperature).exp().double()
+        p = nucleus(distributions(policy, prompt, answer, temperature).exp().double(), share)
         own = p.gather(1, torch.from_numpy(answer.tokens.astype("int64"))[:, None])
         above = torch.where(p > own, p, 0.0).sum(-1)
         ranks.append(above + own[:, 0] * torch.rand(len(p), generator=draw, dtype=torch.double))
@@ -151,6 +167,13 @@ def log_prob_error(policy: PreTrainedModel, found: list[tuple[tuple[int, ...], G
         own = theirs.gather(1, torch.from_numpy(answer.tokens.astype("int64"))[:, None])[:, 0]
         errors.append(float((own - torch.from_numpy(answer.log_probs.copy())).abs().max()))
     return max(errors)
+
+
+def is_greedy(policy: PreTrainedModel, prompt: tuple[int, ...], answer: Generation) -> bool:
+    """Whether each token is the likeliest, or differs from it by rounding only."""
+    p = distributions(policy, prompt, answer, 1.0)
+    own = p.gather(1, torch.from_numpy(answer.tokens.astype("int64"))[:, None])[:, 0]
+    return bool((p.max(-1).values - own).max() < 1e-4)
 
 
 def acceptance(found: list[tuple[tuple[int, ...], Generation]]) -> float:
@@ -200,6 +223,7 @@ def test_the_policy_s_own_layer_guesses_for_the_policy_that_came_with_it(
     server.kill()
     assert log_prob_error(policy, found) < 1e-4
     assert deviation(policy, found, SAMPLING.temperature) < BOUND
+    assert deviation(policy, found, 1.0) > 3 * BOUND, "another temperature must show"
     assert own > 1.5
     assert deviation(policy, with_wrong, SAMPLING.temperature) < BOUND, "bad guesses cost time, not the distribution"
     assert acceptance(with_wrong) < 1.2, "the layer guesses with what an update brings"
@@ -225,7 +249,12 @@ def test_guessed_tokens_have_the_distribution_of_the_policy_that_was_published(
     server = start(old, job=spec(old, speculation=guessing))
     publish(server, models.tensors(new), 1)
     found, policy = drawn(server, 64), AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32).eval()
+    mixed = drawn(server, 32, NUCLEUS, GREEDY)
     server.kill()
+    likeliest, greedy = mixed[: -len(PROMPTS)], mixed[-len(PROMPTS) :]
+    assert deviation(policy, likeliest, NUCLEUS.temperature, NUCLEUS.top_p) < BOUND
+    assert deviation(policy, likeliest, NUCLEUS.temperature) > 3 * BOUND, "all tokens must show"
+    assert all(is_greedy(policy, prompt, answer) for prompt, answer in greedy)
     assert log_prob_error(policy, found) < 1e-4
     assert deviation(policy, found, SAMPLING.temperature) < BOUND
     assert deviation(policy, found, 1.0) > 3 * BOUND, "another temperature must show"

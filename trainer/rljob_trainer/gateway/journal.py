@@ -4,6 +4,7 @@ A record is a head with its lengths and checksums, then JSON, and bytes. What a 
 record is damage: what came behind it was promised to clients, and nobody may go on without it.
 """
 
+import errno
 import json
 import logging
 import os
@@ -18,17 +19,14 @@ _HEAD = struct.Struct(">IIQ")
 """Checksum of the rest, length of the JSON, length of the bytes. The checksum of these three stands before them."""
 _CHECKSUM = 4
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors of a volume that takes no more. Clients can delete what they have saved once a gateway serves."""
+
 log = logging.getLogger(__name__)
 
 
 class JournalDamaged(RuntimeError):
     """A file has something else than records. Nothing was changed."""
-
-    def __init__(self, path: Path, place: int, size: int) -> None:
-        super().__init__(
-            f"{path} is damaged at byte {place} of {size}: nothing is served, so that nothing is lost. Restore the file from a copy; or, to go on "
-            f"without what clients did after that, copy the directory {path.parent} and run: truncate -s {place} {path}"
-        )
 
 
 class JournalRecord(NamedTuple):
@@ -48,17 +46,28 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.records, self._size = _read(path)
         """`records`: those that were in the file when it was opened."""
+        check()
         self._file = path.open("ab", buffering=0)
         if cut := self._file.tell() - self._size:
             log.warning("%s: cutting off %d bytes behind its last whole record", path, cut)
             self._file.truncate(self._size)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
         if self.records:
-            self.replace(self.records)
+            self.renew(self.records)
+
+    def renew(self, records: Iterable[JournalRecord]) -> None:
+        """Have the file hold these records alone, which say no more than those that it has. On a full volume it stays as it is. Raises OSError."""
+        try:
+            self.replace(records)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            log.warning("%s stays as it is: %s", self._path, error)
 
     def append(self, *records: JournalRecord) -> None:
         """Write records durably. Raises OSError: then none of them counts, and it can be called again."""
         block = b"".join(map(_encoded, records))
+        self._check()  # a next owner that could not write the file anew has it, too
         self._file.truncate(self._size)  # what an append that failed has left: no record may stand behind it
         _write(self._file, block)
         self._check()
@@ -78,7 +87,7 @@ class Journal:
             raise
         self._file.close()
         self._file, self._size = file, len(block)
-        _sync_directory(self._path.parent)
+        sync_directory(self._path.parent)
 
     def close(self) -> None:
         self._file.close()
@@ -109,19 +118,27 @@ def _read(path: Path) -> tuple[list[JournalRecord], int]:
     while (start := end + _CHECKSUM + _HEAD.size) <= len(content):
         head = content[end + _CHECKSUM : start]
         if zlib.crc32(head) != int.from_bytes(content[end : end + _CHECKSUM]):
-            raise JournalDamaged(path, end, len(content))
+            raise _damaged(path, end, len(content))
         checksum, fields, body = _HEAD.unpack(head)
         block = content[start : start + fields + body]
         if len(block) < fields + body:
             break
         if zlib.crc32(block) != checksum:
-            raise JournalDamaged(path, end, len(content))
+            raise _damaged(path, end, len(content))
         found.append(JournalRecord(json.loads(block[:fields]), block[fields:]))
         end = start + fields + body
     return found, end
 
 
-def _sync_directory(path: Path) -> None:
+def _damaged(path: Path, place: int, size: int) -> JournalDamaged:
+    return JournalDamaged(
+        f"{path} is damaged at byte {place} of {size}: nothing is served, so that nothing is lost. Restore the file from a copy; or, to go on "
+        f"without what clients did after that, copy the directory {path.parent} and run: truncate -s {place} {path}"
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Have names in a directory last."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

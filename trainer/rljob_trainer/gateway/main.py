@@ -37,7 +37,11 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
     message; `address`: None: all, IPv4 and IPv6."""
     control = await _control(channel / names.CONTROL_KEY)
     spec = control.spec
-    service = await asyncio.to_thread(_opened, control)
+    try:
+        service = await asyncio.to_thread(_opened, control)
+    except GatewaySuperseded as superseded:
+        log.error("%s", superseded)
+        return SUPERSEDED
     servers = SamplingServers(token)
     samples = Samples(servers.sample, service.desk.tally.sampled)
     keys = Keys(Path(spec.service.keys) if spec.service.keys else None)
@@ -62,11 +66,13 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
             task.cancel()
         await asyncio.gather(*(runner.cleanup() for runner in runners))
         await samples.close()
+    await asyncio.to_thread(service.claim.release)
     return 0
 
 
 def _opened(control: Control) -> GatewayService:
-    return GatewayService(control.spec.service, Path(control.spec.checkpoint.path) / DIRECTORY)
+    spec, job = control.spec, "" if control.local else control.job_uid
+    return GatewayService(spec.service, Path(spec.checkpoint.path) / DIRECTORY, job, control.gateway_number)
 
 
 async def _control(file: Path) -> Control:
@@ -92,6 +98,9 @@ async def _serve(app: web.Application, address: str | None, port: int) -> web.Ap
 async def _sweep(service: GatewayService, samples: Samples) -> None:
     while True:
         await asyncio.sleep(SWEEP_SECONDS)
-        await asyncio.to_thread(service.claim.check)
-        await service.sweep()
+        try:
+            await asyncio.to_thread(service.claim.check)
+            await service.sweep()
+        except OSError as error:
+            log.warning("the volume: %s", error)
         samples.sweep()

@@ -106,7 +106,7 @@ class Names:
                     self.samplers[fields["id"]] = Sampler(**values)
         self.samplers = {name: s for name, s in self.samplers.items() if session_of(name) in self.sessions}
         self._journal.records.clear()
-        self._journal.replace(self._records())
+        self._journal.renew(self._records())
 
     def _records(self) -> Iterator[JournalRecord]:
         for name, session in self.sessions.items():

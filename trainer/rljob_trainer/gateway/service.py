@@ -58,10 +58,13 @@ class Sampling(Protocol):
 class GatewayService:
     """Everything that a client can name. What it creates is on the disk when the method returns."""
 
-    def __init__(self, spec: ServiceSpec, root: Path) -> None:
-        """`root`: a directory of the checkpoint's volume, which is ours from now on. What a former gateway wrote there is there again."""
-        self.spec, self.files, self.claim = spec, ServiceFiles(root), Claim(root)
-        self.names = Names(root / "service.log", self.claim.check)
+    def __init__(self, spec: ServiceSpec, root: Path, job: str = "", number: int = 0) -> None:
+        """`root`: a directory of the checkpoint's volume, which is ours from now on. What a former gateway wrote there is there again. `job`,
+        `number`: see Claim. Raises OSError, GatewaySuperseded, JournalDamaged."""
+        self.spec, self.claim = spec, Claim(root, job, number)
+        self.files = ServiceFiles(root, self.claim.name)
+        self.files.take_journals(self.claim.check)
+        self.names = Names(self.files.names, self.claim.check)
         self.books: dict[str, Book] = {}
         self.sampling: Sampling | None = None
         self.memory = MemoryBudget(self._kept)
@@ -74,7 +77,7 @@ class GatewayService:
         )
 
     def _restore(self) -> None:
-        for path in sorted(self.files.journals.glob("*.log")):
+        for path in sorted(self.files.models.glob("*.log")):
             book = Book.restore(path, self.claim.check)
             if book and session_of(book.line.model) in self.names.sessions:
                 self.books[book.line.model] = book
@@ -179,7 +182,10 @@ class GatewayService:
         for name, session in list(self.names.sessions.items()):
             if now - session.heard > self.spec.session_timeout_seconds:
                 log.warning("session %s has said nothing for %d s", name, self.spec.session_timeout_seconds)
-                await self._end(name)
+                try:
+                    await self._end(name)
+                except OSError as error:  # a full volume, for example: clients can still delete, and it is tried again
+                    log.warning("session %s does not end: %s", name, error)
         await self._remove_unused(*self._leaving)
         for book in self.books.values():
             book.line.forget(now - GRACE_SECONDS)
@@ -202,12 +208,14 @@ class GatewayService:
         """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
         unused = set(directories) - self._used - {""}
         self._leaving = (self._leaving - set(directories)) | unused & self._read
-        for directory in unused - self._leaving:
+        if gone := unused - self._leaving:
+            await asyncio.to_thread(self.claim.check)
+        for directory in gone:
             await asyncio.to_thread(self.files.remove, directory)
 
     async def _collect(self) -> None:
         """Of Desk: ranks have begun. Delete what nobody has a use for, and nobody can have any more."""
-        await asyncio.to_thread(self.files.collect, self._used | self._read)
+        await asyncio.to_thread(self.files.collect, self._used | self._read, self.claim.check)
 
     @property
     def _read(self) -> set[str]:

@@ -18,7 +18,7 @@ from rljob_trainer.checkpoint.staging import HostMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
-from rljob_trainer.megatron.multi_token import is_multi_token
+from rljob_trainer.megatron.multi_token import policys_parameters
 from rljob_trainer.megatron.network import LoadedModel, Network
 from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
@@ -84,14 +84,15 @@ def _load(spec: RLJobSpec, parallel: ParallelState) -> PolicyModel:
 
 
 class HostCopy:
-    """A copy in host memory of the current parameters of `source`, to be swapped into `modules`. Adapters are excluded.
+    """A copy in host memory of the current parameters of `source`, to be swapped into `modules`. Adapters, and the layer
+    for multi-token prediction with what it needs, are excluded.
 
     Raises ConfigurationError, of spec.reference.path, when their shapes differ.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], source: Sequence[torch.nn.Module]) -> None:
         ours, theirs = (
-            [p for m in models for name, p in m.named_parameters() if not (is_adapter(name) or is_multi_token(name))]
+            [p for m in models for name, p in policys_parameters(m) if not is_adapter(name)]
             for models in (modules, source)
         )
         if [p.shape for p in ours] != [p.shape for p in theirs]:

@@ -4,6 +4,7 @@ It reads the policy's hidden states, embedding and output layer, and no gradient
 (`grad_norm_group` of megatron-core). So the policy is trained as it is without this layer.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,15 @@ RIGHT = "right"
 def is_multi_token(name: str) -> bool:
     """Whether a parameter of megatron-core's belongs to the layer, by its name."""
     return "mtp" in name.split(".")
+
+
+def policys_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """Names and parameters of a model's chunk without those that only the layer needs: its own, and the copy of the embedding that a stage behind
+    the first has for it. With tied weights that copy is also the policy's output layer."""
+    copied = not (getattr(module, "pre_process", True) or getattr(module, "share_embeddings_and_output_weights", True))
+    for name, parameter in module.named_parameters():
+        if not (is_multi_token(name) or (copied and "embedding" in name.split("."))):
+            yield name, parameter
 
 
 class MultiTokenLoss:

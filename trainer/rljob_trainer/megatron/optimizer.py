@@ -21,6 +21,8 @@ from rljob_trainer.megatron.offload import Offloader
 MOST_SKIPS = 10
 """Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""
 FIELD = "spec.train.onNonFinite"
+GRADIENT = "the gradient"
+GRADIENT_OF_LAYER = "the gradient of the layer for multi-token prediction"
 
 
 class NonFiniteError(RuntimeError):
@@ -68,21 +70,26 @@ class Learner:
         zero_gradients(self.chunks, self.optimizer)
         measured, rate = gradients(), self.optimizer.param_groups[0]["lr"]
         with self.offloader.using("optimizer"):
-            clipped = clip(
-                self.optimizer, self.most
-            )  # queued before `checked` waits for the device, so that the device does not idle
-            if self.chunks[0].config.mtp_num_layers:
-                clipped = clipped + 0.0 * clip_apart(self.optimizer, self.most)  # not finite if either is not
+            clipped = self._clip()  # queued before `checked` waits for the device, so that the device does not idle
             sums = checked(measured, check)
-            norm = float(clipped) if sums.is_finite else math.nan
+            norms = {of: float(norm) for of, norm in clipped.items()}
+            broken = [f"the norm of {of} is {norm}" for of, norm in norms.items() if not math.isfinite(norm)]
+            norm = norms[GRADIENT] if sums.is_finite and not broken else math.nan
             if math.isfinite(norm):
                 self.optimizer.step_with_ready_grads()
                 self.scheduler.step(1)
         if math.isfinite(norm):
             self.skipped = 0
         else:
-            self._skip(f"the norm of the gradient is {norm}" if sums.is_finite else f"the loss is {sums[LOSS]}")
+            self._skip(" and ".join(broken) if sums.is_finite else f"the loss is {sums[LOSS]}")
         return Update(sums, norm, rate, skipped=not math.isfinite(norm))
+
+    def _clip(self) -> dict[str, torch.Tensor | float]:
+        """The norms before, by what they are of."""
+        norms = {GRADIENT: clip(self.optimizer, self.most)}
+        if self.chunks[0].config.mtp_num_layers:
+            norms[GRADIENT_OF_LAYER] = clip_apart(self.optimizer, self.most)
+        return norms
 
     def _skip(self, reason: str) -> None:
         """A restart would not help: it would start from weights that were saved meanwhile."""

@@ -108,7 +108,8 @@ def micro_batch(
         whole = torch.from_numpy(chosen[i].tokens.astype(np.int64))
         tokens[start : start + n] = whole[:n]
         targets[start : start + min(n, len(whole) - 1)] = whole[1 : n + 1]
-        after_next[start : start + min(n, len(whole) - 2)] = whole[2 : n + 2]
+        further = whole[2 : n + 2]
+        after_next[start : start + len(further)] = further
         index[start : start + n] = i
     placed = [[(at, image) for at, image in t.images if at < n] for t, n in zip(chosen, lengths, strict=True)]
     places = _positions(sequences, placed)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 import uuid
 from asyncio.subprocess import Process
 from collections.abc import Mapping
@@ -50,6 +51,8 @@ class GatewayOrders:
     model: str
     directory: str
     """spec.checkpoint.path."""
+    number: int
+    """Of this pod's naming as the gateway."""
 
     @staticmethod
     def of(control: Control | None, url: str) -> "GatewayOrders | None":
@@ -58,7 +61,7 @@ class GatewayOrders:
             return None
         spec = control.spec
         service = spec.service.model_copy(update={"template": type(spec.service.template)()})
-        return GatewayOrders(service, spec.model.path, spec.checkpoint.path)
+        return GatewayOrders(service, spec.model.path, spec.checkpoint.path, control.gateway_number)
 
 
 class GatewayPod:
@@ -126,11 +129,7 @@ class GatewayPod:
                 await _ended(process)
             pause = FIRST_BACKOFF_SECONDS if self._said else min(2 * pause, LONGEST_BACKOFF_SECONDS)
             self._report_file.unlink(missing_ok=True)
-            self._fail(failure.ended(code, None, ""))
-            if (
-                code == SUPERSEDED
-            ):  # the operator will say so, too, once it is heard here; then it may name this pod again
-                return
+            self._fail(_superseded() if code == SUPERSEDED else failure.ended(code, None, ""))
             await asyncio.sleep(pause)
 
     def _fail(self, why: Failure) -> None:
@@ -174,6 +173,12 @@ class GatewayPod:
             failure=None if said else self._failure,
             service=said,
         )
+
+
+def _superseded() -> Failure:
+    """The log of the process says who has claimed what. It is tried again: the operator names one pod at a time, whose claim wins in the end."""
+    message = "another gateway has claimed the directory service of spec.checkpoint.path: the log of this pod says which one, and what to do"
+    return Failure(kind="application", exception=f"exit code {SUPERSEDED}", message=message, time=time.time())
 
 
 async def _ended(process: Process) -> None:

@@ -20,11 +20,12 @@ from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
 from rljob_trainer.pod.part import FollowerCheck, PodPart
 from rljob_trainer.processes import Family
-from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, FOLLOWER_FAILED, FOLLOWS
+from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, FOLLOWER_FAILED, FOLLOWS, PAUSING_FAILED
 
 LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?(?P<text>.*)")
 FATAL = re.compile(
-    rf"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$|{re.escape(APPLYING_FAILED)}|{re.escape(FOLLOWER_FAILED)}"
+    r"failed to start|fatal error|WorkerProc (failed|hit an exception)|^Process \S+:$|"
+    + "|".join(map(re.escape, (APPLYING_FAILED, PAUSING_FAILED, FOLLOWER_FAILED)))
 )
 """Precedes the traceback of an error that ends a process, but not that of one that it handles."""
 CHAIN = re.compile(r"(During handling of|The above exception was)")

@@ -5,6 +5,9 @@ The head is there while somebody listens at the address that its parts are given
 own store. The copies of one with data-parallel copies meet elsewhere; there the head listens, as soon as its API server answers.
 """
 
+import logging
+import os
+import signal
 import socket
 import socketserver
 import threading
@@ -15,6 +18,8 @@ from http.server import BaseHTTPRequestHandler
 
 from rljob_api.address import http_url
 from rljob_trainer.machine import loopback
+
+log = logging.getLogger(__name__)
 
 READY = "/health"
 """vLLM's own, which the readiness probe of every server's pod asks for."""
@@ -35,7 +40,7 @@ def answer(host: str, port: int, head: tuple[str, int]) -> None:
 
 def listen(port: int, meeting: tuple[str, int]) -> None:
     """In a head: listen at `meeting`, in a thread, until this process ends. Begins when the API server at `port` answers, which has waited for all
-    copies."""
+    copies. Ends this process if nobody can listen there."""
     threading.Thread(target=_listen, args=(http_url(loopback(), port), meeting), name="head", daemon=True).start()
 
 
@@ -48,7 +53,13 @@ def wait_for(head: tuple[str, int]) -> None:
 def _listen(url: str, meeting: tuple[str, int]) -> None:
     while not _is_ready(url):
         time.sleep(POLL_SECONDS)
-    _Listener(*meeting, socketserver.BaseRequestHandler).serve_forever()
+    try:
+        listener = _Listener(*meeting, socketserver.BaseRequestHandler)
+    except OSError:
+        log.exception("the other pods of this server cannot find its head: nothing can listen at %s port %s", *meeting)
+        os.kill(os.getpid(), signal.SIGTERM)  # they would wait for it
+        return
+    listener.serve_forever()
 
 
 def _is_ready(url: str) -> bool:

@@ -152,7 +152,7 @@ ROLLOUT_ROWS = (
     implied(f"{ROLLOUT}moe_tensor_parallel_size", "of a server other than vLLM"),
     *(implied(f"{ROLLOUT}{key}", SPEED) for key in ("enable_sleep_mode", "standalone_gpu_memory_utilization")),
     lacks(f"{ROLLOUT}qat.enable", "weights are not quantised"),
-    lacks(f"{ROLLOUT}mtp.enable", "set rollout.speculation.method: mtp where it is wanted"),
+    lacks(f"{ROLLOUT}mtp.enable", "rollout.speculation.method: mtp is refused on GPUs until it is proven there"),
     read(f"{ROLLOUT}over_sample_rate", "train.overSampling", 0, text="1 / (1 - it)"),
     implied(f"{ROLLOUT}max_model_len", "is maxPromptTokens + maxTokens"),
     implied(f"{ROLLOUT}prompt_length", "is data.maxPromptTokens"),

@@ -32,6 +32,10 @@ def remaining(spec: RLJobSpec, status: JobStatus, now: float) -> float | None:
 
 def ends_before(one: SchedulingRequest, kept: Claim, now: float) -> bool:
     """Whether the job is done before the reservation's job may start. `now`: seconds since the epoch."""
-    if one.lasts is None or kept.starts is None:
-        return False
-    return now + STARTING + SLACK * one.lasts <= kept.starts
+    done = done_by(one, now)
+    return done is not None and kept.starts is not None and done <= kept.starts
+
+
+def done_by(one: SchedulingRequest, now: float) -> float | None:
+    """When a job that starts now should be done at the latest, in seconds since the epoch; None: not known."""
+    return None if one.lasts is None else now + STARTING + SLACK * one.lasts

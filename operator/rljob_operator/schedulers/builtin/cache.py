@@ -17,6 +17,7 @@ from rljob_operator.model.snapshot import is_open
 from rljob_operator.schedulers.builtin.backfill import remaining
 from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_operator.times import seconds
 from rljob_placement.claims import Claimed, claimed
 from rljob_placement.cluster import Node
 
@@ -51,7 +52,9 @@ class SchedulerCache:
         if not (leaving or spec.scheduling.priority < below):
             return None
         key, now = _key(job), self.now()
+        until = None if leaving or status.placement is None else seconds(status.placement.borrowed_until) or None
         left = 0.0 if leaving else remaining(spec, status, now)
+        known = [at for at in (until, None if left is None else now + left) if at is not None]
         return Holder(
             job=key,
             uid=job.meta.uid,
@@ -59,7 +62,8 @@ class SchedulerCache:
             priority=spec.scheduling.priority,
             taken=self._cache.capacity.held(key, self._cache.pods.of(key), but=self._held(key, spec)),
             leaving=leaving,
-            ends=None if left is None else now + left,
+            ends=min(known, default=None),
+            until=until,
         )
 
     def now(self) -> float:

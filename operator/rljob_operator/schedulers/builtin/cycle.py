@@ -6,7 +6,7 @@ from dataclasses import replace
 from rljob_api.placement_status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
-from rljob_operator.schedulers.builtin.backfill import ends_before
+from rljob_operator.schedulers.builtin.backfill import done_by, ends_before
 from rljob_operator.schedulers.builtin.preemption import Holder, claim, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
@@ -44,21 +44,20 @@ def schedule_pending(
     for job, known in claims.items():
         free = free if job in theirs else free.without(known.taken)
     for one in pending:
-        found, claimed_now = failed.get(one.signature) or _plan(free, one), None
+        found, claimed_now, until = failed.get(one.signature) or _plan(free, one), None, None
         if found.problem:  # there is only less for those after it
             failed[one.signature] = found
-            found = (
-                _backfilled(free, one, reserved, short_failed) or found if ends_before(one, reserved, now) else found
-            )
+            if ends_before(one, reserved, now) and (short := _backfilled(free, one, reserved, short_failed)):
+                found, until = short, done_by(one, now)
         if found.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
             if one.overdue and not claimed_now and reserved is NOTHING:
-                claimed_now = _reservation(free, one, holders, claims.get(one.job), hopeless)
+                claimed_now = _reservation(free, one, holders, claims.get(one.job), hopeless, now)
                 reserved = claimed_now or NOTHING
         if claimed_now:
             free = free.without(claimed_now.taken)
             holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
-        results.append(SchedulingResult(one, found, _report(free, one, found), claimed_now))
+        results.append(SchedulingResult(one, found, _report(free, one, found), claimed_now, until))
         taken = results[-1].taken()
         cluster, free = cluster.without(taken), free.without(taken)
     return results, cluster
@@ -86,12 +85,13 @@ def _reservation(
     holders: Sequence[Holder],
     before: Claim | None,
     hopeless: dict[str, bool],
+    now: float,
 ) -> Claim | None:
     """What is kept for an overdue job. `hopeless`: signatures of requests for which nothing can be kept, and whether it took plans to know that."""
     if one.signature in hopeless or (before is None and sum(hopeless.values()) >= MOST_CLAIMS):
         return None
     may_fit = next(may_reserve([one], holders, cluster), None) is not None
-    found = reservation(one, cluster, holders, before, _planner(one)) if may_fit else None
+    found = reservation(one, cluster, holders, before, _planner(one), now) if may_fit else None
     if found is None:
         hopeless[one.signature] = may_fit
     return found

@@ -31,6 +31,8 @@ class Holder:
     """Whether it is about to give all of that back."""
     ends: float | None = None
     """When it should give that back, in seconds since the epoch; None: not known."""
+    until: float | None = None
+    """Until when it has nodes that are reserved for another, in seconds since the epoch; None: it has none of these."""
 
 
 def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
@@ -68,6 +70,7 @@ def reservation(
     holders: Sequence[Holder],
     before: Claim | None,
     planned: Callable[[Cluster], Plan],
+    now: float,
 ) -> Claim | None:
     """What is kept for a job that has waited for too long, as others end; None: it would not fit if all of them had ended.
 
@@ -86,12 +89,28 @@ def reservation(
     for node in occupied[:MOST_SPARED]:
         if not (plan := planned(_freed_on(cluster, others, taken.keys() - {node}))).problem:
             taken = plan.taken(one.gang, one.stay)
-    return Claim(victims=(), taken=taken, starts=_free_at(taken, cluster, others))
+    victims = _overstaying(taken, cluster, others, now)
+    return Claim(victims=victims, taken=taken, starts=_free_at(taken, cluster, others))
+
+
+def _overstaying(
+    taken: Mapping[str, Resources], cluster: Cluster, holders: Sequence[Holder], now: float
+) -> tuple[Key, ...]:
+    """Those who went before the reservation and are not done in time, once nobody else holds what is reserved."""
+    late = [holder for holder in holders if holder.until is not None and holder.until <= now and not holder.leaving]
+    if not _holds(freed(cluster, (*late, *(holder for holder in holders if holder.leaving))), taken):
+        return ()
+    occupied = _occupied(taken, cluster)
+    return tuple(holder.job for holder in late if not occupied.isdisjoint(holder.taken))
+
+
+def _occupied(taken: Mapping[str, Resources], cluster: Cluster) -> set[str]:
+    return {node for node in taken if not _holds(cluster, {node: taken[node]})}
 
 
 def _free_at(taken: Mapping[str, Resources], cluster: Cluster, holders: Sequence[Holder]) -> float | None:
     """When the last of those that hold what is reserved should have ended; None: not known."""
-    occupied = {node for node in taken if not _holds(cluster, {node: taken[node]})}
+    occupied = _occupied(taken, cluster)
     ends = [holder.ends for holder in holders if not occupied.isdisjoint(holder.taken)]
     known = [end for end in ends if end is not None]
     return max(known) if known and len(known) == len(ends) else None

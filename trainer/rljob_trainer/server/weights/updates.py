@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from rljob_trainer.server.copies import all_workers, copies
-from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, AttemptSuperseded, Gate, PolicyVersion
+from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, PAUSING_FAILED, AttemptSuperseded, Gate, PolicyVersion
 
 log = logging.getLogger(__name__)
 
@@ -173,16 +173,20 @@ class WeightUpdates:
             self._gate.serving, self._gate.updating = version, False
             await self._resume(engine)
         except BaseException:
-            self._gate.serving = None
-            log.exception(APPLYING_FAILED)
-            os.kill(os.getpid(), signal.SIGTERM)
+            self._end(APPLYING_FAILED)
             raise
+
+    def _end(self, message: str) -> None:
+        self._gate.serving = None
+        log.exception(message)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     async def _pause(self, engine: Any, mode: Literal["abort", "keep"] = "abort", clear_cache: bool = True) -> None:
         """Pause generation. Like AsyncLLM.pause_generation, without its sleep of 20 ms, which only orders answers.
 
         Once, if the server has copies: to pause again, vLLM has all of them compute a step (0.32, DPEngineCoreProc._pause_complete), perhaps with
-        weights that are being loaded. A request that was let in before, and came since, then runs under the next policy.
+        weights that are being loaded. A request that was let in before, and came since, then runs under the next policy. After a failure, when
+        some copies may have paused and others not, such a server ends.
 
         Args:
             mode: what becomes of requests in flight
@@ -191,10 +195,16 @@ class WeightUpdates:
         """
         if self._paused and copies(engine) > 1:
             return
-        self._paused, clear_cache = True, clear_cache and mode == "abort"
+        clear_cache = clear_cache and mode == "abort"
         if clear_cache:
             await engine.renderer.clear_mm_cache_async()
-        await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+        try:
+            await engine.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)
+        except BaseException:
+            if copies(engine) > 1:
+                self._end(PAUSING_FAILED)
+            raise
+        self._paused = True
 
     async def _resume(self, engine: Any) -> None:
         """Resume generation. Once, if the server has copies: a copy that goes on already would not wait for the others, as they for it."""

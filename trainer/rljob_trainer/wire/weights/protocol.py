@@ -69,6 +69,7 @@ IPC = "rljob-ipc"
 """Between processes on the same GPU, which NCCL cannot connect."""
 
 APPLYING_FAILED = "applying an update failed; the server ends, because its model cannot be trusted"
+PAUSING_FAILED = "pausing failed; the server ends, because some of its copies may generate while others wait for them"
 FOLLOWS = "the workers of this pod are up, and follow their server's head"
 FOLLOWER_FAILED = "the workers of this pod failed to start"
 """Logged by a server before the traceback of the failure that ends it."""
