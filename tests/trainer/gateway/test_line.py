@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.claim import SIZE, Claim, GatewaySuperseded
 from rljob_trainer.gateway.journal import Journal, JournalDamaged, JournalRecord
-from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownError
+from rljob_trainer.gateway.memory import BusyError
+from rljob_trainer.gateway.service import GatewayService, UnknownError
 from rljob_trainer.wire.sample import SampleRequest
 from rljob_trainer.wire.service import (
     CreateModel,
@@ -336,11 +337,51 @@ async def test_a_model_too_many_is_refused_until_a_session_ends_and_its_models_l
 
 
 async def test_too_much_that_waits_is_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rljob_trainer.gateway.service.MOST_UNCOVERED", 10)
     world = World(tmp_path)
     await world.begin()
+    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 10)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
     with pytest.raises(BusyError):
         await world.ask(1)
+
+
+async def test_results_count_for_their_client_until_they_are_dropped_and_no_other_client_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    line = world.service.books[world.model].line
+    await world.idle()
+    for seq in range(2, 30):
+        await world.service.ask("ann", world.model, seq, forward(world.model, seq))
+        await world.idle()
+    assert line.uncovered == 0 and line.answers == sum(len(e.result or b"") for e in line.entries.values()) > 1000
+    for module in ("books", "desk"):
+        monkeypatch.setattr(f"rljob_trainer.gateway.{module}.MOST_ANSWERS", 500)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", line.answers)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
+    with pytest.raises(BusyError):
+        await world.ask(30)
+    await world.visit(ends=False)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 10_000)
+    await world.ask(30)
+    await world.idle()
+    assert line.answers == sum(len(e.result or b"") for e in line.entries.values()) <= 500
+    assert line.is_lost(2) and not line.is_lost(30) and isinstance(await world.result(30), Result)
+
+
+async def test_results_that_nobody_fetches_are_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.ask(1)
+    await world.idle()
+    line = world.service.books[world.model].line
+    await world.service.sweep()
+    assert not line.is_lost(1)
+    monkeypatch.setattr("rljob_trainer.gateway.service.GRACE_SECONDS", -1.0)
+    await world.service.sweep()
+    assert line.is_lost(1)
 
 
 @pytest.mark.parametrize("kind", [CreateModel, OptimStep, SaveState, SaveForSampler])
@@ -376,7 +417,10 @@ async def test_a_model_whose_session_ended_in_a_crash_does_not_come_again(tmp_pa
 async def test_a_client_that_only_runs_forward_passes_goes_on_for_ever_and_repeats_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.gateway.service.MOST_UNCOVERED", 5000)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 5000)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
+    for module in ("books", "desk"):
+        monkeypatch.setattr(f"rljob_trainer.gateway.{module}.MOST_ANSWERS", 1000)
     world = World(tmp_path)
     await world.begin()
     for seq in range(1, 60):
@@ -427,7 +471,8 @@ async def test_a_failed_model_keeps_no_bodies_and_has_failed_after_a_restart(
     await world.service.ask("ann", world.model, 2, forward(world.model, 2))
     before = await world.result(2)
     world.crash("gateway")
-    monkeypatch.setattr("rljob_trainer.gateway.service.MOST_UNCOVERED", 10)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 10)
+    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
     await world.ask(1)
     line = world.service.book("ann", world.model).line
     assert line.uncovered == 0 and not any(entry.body for entry in line.entries.values())

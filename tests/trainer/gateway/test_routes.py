@@ -31,8 +31,8 @@ from rljob_trainer.wire.weights.protocol import SAMPLE
 class Desk:
     """A gateway and its only client. Ranks are not there: what they would write is an empty directory."""
 
-    def __init__(self, service: GatewayService, client: TestClient[Any, Any]) -> None:
-        self.service, self._client = service, client
+    def __init__(self, service: GatewayService, samples: Samples, client: TestClient[Any, Any]) -> None:
+        self.service, self.samples, self._client = service, samples, client
         self.session = self.model = ""
 
     async def begin(self) -> None:
@@ -59,6 +59,13 @@ class Desk:
             await self.service.desk.done(piece.ticket, encode(Result()))
         return written
 
+    async def sample(self, number: int, **params: Any) -> str:
+        """Ask for a sample; its name."""
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1]}]}
+        asked = {"sampling_session_id": f"{self.session}:sample:{number}", "seq_id": 0, "prompt": prompt}
+        accepted = await self.post("asample", **asked, sampling_params={"max_tokens": 1} | params)
+        return str((await accepted.json())["request_id"])
+
     async def sampler(self, number: int, path: str) -> ClientResponse:
         given = {"session_id": self.session, "sampling_session_seq_id": number, "model_path": path}
         return await self.post("create_sampling_session", **given)
@@ -70,7 +77,7 @@ async def opened(root: Path) -> AsyncIterator[Desk]:
     samples = Samples(SamplingServers("token").sample)
     app = Routes(service, samples, Keys(None), "base").app
     async with TestClient(TestServer(app)) as client:
-        desk = Desk(service, client)
+        desk = Desk(service, samples, client)
         await desk.begin()
         yield desk
         await samples.close()
@@ -114,6 +121,48 @@ async def test_snapshots_without_a_path_go_with_their_session_and_those_with_one
         assert (unnamed.is_dir(), named.is_dir()) == (False, True)
 
 
+async def test_a_session_that_ends_takes_its_samples_with_it_and_their_snapshots_go_once_no_server_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as desk:
+        read = await desk.save(1, snapshot(desk.model, 1), f"{desk.session}:sample:0")
+        unread = await desk.save(2, snapshot(desk.model, 2), f"{desk.session}:sample:1")
+        name = await desk.sample(0)
+        polled = asyncio.create_task(desk.post("retrieve_future", request_id=name))
+        assert desk.samples.waiting == 1
+        await desk.post(f"sessions/{desk.session}/finish")
+        assert (await polled).status == 410 and desk.samples.waiting == 0
+        await desk.service.sweep()
+        assert (read.is_dir(), unread.is_dir()) == (True, False)
+        while piece := await desk.service.desk.next("another", False, 0.0):
+            await desk.service.desk.done(piece.ticket, encode(Result()))
+        assert read.is_dir(), "ranks that begin anew do not mean that servers do"
+        monkeypatch.setattr("rljob_trainer.gateway.samples.time.monotonic", lambda: 1e12)
+        await desk.service.sweep()
+        assert not read.is_dir()
+
+
+async def test_a_snapshot_that_is_deleted_while_it_is_read_goes_when_its_sample_is_cancelled_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as desk:
+        path = f"tinker://{desk.model}/sampler_weights/read"
+        read = await desk.save(1, snapshot(desk.model, 1), path)
+        await desk.sampler(0, path)
+        name = await desk.sample(0)
+        given = {"session_id": desk.session, "sampling_session_seq_id": 0, "base_model": "base"}
+        assert (await desk.post("create_sampling_session", **given)).status == 200
+        assert (await desk.delete(f"training_runs/{desk.model}/checkpoints/sampler_weights/read")).status == 200
+        await desk.service.sweep()
+        assert read.is_dir()
+        await desk.post("cancel_future", request_id=name)
+        await desk.service.sweep()
+        assert read.is_dir()
+        monkeypatch.setattr("rljob_trainer.gateway.samples.time.monotonic", lambda: 1e12)
+        await desk.service.sweep()
+        assert not read.is_dir()
+
+
 async def test_a_wrong_number_of_samples_fails_its_future_and_not_its_submission(tmp_path: Path) -> None:
     async with opened(tmp_path) as desk:
         await desk.post(
@@ -132,9 +181,45 @@ async def test_a_wrong_number_of_samples_fails_its_future_and_not_its_submission
             assert f"num_samples is {count}; it must be from 1 to 1024" in await found.text()
 
 
+@pytest.mark.parametrize("call", ["optim_step", "asample", "retrieve_future", "not_served"])
+async def test_a_body_of_json_is_bounded_so_that_nobody_waits_for_its_reading(tmp_path: Path, call: str) -> None:
+    async with opened(tmp_path) as desk:
+        found = await desk.bytes(call, b'{"session_id": "x", "a": [' + b"[]," * 2**20 + b"[]]}")
+        assert found.status in (400, 404)
+        assert call == "not_served" or "which is the most" in (await found.json())["detail"]
+
+
+async def test_a_long_prompt_is_taken_and_a_client_that_has_too_much_is_refused_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as desk:
+        given = {"session_id": desk.session, "sampling_session_seq_id": 0, "base_model": "base"}
+        await desk.post("create_sampling_session", **given)
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [150_000] * 4095}]}
+        asked = {"sampling_session_id": f"{desk.session}:sample:0", "prompt": prompt}
+        assert (await desk.post("asample", **asked, seq_id=0, sampling_params={"max_tokens": 1})).status == 200
+        assert desk.samples.held == {"anybody": 8 * 4095}
+        monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 50_000)
+        assert (await desk.post("asample", **asked, seq_id=1, sampling_params={"max_tokens": 1})).status == 429
+        await desk.post("cancel_future", request_id=f"{desk.session}:sample:0:0")
+        assert desk.samples.held["anybody"] == 0
+        assert (await desk.post("asample", **asked, seq_id=1, sampling_params={"max_tokens": 1})).status == 200
+
+
+async def test_a_result_that_is_not_kept_any_more_fails_its_future_and_says_so(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        await desk.save(1, snapshot(desk.model, 1), f"{desk.session}:sample:0")
+        line = desk.service.books[desk.model].line
+        line.checkpointed(1, "somewhere")
+        line.forget(1e12)
+        found = await desk.post("retrieve_future", request_id=f"{desk.model}:1")
+        assert found.status == 200 and "does not keep the result" in (await found.json())["error"]
+        assert (await desk.post("retrieve_future", request_id=f"{desk.model}:9")).status == 410
+
+
 async def test_a_body_that_is_nested_too_deeply_is_a_mistake_of_the_client(tmp_path: Path) -> None:
     async with opened(tmp_path) as desk:
-        found = await desk.bytes("optim_step", b"[" * 100_000)
+        found = await desk.bytes("optim_step", b"[" * 60_000)
         assert found.status == 400 and "nested too deeply" in (await found.json())["detail"]
 
 
@@ -232,6 +317,26 @@ async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeyp
     samples.sweep()
     with pytest.raises(UnknownError):
         await samples.result("ann", "a", 0.0)
+
+
+async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.samples.MOST_ANSWERS", 1000)
+    answer = SampleAnswer((ServedSample(np.zeros(50, "<i4"), np.zeros(50, "<f4"), "stop"),))
+
+    async def sample(request: SampleRequest) -> SampleAnswer:
+        return answer
+
+    samples = Samples(sample)
+    for name in "abcdefgh":
+        samples.ask("ann" if name < "e" else "bob", name, REQUEST)
+        found = await samples.result("ann" if name < "e" else "bob", name, 60.0)
+        assert found is answer
+    assert samples.held == {"ann": 816, "bob": 816}
+    with pytest.raises(UnknownError):
+        await samples.result("ann", "a", 0.0)
+    assert await samples.result("ann", "d", 0.0) is answer
 
 
 async def test_a_body_that_is_too_large_fails_its_future_and_the_next_request_is_executed(

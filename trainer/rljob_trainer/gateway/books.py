@@ -10,6 +10,9 @@ from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
 from rljob_trainer.wire.service import Failure, encode
 
+MOST_ANSWERS = 64 * 2**20
+"""Bytes of results of a model, beyond which old ones are dropped: they have been fetched, or nobody fetches them."""
+
 
 class Book:
     """One model. What changes it is on the disk before it counts."""
@@ -75,6 +78,8 @@ class Book:
             if self._journal:
                 await asyncio.to_thread(self._journal.append, JournalRecord({"kind": "answered", "seq": seq}, result))
             self.line.finish(seq, result)
+            self.line.entries[seq].answered = time.monotonic()
+            self.line.shed(MOST_ANSWERS)
         await self.tell()
 
     async def give_up(self, seq: int, why: Failure) -> None:
@@ -84,6 +89,7 @@ class Book:
                 record = JournalRecord({"kind": "given up", "seq": seq}, encode(why))
                 await asyncio.to_thread(self._journal.append, record)
             self.line.give_up(seq, encode(why))
+            self.line.entries[seq].answered = time.monotonic()
         await self.tell()
 
     async def fail(self, why: Failure) -> None:
@@ -99,6 +105,7 @@ class Book:
                 return directory
             former = self.line.checkpoint
             await self._change(lambda line: line.checkpointed(seq, directory))
+            self.line.shed(MOST_ANSWERS)
             return former
 
     async def result(self, seq: int, seconds: float) -> bytes | None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rljob_trainer.gateway.books import Book
+from rljob_trainer.gateway.books import MOST_ANSWERS, Book
 from rljob_trainer.gateway.fair import Turns
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
 from rljob_trainer.gateway.tally import ServiceTally
@@ -26,8 +26,10 @@ from rljob_trainer.wire.service import (
     encode,
 )
 
-UNCOVERED = 256 * 2**20
+UNCOVERED = 64 * 2**20
 """Bytes of requests that no checkpoint covers, with which the next one does not wait for its time."""
+LEAST_SECONDS = 10.0
+"""Between a checkpoint, or one that failed, and the next one that does not wait for its time."""
 MOST_ENDS = 2
 """Attempts that may fail while the ranks do a piece of work: perhaps it was that."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 600.0
@@ -257,8 +259,10 @@ class Desk:
         return Piece(encode(SaveState(model=line.model, seq=seq, path=self._files.path(directory))), finish)
 
     def _checkpoint_due(self, book: Book, draining: bool) -> bool:
-        waited = time.monotonic() - book.saved_at >= self._seconds
-        return (draining or waited or book.line.uncovered >= UNCOVERED) and book.line.at_step()
+        since = time.monotonic() - book.saved_at
+        much = book.line.uncovered >= UNCOVERED or book.line.answers > MOST_ANSWERS
+        full = since >= LEAST_SECONDS and much
+        return (draining or since >= self._seconds or full) and book.line.at_step()
 
     def _compare(self, model: str, seq: int, before: bytes, now: bytes) -> None:
         if before != now:

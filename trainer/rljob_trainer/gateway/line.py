@@ -39,6 +39,8 @@ class Asked:
     """The body of a Result or a Failure."""
     fetched: float | None = None
     """When the client got the result first."""
+    answered: float | None = None
+    """When the result came."""
 
     @property
     def stepped(self) -> bool:
@@ -71,6 +73,8 @@ class RequestLine:
     """None: the ranks do not have the model yet."""
     uncovered: int = 0
     """Bytes of the requests after the watermark."""
+    answers: int = 0
+    """Bytes of the results that are kept."""
     built: int = 0
     """Pieces of work of its making that are done in this epoch."""
 
@@ -116,6 +120,7 @@ class RequestLine:
     def finish(self, seq: int, result: bytes) -> None:
         """A result is on the disk, and may be fetched."""
         entry = self.entries[seq]
+        self.answers += len(result) - len(entry.result or b"")
         entry.result = result
         if not entry.changes:
             self._drop(entry)
@@ -166,9 +171,26 @@ class RequestLine:
                 entry.fetched = now
 
     def forget(self, before: float) -> None:
-        """Drop results that were fetched before a time, of requests that are never repeated."""
-        for seq in [s for s in self._behind() if (f := self.entries[s].fetched) is not None and f < before]:
-            del self.entries[seq]
+        """Drop results that were fetched before a time, or came before it and were never fetched, of requests that are never repeated."""
+        for seq in list(self._behind()):
+            entry = self.entries[seq]
+            if (since := entry.answered if entry.fetched is None else entry.fetched) is not None and since < before:
+                self._lose(seq)
+
+    def shed(self, most: int) -> None:
+        """Drop results of requests that are never repeated, until `most` bytes are left: first those that were fetched, and old ones first."""
+        if self.answers <= most:
+            return
+        for seq in sorted(self._behind(), key=lambda seq: (self.entries[seq].fetched is None, seq)):
+            if self.answers > most:
+                self._lose(seq)
+
+    def is_lost(self, seq: int) -> bool:
+        """Whether a request had a result that is not kept any more."""
+        return 0 < seq <= self.watermark and seq not in self.entries
+
+    def _lose(self, seq: int) -> None:
+        self.answers -= len(self.entries.pop(seq).result or b"")
 
     def _behind(self) -> Iterator[int]:
         return (seq for seq in self.entries if 0 < seq <= self.watermark)

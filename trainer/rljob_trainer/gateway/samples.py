@@ -2,22 +2,33 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from rljob_trainer.gateway.service import GRACE_SECONDS, BusyError, UnknownError
+from rljob_trainer.gateway.memory import BusyError
+from rljob_trainer.gateway.registry import session_of
+from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
 from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
 from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
 from rljob_trainer.wire.service import Failure
 
 MOST_OPEN = 10_000
 """Requests that wait for a server."""
+MOST_ANSWERS = 64 * 2**20
+"""Bytes of a client's prompts and answers, beyond which answers that it has fetched are dropped, old ones first."""
+ABORT_SECONDS = 10.0
+"""After which a server has heard that nobody waits for samples any more, and reads their snapshot no more."""
 
 
 @dataclass
 class _Sampling:
     client: str
+    directory: str
+    """Of the snapshot; empty: the base model."""
     task: asyncio.Task[SampleAnswer | Failure]
+    size: int
+    """Bytes that it holds."""
     fetched: float | None = None
     """When the client got the answer first."""
     finished: float | None = None
@@ -32,20 +43,33 @@ class Samples:
         """`count`: called with the number of tokens of each answer."""
         self._sample, self._count = sample, count
         self._known: dict[str, _Sampling] = {}
+        self.held = Counter[str]()
+        """Bytes of prompts and answers, by client."""
+        self._read_until = dict[str, float]()
+        """Directories of snapshots from which samples were cancelled, by the monotonic clock."""
         self._open = 0
 
-    def ask(self, client: str, name: str, request: SampleRequest | Failure) -> None:
-        """Begin. A name that is known already is the same request. Raises BusyError."""
+    def ask(self, client: str, name: str, request: SampleRequest | Failure, directory: str = "") -> None:
+        """Begin. A name that is known already is the same request. `directory`: of the sampler. Raises BusyError."""
         if name in self._known:
             return
         if self._open >= MOST_OPEN:
             raise BusyError(f"{MOST_OPEN} requests for samples are waiting")
-        self._known[name] = _Sampling(client, asyncio.create_task(self._run(name, request)))
+        size = 0 if isinstance(request, Failure) else 8 * len(request.tokens)
+        self._known[name] = _Sampling(client, directory, asyncio.create_task(self._run(name, request)), size)
+        self.held[client] += size
 
     @property
     def waiting(self) -> int:
         """Requests that have no answer yet."""
         return self._open
+
+    @property
+    def directories(self) -> set[str]:
+        """Those that servers read now, or may still read."""
+        now = time.monotonic()
+        self._read_until = {directory: until for directory, until in self._read_until.items() if until > now}
+        return {known.directory for known in self._known.values() if not known.task.done()}.union(self._read_until)
 
     async def result(self, client: str, name: str, seconds: float) -> SampleAnswer | Failure | None:
         """The answer, which is waited for; None: there is none yet. Raises UnknownError."""
@@ -55,6 +79,8 @@ class Samples:
         await asyncio.wait({known.task}, timeout=seconds)
         if not known.task.done():
             return None
+        if known.task.cancelled():
+            raise UnknownError(f"request {name} was cancelled")
         known.fetched = time.monotonic() if known.fetched is None else known.fetched
         return known.task.result()
 
@@ -62,8 +88,21 @@ class Samples:
         """The client does not want it any more."""
         known = self._known.get(name)
         if known and known.client == client:
+            self._stop(name)
+
+    async def end(self, session: str) -> None:
+        """A session ends, and what it waits for."""
+        names = [name for name in self._known if session_of(name) == session]
+        tasks = [self._known[name].task for name in names]
+        for name in names:
+            self._stop(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _stop(self, name: str) -> None:
+        known = self._forget(name)
+        if not known.task.done():
             known.task.cancel()
-            del self._known[name]
+            self._read_until[known.directory] = time.monotonic() + ABORT_SECONDS
 
     def sweep(self) -> None:
         """Forget answers that were fetched, and those that nobody fetches."""
@@ -71,7 +110,7 @@ class Samples:
         for name, known in list(self._known.items()):
             since = known.finished if known.fetched is None else known.fetched
             if since is not None and now - since > GRACE_SECONDS:
-                del self._known[name]
+                self._forget(name)
 
     async def close(self) -> None:
         tasks = [known.task for known in self._known.values()]
@@ -86,6 +125,7 @@ class Samples:
                 return request
             answer = await self._sample(request)
             self._count(sum(len(sample.tokens) for sample in answer.samples))
+            self._hold(name, answer)
             return answer
         except RequestRefusedError as error:
             return Failure(message=str(error))
@@ -95,3 +135,24 @@ class Samples:
             self._open -= 1
             if name in self._known:
                 self._known[name].finished = time.monotonic()
+
+    def _hold(self, name: str, answer: SampleAnswer) -> None:
+        """An answer takes room, which answers have to give that were fetched."""
+        if known := self._known.get(name):
+            size = 4 * (0 if answer.prompt is None else len(answer.prompt)) + sum(
+                8 * len(s.tokens) for s in answer.samples
+            )
+            known.size += size
+            self.held[known.client] += size
+            if self.held[known.client] > MOST_ANSWERS:
+                self._shed(known.client)
+
+    def _shed(self, client: str) -> None:
+        for old in [n for n, k in self._known.items() if k.client == client and k.fetched is not None]:
+            if self.held[client] > MOST_ANSWERS:
+                self._forget(old)
+
+    def _forget(self, name: str) -> _Sampling:
+        known = self._known.pop(name)
+        self.held[known.client] -= known.size
+        return known

@@ -5,7 +5,10 @@ import hashlib
 import logging
 import secrets
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.books import Book
@@ -13,6 +16,7 @@ from rljob_trainer.gateway.claim import Claim
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import ServiceFiles
 from rljob_trainer.gateway.line import Asked, RequestLine
+from rljob_trainer.gateway.memory import BusyError, MemoryBudget
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.service import (
     CreateModel,
@@ -27,8 +31,6 @@ from rljob_trainer.wire.service import (
 
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
-MOST_UNCOVERED = 2**30
-"""Bytes of requests of one model that may wait for the ranks, or for a checkpoint after them."""
 MOST_SESSIONS = 10_000
 
 log = logging.getLogger(__name__)
@@ -38,8 +40,19 @@ class UnknownError(LookupError):
     """There is no such thing, or not for this client."""
 
 
-class BusyError(RuntimeError):
-    """The client has to try again later."""
+class Sampling(Protocol):
+    """The samples that clients wait for."""
+
+    @property
+    def directories(self) -> set[str]:
+        """Snapshots that servers read now, or may still read."""
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Bytes of prompts and answers, by client."""
+
+    async def end(self, session: str) -> None:
+        """Cancel those of a session."""
 
 
 class GatewayService:
@@ -53,6 +66,10 @@ class GatewayService:
         self.files.take_journals(self.claim.check)
         self.names = Names(self.files.names, self.claim.check)
         self.books: dict[str, Book] = {}
+        self.sampling: Sampling | None = None
+        self.memory = MemoryBudget(self._kept)
+        self._leaving = set[str]()
+        """Directories that go as soon as no server reads them."""
         self._creating = asyncio.Lock()
         self._restore()
         self.desk = Desk(
@@ -117,11 +134,10 @@ class GatewayService:
         book = self.book(client, model)
         self.hear(client, session_of(model))
         body = encode(work)
-        if not book.line.failed and book.line.uncovered + len(body) > MOST_UNCOVERED:
-            raise BusyError(f"{model} has {book.line.uncovered} bytes of requests waiting")
         tokens = sum(len(datum.tokens) for datum in work.data) if isinstance(work, ForwardBackward) else 0
         entry = Asked(_digest(body, saves), type(work).__name__, body, tokens, saves, _changes(work))
-        arrival = await book.ask(seq, entry)
+        with self.memory.taking(client, 0 if book.line.failed else len(body)):  # a model that has failed keeps none
+            arrival = await book.ask(seq, entry)
         if arrival == "other":
             await book.fail(Failure(message=f"request {seq} of {model} came twice, with different contents"))
             self.desk.drop(model)
@@ -170,6 +186,7 @@ class GatewayService:
                     await self._end(name)
                 except OSError as error:  # a full volume, for example: clients can still delete, and it is tried again
                     log.warning("session %s does not end: %s", name, error)
+        await self._remove_unused(*self._leaving)
         for book in self.books.values():
             book.line.forget(now - GRACE_SECONDS)
 
@@ -178,6 +195,8 @@ class GatewayService:
             if session not in self.names.sessions:
                 return
             gone = await self.names.close(session)
+        if self.sampling:
+            await self.sampling.end(session)
         await self._remove_unused(*gone)
         for model in [m for m in self.books if session_of(m) == session]:
             book = self.books.pop(model)
@@ -187,14 +206,21 @@ class GatewayService:
 
     async def _remove_unused(self, *directories: str) -> None:
         """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
-        if unused := set(directories) - self._used - {""}:
+        unused = set(directories) - self._used - {""}
+        self._leaving = (self._leaving - set(directories)) | unused & self._read
+        if gone := unused - self._leaving:
             await asyncio.to_thread(self.claim.check)
-        for directory in unused:
+        for directory in gone:
             await asyncio.to_thread(self.files.remove, directory)
 
     async def _collect(self) -> None:
         """Of Desk: ranks have begun. Delete what nobody has a use for, and nobody can have any more."""
-        await asyncio.to_thread(self.files.collect, self._used, self.claim.check)
+        await asyncio.to_thread(self.files.collect, self._used | self._read, self.claim.check)
+
+    @property
+    def _read(self) -> set[str]:
+        """By servers."""
+        return self.sampling.directories if self.sampling else set()
 
     @property
     def _used(self) -> set[str]:
@@ -221,6 +247,14 @@ class GatewayService:
         if session is None or session.client != client:
             raise UnknownError(f"there is no session {name}")
         return session
+
+    def _kept(self) -> Mapping[str, int]:
+        """Bytes of requests, results and samples, by client."""
+        kept = Counter(self.sampling.held if self.sampling else {})
+        for model, book in self.books.items():
+            if session := self.names.sessions.get(session_of(model)):
+                kept[session.client] += book.line.uncovered + book.line.answers
+        return kept
 
     def _living(self) -> list[Book]:
         return list(self.books.values())

@@ -1,6 +1,7 @@
 """The clients' requests that are JSON, and what the service is asked by them. Fields that are not read are ignored: clients of other versions have
 more."""
 
+import asyncio
 import json
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,12 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 """What a client calls what it saves: one part of a path."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False, le=LARGEST_NUMBER)]
+MOST_JSON, MOST_OF_TOKEN = 2**16, 16
+"""Bytes of a body, and of each token in it. Python needs many times as much for what it reads."""
+LARGE = 2**14
+"""Bytes of a body that is not read in the event loop."""
+FIELDS = web.RequestKey("fields", object)
+"""Where a request keeps what was read of its body."""
 MOST_SAMPLES = 1024
 """Of one request."""
 Seq = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -191,10 +198,21 @@ class WeightsInfo(ClientRequest):
     tinker_path: Text
 
 
-async def read[R: ClientRequest](request: web.Request, kind: type[R]) -> R:
-    """The body. Raises ValidationError, ValueError."""
+async def read[R: ClientRequest](request: web.Request, kind: type[R], most: int = MOST_JSON) -> R:
+    """The body, of at most so many bytes. Raises ValidationError, ValueError."""
+    if FIELDS not in request:
+        request[FIELDS] = await _fields(request, most)
+    return kind.model_validate(request[FIELDS])
+
+
+async def _fields(request: web.Request, most: int) -> Any:
+    body = bytearray()
+    async for part in request.content.iter_any():
+        body += part
+        if len(body) > most:
+            raise ValueError(f"the body has more than {most} bytes, which is the most that this call can have")
     try:
-        return kind.model_validate(json.loads(await request.read()))
+        return await asyncio.to_thread(json.loads, body) if len(body) > LARGE else json.loads(body)
     except RecursionError:
         raise ValueError("the body is nested too deeply to be read") from None
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.keys import Keys
+from rljob_trainer.gateway.memory import BusyError
 from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.service import BusyError, GatewayService, UnknownError, creation, seed_of
+from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import answers, requests
 from rljob_trainer.gateway.wire.listing import RouteAnswer, SavedRoutes
 from rljob_trainer.gateway.wire.passes import Pass, beginning
@@ -26,6 +27,10 @@ API = "/api/v1/"
 POLL_SECONDS = 35.0
 LARGEST_BODY = 64 * 2**20
 """Most bytes of a request. Clients cut their passes into calls of some 5 MB, between two data."""
+LOST = (
+    "the service does not keep the result of this request any more: it was fetched long ago, or not fetched while newer results took its room. The "
+    "model is as if it had been fetched"
+)
 MOST_READ = 2**31
 """Bytes of a pass that are read, and dropped, to answer that it is too large: protobuf's own limit."""
 
@@ -165,6 +170,10 @@ class Routes:
         return described | {"type": "get_info", "model_data": data, "optimizer_config": {"type": "adamw"}}
 
     async def _forward_backward(self, client: str, request: web.Request) -> RouteAnswer:
+        with self._service.memory.taking(client, min(request.content_length or LARGEST_BODY, LARGEST_BODY)):
+            return await self._pass(client, request)
+
+    async def _pass(self, client: str, request: web.Request) -> RouteAnswer:
         body, size = await _begun(request)
         if size > len(body):
             return await self._ask(client, Failure(message=_too_large(size)), *beginning(body))
@@ -229,6 +238,8 @@ class Routes:
 
     async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
         book = self._service.book(client, model)
+        if book.line.is_lost(seq):
+            return answers.failed(Failure(message=LOST, category="server"))
         entry = book.line.entries[seq]
         if (found := await book.result(seq, POLL_SECONDS)) is None:
             return answers.again(f"{model}:{seq}", "waiting for the ranks")

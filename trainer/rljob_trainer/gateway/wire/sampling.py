@@ -15,6 +15,7 @@ class SamplingRoutes:
 
     def __init__(self, service: GatewayService, samples: Samples, base_model: str) -> None:
         self._service, self._samples, self._base = service, samples, base_model
+        service.sampling = samples
         self._longest = service.spec.max_tokens
 
     async def create(self, client: str, request: web.Request) -> RouteAnswer:
@@ -34,15 +35,19 @@ class SamplingRoutes:
         return {"sampler_id": name, "base_model": self._base, "model_path": path or None}
 
     async def sample(self, client: str, request: web.Request) -> RouteAnswer:
-        asked = await read(request, requests.Asample)
+        most = requests.MOST_JSON + requests.MOST_OF_TOKEN * self._longest
+        with self._service.memory.taking(client, request.content_length or most):
+            return await self._sample(client, request, most)
+
+    async def _sample(self, client: str, request: web.Request, most: int) -> RouteAnswer:
+        asked = await read(request, requests.Asample, most)
         name = f"{asked.sampling_session_id}:{asked.seq_id}"
-        sampler = self._service.sampler(client, asked.sampling_session_id)
         params = await read_rest(request, requests.SampleParams)
+        sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
         seed = seed_of(name)
         found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
-        self._samples.ask(
-            client, name, found if isinstance(found, Failure) else sampler.of(found, self._service.files.root)
-        )
+        asked_for = found if isinstance(found, Failure) else sampler.of(found, self._service.files.root)
+        self._samples.ask(client, name, asked_for, sampler.directory)
         samples = 0 if isinstance(found, Failure) else asked.num_samples
         return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
 
