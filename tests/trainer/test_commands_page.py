@@ -8,7 +8,7 @@ from rljob_trainer import reference
 from rljob_trainer.__main__ import parser
 
 PAGE = Path(__file__).parents[2] / "docs/reference/trainer.md"
-CONTAINERS = ["launch", "rollout", "pool", "worker", "gateway"]
+CONTAINERS = ["launch", "rollout", "pool", "worker", "gateway", "sandbox"]
 """What only pods and local runs start."""
 
 
