@@ -11,6 +11,7 @@ from rljob_api.protocol import Report, ServiceReport
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.textfile import replace
+from rljob_trainer.wire.launcher_files import report_file
 
 REPORT_SECONDS = 0.5
 
@@ -39,5 +40,5 @@ async def keep_reporting(channel: Path, service: GatewayService, samples: Sample
         if said != written:
             written = said
             report = Report(pod=pod, pod_uid=os.environ[names.ENV_POD_UID], boot_id=boot, state="running", service=said)
-            replace(channel / f"{names.report(pod)}.json", report.dump_json())
+            replace(report_file(channel, pod), report.dump_json())
         await asyncio.sleep(REPORT_SECONDS)

@@ -14,6 +14,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, Report
 from rljob_trainer.processes import adopt_orphans, kill_group, sweep, tied
 from rljob_trainer.textfile import read_text, replace
+from rljob_trainer.wire.launcher_files import report_file
 
 GOODBYE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""
@@ -64,21 +65,18 @@ class Processes:
         """Start again whatever ended, as a kubelet would; each start is a new boot."""
         for pod, process in list(self._running.items()):
             if process.poll() is not None:
-                self._report_file(pod).unlink(missing_ok=True)
+                report_file(self._channel, pod).unlink(missing_ok=True)
                 self._start(pod)
 
     def write_control(self, control: Control) -> None:
         replace(self._channel / names.CONTROL_KEY, control.dump_json())
 
     def report(self, pod: str) -> Report | None:
-        text = read_text(self._report_file(pod))
+        text = read_text(report_file(self._channel, pod))
         return Report.model_validate_json(text) if text else None
 
     def log(self, pod: str) -> Path:
         return self._work / f"{pod}.log"
-
-    def _report_file(self, pod: str) -> Path:
-        return self._channel / f"{names.report(pod)}.json"
 
     def _start(self, pod: str) -> None:
         environment = os.environ | self._environments[pod]

@@ -1,9 +1,8 @@
 """How a launcher or supervisor hears the operator and answers: ConfigMaps in a cluster, files on one machine."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
@@ -12,10 +11,9 @@ from rljob_api.protocol import Control, Report
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.run_exports import with_model
 from rljob_trainer.textfile import read_text, replace
+from rljob_trainer.wire.launcher_files import report_file
 
 POLL_SECONDS = 0.1
-REPORT_SECONDS = 15.0
-"""Longest time between two reports of a pod."""
 
 
 class Channel(Protocol):
@@ -29,18 +27,6 @@ class Channel(Protocol):
     async def report(self, report: Report) -> None:
         """Returns when it was accepted."""
         ...
-
-
-async def keep_reporting(
-    channel: Channel, state: Callable[[], Report], news: asyncio.Event, reported: Callable[[], None] = lambda: None
-) -> None:
-    """Report on every change, which sets `news`, and at least every REPORT_SECONDS. `reported` is called after each report."""
-    while True:
-        news.clear()
-        await channel.report(state())
-        reported()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), REPORT_SECONDS)
 
 
 class ProtocolMismatch(ConfigurationError):
@@ -83,4 +69,4 @@ class FileChannel:
             await asyncio.sleep(POLL_SECONDS)
 
     async def report(self, report: Report) -> None:
-        replace(self._directory / f"{names.report(report.pod)}.json", report.dump_json())
+        replace(report_file(self._directory, report.pod), report.dump_json())

@@ -11,6 +11,7 @@ import uuid
 from asyncio.subprocess import Process
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -20,10 +21,12 @@ from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, ServiceReport
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer import failure
-from rljob_trainer.pod.channel import REPORT_SECONDS, Channel, ProtocolMismatch, keep_reporting
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch
+from rljob_trainer.pod.first_process import keep_following, keep_reporting, until_terminated
 from rljob_trainer.processes import adopt_orphans, reap, tied
 from rljob_trainer.textfile import read_text, replace
 from rljob_trainer.wire.gateway import SUPERSEDED
+from rljob_trainer.wire.launcher_files import report_file
 
 LOOK_SECONDS = 0.5
 """Between two looks at what the process says."""
@@ -36,10 +39,7 @@ log = logging.getLogger(__name__)
 
 async def main(channel: Channel, environment: Mapping[str, str], port: int, work_port: int) -> int:
     """Run until SIGTERM. `environment`: names the pod, its address and its working directory, and has the token (names.ENV_*)."""
-    running = asyncio.create_task(GatewayPod(channel, environment, port, work_port).run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await until_terminated(GatewayPod(channel, environment, port, work_port).run())
     return 0
 
 
@@ -88,23 +88,15 @@ class GatewayPod:
             tasks.create_task(keep_reporting(self._channel, self._state, self._news, self._collect_orphans))
             tasks.create_task(self._look())
             try:
-                await self._follow(tasks)
+                await keep_following(self._channel, partial(self._act, tasks), self._refuse)
             finally:
                 await self._end()
 
-    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            try:
-                async for control in self._channel.controls():
-                    if control:
-                        replace(self._directory / names.CONTROL_KEY, control.dump_json())
-                        await self._obey(GatewayOrders.of(control, self._url), tasks)
-            except ProtocolMismatch as mismatch:
-                log.error("%s", mismatch)
-                self._fail(failure.classify(mismatch))
-                await asyncio.sleep(REPORT_SECONDS)
-
-    async def _obey(self, orders: GatewayOrders | None, tasks: asyncio.TaskGroup) -> None:
+    async def _act(self, tasks: asyncio.TaskGroup, control: Control | None) -> None:
+        if control is None:
+            return
+        replace(self._directory / names.CONTROL_KEY, control.dump_json())
+        orders = GatewayOrders.of(control, self._url)
         if orders == self._orders:
             return
         await self._end()
@@ -132,6 +124,9 @@ class GatewayPod:
             self._fail(_superseded() if code == SUPERSEDED else failure.ended(code, None, ""))
             await asyncio.sleep(pause)
 
+    def _refuse(self, mismatch: ProtocolMismatch) -> None:
+        self._fail(failure.classify(mismatch))
+
     def _fail(self, why: Failure) -> None:
         log.warning("the gateway's process: %s", why.message or why.exception)
         self._failure = why
@@ -150,7 +145,7 @@ class GatewayPod:
 
     @property
     def _report_file(self) -> Path:
-        return self._directory / f"{names.report(self._environment[names.ENV_POD_NAME])}.json"
+        return report_file(self._directory, self._environment[names.ENV_POD_NAME])
 
     @property
     def _said(self) -> ServiceReport | None:

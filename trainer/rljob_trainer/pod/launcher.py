@@ -5,12 +5,14 @@ import contextlib
 import logging
 import signal
 import uuid
+from functools import partial
 from typing import Literal
 
 from rljob_api.protocol import Control, Report
 from rljob_trainer import failure
 from rljob_trainer.pod.attempt import Ended, PodAttempt
-from rljob_trainer.pod.channel import REPORT_SECONDS, Channel, ProtocolMismatch, keep_reporting
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch
+from rljob_trainer.pod.first_process import keep_following, keep_reporting
 from rljob_trainer.pod.fork_client import ForkServers
 from rljob_trainer.pod.read_ahead import ReadAhead
 from rljob_trainer.pod.settings import Settings
@@ -51,7 +53,8 @@ class Launcher:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
         async with asyncio.TaskGroup() as tasks:
             reporting = keep_reporting(self._channel, lambda: self._report, self._news)
-            parts = [tasks.create_task(part) for part in (self._follow(tasks), reporting, self._follow_progress())]
+            following = keep_following(self._channel, partial(self._hear, tasks), self._refuse)
+            parts = [tasks.create_task(part) for part in (following, reporting, self._follow_progress())]
             await self._leaving.wait()
             await self._idle.wait()
             self._read_ahead.stop()
@@ -70,21 +73,17 @@ class Launcher:
             log.info("the job was deleted: stopping attempt %d", self._attempt.number)
             self._attempt.stop()
 
-    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            try:
-                async for control in self._channel.controls():
-                    self._controlled = control is not None
-                    self._stop_when_deleted()
-                    if control:
-                        self._control = control
-                        self._act(tasks)
-            except ProtocolMismatch as mismatch:
-                log.error("%s", mismatch)
-                self._update_report(
-                    attempt=mismatch.attempt, state="stopped", result="failed", failure=failure.classify(mismatch)
-                )
-                await asyncio.sleep(REPORT_SECONDS)
+    async def _hear(self, tasks: asyncio.TaskGroup, control: Control | None) -> None:
+        self._controlled = control is not None
+        self._stop_when_deleted()
+        if control:
+            self._control = control
+            self._act(tasks)
+
+    def _refuse(self, mismatch: ProtocolMismatch) -> None:
+        self._update_report(
+            attempt=mismatch.attempt, state="stopped", result="failed", failure=failure.classify(mismatch)
+        )
 
     def _act(self, tasks: asyncio.TaskGroup) -> None:
         """Do what `decide` says. Called for each new control message, and when an attempt has ended."""

@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -30,7 +29,8 @@ from rljob_api.spec.roles import PoolSpec
 from rljob_api.spec.servers import Servers
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
-from rljob_trainer.pod.channel import Channel, keep_reporting
+from rljob_trainer.pod.channel import Channel
+from rljob_trainer.pod.first_process import keep_reporting, until_terminated
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.sources.record import until_fetched
@@ -48,10 +48,7 @@ log = logging.getLogger(__name__)
 async def main(channel: Channel, environment: Mapping[str, str], port: int, role: str) -> int:
     """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*); the server inherits it. `role`: of the pod."""
     supervisor = Supervisor(channel, environment, port, role)
-    running = asyncio.create_task(supervisor.run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await until_terminated(supervisor.run())
     return 0
 
 

@@ -6,19 +6,19 @@ driver has given up ends here.
 """
 
 import asyncio
-import contextlib
 import logging
-import signal
 import uuid
 from collections.abc import Mapping
+from functools import partial
 
 from aiohttp import web
 
 from rljob_api import names
-from rljob_api.protocol import Failure, Report
+from rljob_api.protocol import Control, Failure, Report
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.pod.channel import REPORT_SECONDS, Channel, ProtocolMismatch, keep_reporting
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch
+from rljob_trainer.pod.first_process import keep_following, keep_reporting, until_terminated
 from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
 from rljob_trainer.processes import adopt_orphans, reap
 
@@ -27,10 +27,7 @@ log = logging.getLogger(__name__)
 
 async def main(channel: Channel, environment: Mapping[str, str], port: int) -> int:
     """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*). `port`: where it says whether it is ready."""
-    running = asyncio.create_task(WorkerPod(channel, environment, port).run())
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await running
+    await until_terminated(WorkerPod(channel, environment, port).run())
     return 0
 
 
@@ -57,23 +54,16 @@ class WorkerPod:
             tasks.create_task(self._answer_probes())
             tasks.create_task(keep_reporting(self._channel, self._state, self._news, self._collect_orphans))
             try:
-                await self._follow(tasks)
+                await keep_following(self._channel, partial(self._act, tasks), self._refuse)
             finally:
                 await self._end()
 
-    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
-        while True:
-            try:
-                async for control in self._channel.controls():
-                    self._mismatch = None
-                    await self._obey(WorkerOrders.of(control), tasks)
-            except ProtocolMismatch as mismatch:
-                log.error("%s", mismatch)
-                self._mismatch = failure.classify(_of_this_pod(mismatch))
-                self._news.set()
-                await asyncio.sleep(REPORT_SECONDS)
+    def _refuse(self, mismatch: ProtocolMismatch) -> None:
+        self._mismatch = failure.classify(_of_this_pod(mismatch))
+        self._news.set()
 
-    async def _obey(self, orders: WorkerOrders | None, tasks: asyncio.TaskGroup) -> None:
+    async def _act(self, tasks: asyncio.TaskGroup, control: Control | None) -> None:
+        self._mismatch, orders = None, WorkerOrders.of(control)
         if orders == self._orders:
             return
         await self._end()

@@ -1,5 +1,5 @@
 """The files between launcher and driver: control.json, which the launcher replaces with each control message of the operator, and progress.json,
-which the driver writes and the launcher reports.
+which the driver writes and the launcher reports. On one machine reports are files, too.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from rljob_api import names
 from rljob_api.protocol import Control, PhaseOfRun, Progress
 
 POLL_SECONDS = 0.2
@@ -16,6 +17,11 @@ POLL_SECONDS = 0.2
 def read_control(directory: Path) -> Control:
     """The control message in an attempt's directory."""
     return Control.model_validate_json((directory / "control.json").read_text())
+
+
+def report_file(directory: Path, pod: str) -> Path:
+    """A pod's report."""
+    return directory / f"{names.report(pod)}.json"
 
 
 async def follow_control(directory: Path) -> AsyncIterator[Control]:
