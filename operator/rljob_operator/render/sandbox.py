@@ -13,8 +13,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import RLJobMeta
-from rljob_operator.render.security import CONTAINER_SECURITY, field, pod_security, token_variable
-from rljob_operator.schedulers import scheduler_of
+from rljob_operator.render.security import CONTAINER_SECURITY, field, token_variable
 
 GRACE_SECONDS = 1
 """Between SIGTERM and SIGKILL: nothing in a sandbox is to be saved."""
@@ -22,33 +21,18 @@ HELPER = "rljob-helper"
 """Volume of the helper."""
 
 
-def sandbox_template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
-    """As `template._template`."""
-    settings, t = spec.pods[role], spec.template(role)
+def sandbox_pod(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
+    """What such a pod has that the job's other pods have otherwise, or not at all."""
+    settings = spec.pods[role]
     assert isinstance(settings, EnvironmentPool)
-    pod = {
+    return {
         "serviceAccountName": names.sandboxes(job.name),
         "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_SECONDS,
-        "imagePullSecrets": list(spec.image_pull_secrets),
-        "nodeSelector": t.node_selector,
-        "tolerations": list(t.tolerations),
-        "affinity": t.affinity,
-        "resourceClaims": list(t.resource_claims),
-        "priorityClassName": t.priority_class_name,
         "runtimeClassName": settings.runtime_class_name,
-        "schedulerName": spec.scheduling.scheduler_name or spec.scheduling.facts.scheduler_name or None,
-        "securityContext": pod_security(spec),
         "initContainers": [_bringing(job, spec, token)],
         "containers": [_container(spec, role)],
         "volumes": [{"name": HELPER, "emptyDir": {}}, {"name": "rljob-work", "emptyDir": {}}],
-    }
-    scheduler = scheduler_of(spec).pod_settings(job, spec, role)
-    labels = t.labels | scheduler.labels | names.labels(job.name, role) | {names.LABEL_SANDBOX: "true"}
-    return {
-        "metadata": {"labels": labels, "annotations": t.annotations | scheduler.annotations},
-        "spec": {k: v for k, v in (pod | scheduler.pod).items() if v not in (None, [], {})},
     }
 
 

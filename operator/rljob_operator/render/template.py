@@ -15,7 +15,7 @@ from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.render.sandbox import sandbox_template
+from rljob_operator.render.sandbox import sandbox_pod
 from rljob_operator.render.security import CONTAINER_SECURITY, field, pod_security, token_variable
 from rljob_operator.schedulers import scheduler_of
 from rljob_operator.schedulers.base import PodSettings, avoiding
@@ -32,8 +32,7 @@ def pod_template(
 ) -> dict[str, Any]:
     """The template of a role's pods, with its own hash in an annotation, by which pods of a former template are recognised. `token`: status.token;
     `avoided`: nodes to which the job's scheduler must not bring a pod; `patch`: the administrator's."""
-    make = sandbox_template if names.is_sandbox_role(role) else _template
-    template = patch.applied(make(job, spec, role, token), role)
+    template = patch.applied(_template(job, spec, role, token), role)
     _add_claims(template, spec.template(role).resource_claims)
     if avoided:
         template["spec"]["affinity"] = avoiding(template["spec"].get("affinity", {}), avoided)
@@ -68,23 +67,18 @@ def template_hash(template: Mapping[str, Any]) -> str:
 
 
 def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
-    t, grouped = spec.template(role), not names.stays(role)
-    pod = {
-        "serviceAccountName": names.pods(job.name),
-        "automountServiceAccountToken": True,
+    t, grouped, is_sandbox = spec.template(role), not names.stays(role), names.is_sandbox_role(role)
+    own = sandbox_pod if is_sandbox else _trusted_pod
+    pod = own(job, spec, role, token) | {
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": t.termination_grace_period_seconds,
         "imagePullSecrets": list(spec.image_pull_secrets),
         "nodeSelector": t.node_selector,
         "tolerations": list(t.tolerations),
         "affinity": t.affinity,
         "resourceClaims": list(t.resource_claims),
         "priorityClassName": t.priority_class_name,
-        "runtimeClassName": spec.runtime_class_name,
         "schedulerName": spec.scheduling.scheduler_name or (grouped and spec.scheduling.facts.scheduler_name) or None,
         "securityContext": pod_security(spec),
-        "containers": [_container(job, spec, role, token)],
-        "volumes": _volumes(spec, role),
         "schedulingGates": [{"name": names.GATE}] if has_gate(spec, role) else [],
     }
     scheduler = scheduler_of(spec).pod_settings(job, spec, role) if grouped else PodSettings()
@@ -92,8 +86,23 @@ def _template(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[st
     nodes = server_nodes(spec, role)
     parts = {names.ANNOTATION_NODES: str(nodes)} if nodes > 1 else {}
     return {
-        "metadata": {"labels": labels, "annotations": t.annotations | scheduler.annotations | parts},
+        "metadata": {
+            "labels": labels | ({names.LABEL_SANDBOX: "true"} if is_sandbox else {}),
+            "annotations": t.annotations | scheduler.annotations | parts,
+        },
         "spec": {k: v for k, v in (pod | scheduler.pod).items() if v not in (None, [], {})},
+    }
+
+
+def _trusted_pod(job: RLJobMeta, spec: RLJobSpec, role: str, token: int) -> dict[str, Any]:
+    """What a pod has that is no sandbox."""
+    return {
+        "serviceAccountName": names.pods(job.name),
+        "automountServiceAccountToken": True,
+        "terminationGracePeriodSeconds": spec.template(role).termination_grace_period_seconds,
+        "runtimeClassName": spec.runtime_class_name,
+        "containers": [_container(job, spec, role, token)],
+        "volumes": _volumes(spec, role),
     }
 
 
