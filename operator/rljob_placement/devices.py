@@ -87,20 +87,27 @@ def _published(slices: Iterable[Object], held: Collection[DeviceId]) -> list[_Pu
     """Devices of the newest generation of each pool. Kubernetes gives nobody those that a taint closes, and those of a pool of which slices are
     missing: of these, only those that claims hold are here, since the pods that have them count them, too."""
     found = [one["spec"] for one in slices]
-    newest, counts = dict[Key, int](), Counter[Key]()
+    newest = dict[Key, int]()
     for spec in found:
-        pool = (spec["driver"], spec["pool"]["name"])
-        newest[pool] = max(newest.get(pool, 0), spec["pool"].get("generation", 0))
-    current = [s for s in found if s["pool"].get("generation", 0) == newest[s["driver"], s["pool"]["name"]]]
-    counts.update((spec["driver"], spec["pool"]["name"]) for spec in current)
+        newest[_pool(spec)] = max(newest.get(_pool(spec), 0), _generation(spec))
+    current = [spec for spec in found if _generation(spec) == newest[_pool(spec)]]
+    counts = Counter(map(_pool, current))
     there = list[_Published]()
     for spec in current:
-        whole = counts[spec["driver"], spec["pool"]["name"]] >= spec["pool"].get("resourceSliceCount", 1)
+        whole = counts[_pool(spec)] >= spec["pool"].get("resourceSliceCount", 1)
         for one in spec.get("devices") or []:
             device = _device(spec, one)
             if device.id in held or (whole and not _is_closed(one)):
                 there.append(device)
     return there
+
+
+def _pool(spec: Object) -> Key:
+    return spec["driver"], spec["pool"]["name"]
+
+
+def _generation(spec: Object) -> int:
+    return int(spec["pool"].get("generation", 0))
 
 
 def _device(spec: Object, one: Object) -> _Published:
@@ -112,7 +119,7 @@ def _device(spec: Object, one: Object) -> _Published:
     elif one.get("allowMultipleAllocations"):
         problem = "has devices that several claims share"
     seen = Device(spec["driver"], one.get("attributes") or {}, one.get("capacity") or {})
-    return _Published((spec["driver"], spec["pool"]["name"], one["name"]), spec.get("nodeName") or "", seen, problem)
+    return _Published((*_pool(spec), one["name"]), spec.get("nodeName") or "", seen, problem)
 
 
 def _is_closed(one: Object) -> bool:

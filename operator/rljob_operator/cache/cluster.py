@@ -125,6 +125,8 @@ class ClusterCache:
             free, size = self._offers[node]
             self._offers[node] = add(free, others), size
         for name in before.keys() | self._offers.keys():
+            if before.get(name) == self._offers.get(name):
+                continue
             groups = self.nodes.revise(("", name), lambda node: node.offering(*self._offers.get(node.name, NO_OFFER)))
             self._on_change("Node", groups)
 
