@@ -17,10 +17,11 @@ from kubectl_rljob.printers.text import age, clip, columns, cut, duration, momen
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
 from rljob_api.placement_status import NodeStatus
+from rljob_api.progress_status import ProgressStatus, ServiceStatus
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
-from rljob_api.status import LastFailure, ProgressStatus, RoleStatus, ServiceStatus, SpareStatus, StuckPod
+from rljob_api.status import LastFailure, RoleStatus, SpareStatus, StuckPod
 
 LINES = 25
 EVENTS = 6

@@ -2,8 +2,9 @@
 And how long the operator waits before it tries again: to start the gang, or a pod that its kubelet has failed."""
 
 from rljob_api import reasons
+from rljob_api.progress_status import CheckpointStatus
 from rljob_api.protocol import RESUME_STEP
-from rljob_api.status import Attempt, CheckpointStatus, JobStatus, LastFailure, Restarts
+from rljob_api.status import Attempt, JobStatus, LastFailure, Restarts
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.causes import Cause, has_finished, member_statuses, recorded_cause
 from rljob_operator.policies.change import Change, Event, just_ended, set_

@@ -2,7 +2,8 @@
 
 from rljob_api import names, reasons
 from rljob_api.address import http_url
-from rljob_api.status import JobStatus, ServiceStatus
+from rljob_api.progress_status import ServiceStatus
+from rljob_api.status import JobStatus
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.times import seconds
