@@ -1,7 +1,6 @@
 """Devices of Dynamic Resource Allocation with the `builtin` backend: a real control plane, its controller of claims and kube-scheduler, and a driver
 whose ResourceSlices the test makes. Only kubelets are missing, so a pod that is deleted is gone when the test says so."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -9,9 +8,9 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
-from apiserver.test_native_gangs import Tenant, until
+from apiserver.tenant import Tenant, operated, until
 from e2e.cluster.steps import BIN
-from e2e.control_plane import ControlPlane, available, free_ports
+from e2e.control_plane import ControlPlane, available
 from placement.device_objects import FULL, make_class, make_slice, make_template
 from rljob_placement.devices import API, IMPLICIT
 from simulator.objects import job_object
@@ -28,13 +27,8 @@ CLAIMS = [{"name": "gpus", "resourceClaimTemplateName": "four"}]
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """With an operator, and with extended resources that devices stand for."""
-    directory, only = tmp_path_factory.mktemp("devices"), "*,-node-lifecycle-controller"
-    with ControlPlane(directory, managers=True, gates=("DRAExtendedResource",), controllers=only) as found:
-        found.install_crd()
-        (port,) = free_ports(1)
-        command = (sys.executable, "-m", "rljob_operator", "--progress-interval", "0.3", "--health-port", str(port))
-        found.spawn("operator", "env", f"KUBECONFIG={found.kubeconfig}", *command)
+    """With extended resources that devices stand for."""
+    with operated(tmp_path_factory.mktemp("devices"), "DRAExtendedResource") as found:
         yield found
 
 
