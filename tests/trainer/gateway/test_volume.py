@@ -1,0 +1,214 @@
+"""What a service has on its volume: journals, directories of models, and which gateway owns them."""
+
+from pathlib import Path
+
+import pytest
+
+from rljob_trainer.gateway.claim import SIZE, Claim, GatewaySuperseded
+from rljob_trainer.gateway.journal import Journal, JournalDamaged, JournalRecord
+from rljob_trainer.gateway.service import GatewayService, UnknownError
+from rljob_trainer.wire.sample import SampleRequest
+from rljob_trainer.wire.service import (
+    CreateModel,
+    LoadState,
+    OptimStep,
+    SaveState,
+)
+from trainer.gateway.world import (
+    SPEC,
+    World,
+    files,
+    full_disk,
+    the_only,
+)
+
+
+def test_a_record_that_did_not_fit_takes_none_of_the_later_ones_with_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a.log")
+    journal.append(JournalRecord({"n": 1}))
+    with pytest.raises(OSError, match="large"), full_disk(100):
+        journal.append(JournalRecord({"n": 2}, bytes(1000)))
+    journal.append(JournalRecord({"n": 3}))
+    journal = Journal(tmp_path / "a.log")
+    assert [record.fields["n"] for record in journal.records] == [1, 3]
+    with pytest.raises(OSError, match="large"), full_disk(100):
+        journal.replace([JournalRecord({"n": 4}, bytes(1000))])
+    journal.append(JournalRecord({"n": 5}))
+    assert [record.fields["n"] for record in Journal(tmp_path / "a.log").records] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("name", ["*/service.log", "*/models/*.log"])
+async def test_a_gateway_does_not_go_on_without_a_record_that_is_damaged(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
+    await world.ask(2)
+    await world.idle()
+    before = files(tmp_path)
+    whole = the_only(tmp_path, name).read_bytes()
+    for place in range(len(whole)):
+        path = the_only(tmp_path, name)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(JournalDamaged, match=rf"{path.name} is damaged at byte \d+ of {len(whole)}.*truncate -s"):
+            GatewayService(SPEC, tmp_path)
+    assert files(tmp_path) == before
+    the_only(tmp_path, name).write_bytes(whole)
+    world.crash("both")
+    await world.idle()
+    assert files(tmp_path) == before and world.service.named("ann", "tinker://a/b")
+
+
+def test_only_a_last_record_that_is_incomplete_is_cut_off(tmp_path: Path) -> None:
+    path, first, last = tmp_path / "a.log", JournalRecord({"n": 1}, b"one"), JournalRecord({"n": 2}, b"two")
+    Journal(path).append(first)
+    size = path.stat().st_size
+    Journal(path).append(last)
+    whole = path.read_bytes()
+    for end in range(size, len(whole)):
+        path.write_bytes(whole[:end])
+        assert Journal(path).records == [first] and path.stat().st_size == size
+
+
+async def test_a_service_whose_volume_is_mounted_elsewhere_has_all_that_it_had(tmp_path: Path) -> None:
+    root = tmp_path / "here"
+    world = World(root)
+    await world.begin()
+    await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
+    for seq in (2, 3, 4):
+        await world.ask(seq)
+    await world.service.ask(
+        "ann", world.model, 5, LoadState(model=world.model, seq=5, path="tinker://a/b", optimizer=True)
+    )
+    await world.idle()
+    before = files(root)
+    world.move(tmp_path / "there")
+    await world.idle()
+    assert files(tmp_path / "there") == before
+    assert world.ranks.steps(world.model) == [] and world.service.desk.mismatches == 0
+    sampler = world.service.sampler("ann", f"{world.session}:sample:0")
+    asked = SampleRequest(tokens=[1], n=1, seed=1, max_tokens=1)
+    adapter = sampler.of(asked, world.service.files.root).adapter
+    assert sampler.directory in before and adapter
+    assert adapter.directory == str(tmp_path / "there" / sampler.directory)
+
+
+async def test_what_a_crash_left_on_the_volume_goes_with_the_next_epoch_and_what_is_used_stays(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
+    await world.ask(2)
+    await world.idle()
+    used = files(tmp_path)
+    orphans = [
+        "states/x-train-0/3-ab",
+        "snapshots/x-train-0/.4-cd.tmp",
+        f"checkpoints/{world.model.replace(':', '-')}/9-ef",
+    ]
+    for orphan in orphans:
+        (tmp_path / orphan / "inside").mkdir(parents=True)
+    world.crash("gateway")
+    assert used < files(tmp_path), "ranks may still write until they ask for work"
+    await world.idle()
+    assert files(tmp_path) == used and not (tmp_path / "states/x-train-0").exists()
+
+
+async def test_the_former_directory_of_a_name_goes_when_the_name_is_saved_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    found = []
+    for seq in (1, 2):
+        await world.service.ask("ann", world.model, seq, SaveState(model=world.model, seq=seq, path=""), "tinker://a/b")
+        await world.idle()
+        found.append(tmp_path / world.service.named("ann", "tinker://a/b").directory)
+    assert [path.is_dir() for path in found] == [False, True]
+
+
+async def test_a_gateway_that_another_one_has_followed_acknowledges_nothing_more(tmp_path: Path) -> None:
+    former = GatewayService(SPEC, tmp_path)
+    session = await former.open_session("anybody")
+    await former.create("anybody", CreateModel(model=f"{session}:train:0", seq=0, rank=4, seed=1))
+    latter = GatewayService(SPEC, tmp_path)
+    for write in (
+        former.open_session("anybody"),
+        former.close_session("anybody", session),
+        former.ask("anybody", f"{session}:train:0", 1, OptimStep(model=f"{session}:train:0", seq=1, learning_rate=0.1)),
+    ):
+        with pytest.raises(GatewaySuperseded):
+            await write
+    await latter.ask(
+        "anybody", f"{session}:train:0", 1, OptimStep(model=f"{session}:train:0", seq=1, learning_rate=0.1)
+    )
+    again = GatewayService(SPEC, tmp_path)
+    assert list(again.names.sessions) == [session] and list(again.books[f"{session}:train:0"].line.entries) == [0, 1]
+
+
+def test_a_gateway_that_was_named_before_cannot_take_the_claim_back(tmp_path: Path) -> None:
+    latter = Claim(tmp_path, "job", 3)
+    with pytest.raises(GatewaySuperseded, match="claimed by gateway 3 of this job, and this is 2"):
+        Claim(tmp_path, "job", 2)
+    latter.check()
+    again = Claim(tmp_path, "job", 3)
+    with pytest.raises(GatewaySuperseded, match="another gateway has claimed"):
+        latter.check()
+    again.release()
+    with pytest.raises(GatewaySuperseded, match="claimed by gateway 3"):
+        Claim(tmp_path, "job", 2)
+    Claim(tmp_path, "job", 4).check()
+
+
+@pytest.mark.parametrize("first", ["job", ""])
+def test_another_job_has_the_directory_only_once_the_gateway_of_the_first_has_ended(tmp_path: Path, first: str) -> None:
+    owner = Claim(tmp_path, first, 3)
+    with pytest.raises(
+        GatewaySuperseded, match=r"choose another spec.checkpoint.path; or, .* delete the file \S+owner"
+    ):
+        Claim(tmp_path, "other", 9)
+    owner.check()
+    owner.release()
+    Claim(tmp_path, "other", 1).check()
+
+
+async def test_a_former_gateway_between_its_check_and_what_it_does_then_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    for seq in (1, 2):
+        await world.ask(seq)
+    await world.idle()
+    former, name, before = world.service, world.model, files(tmp_path)
+    latter = list[GatewayService]()
+    real = former.claim.check
+
+    def followed() -> None:
+        real()
+        if not latter:
+            latter.append(GatewayService(SPEC, tmp_path))
+
+    monkeypatch.setattr(former.books[name]._journal, "_check", followed)
+    with pytest.raises(FileNotFoundError):
+        await former.books[name].checkpointed(2, "checkpoints/x/2-ab")
+    with pytest.raises(GatewaySuperseded):
+        await former._collect()
+    world.service = latter[0]
+    await world.ask(4)
+    world.crash("both")
+    assert files(tmp_path) == before and list(world.service.books[name].line.entries)[-1] == 4
+
+
+async def test_a_gateway_starts_and_sweeps_on_a_full_volume(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.begin()
+    await world.service.ask("ann", world.model, 1, SaveState(model=world.model, seq=1, path=""), "tinker://a/b")
+    await world.idle()
+    while the_only(tmp_path, "*/service.log").stat().st_size < 2 * SIZE:
+        await world.service.open_session("bob")
+    with full_disk(SIZE):
+        world.crash("gateway")
+        world.service.spec = SPEC.model_copy(update={"session_timeout_seconds": -1})
+        await world.service.sweep()
+        assert world.service.named("ann", "tinker://a/b")
+    world.service.hear("ann", world.session)
+    await world.service.sweep()
+    with pytest.raises(UnknownError):
+        world.service.hear("ann", world.session)
