@@ -27,7 +27,7 @@ class Node:
 
     def offering(self, free: Mapping[str, int], size: Mapping[str, int]) -> "Node":
         """The node with its devices of Dynamic Resource Allocation, those that are free and all, by resource. What the node offers itself stays: it
-        is not offered by devices, too. A kubelet goes on to list 0 of what a device plugin that is gone has offered, which is no offer."""
+        is not offered by devices, too. A kubelet still lists 0 of what a device plugin that is gone has offered, which is no offer."""
         devices = {name for name in size if not self.size.get(name)}
         return replace(
             self,

@@ -101,7 +101,7 @@ def test_a_node_that_offers_a_resource_itself_does_not_offer_it_by_devices_too()
 
 
 def test_a_node_whose_device_plugin_is_gone_offers_its_devices() -> None:
-    """The kubelet goes on to list 0 of them."""
+    """The kubelet still lists 0 of them."""
     classes = [make_class("gpu", FULL, extended="nvidia.com/gpu")]
     bare = make_cluster([make_node("a", gpus=0)])
     node = replace(bare.nodes[0], free={"nvidia.com/gpu": 0}, size={"nvidia.com/gpu": 0})

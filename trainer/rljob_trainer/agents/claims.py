@@ -187,7 +187,7 @@ class Claims:
         return self._held[number].sandbox
 
     async def give_back(self, number: int) -> None:
-        """It goes on where whoever waits for it is cancelled."""
+        """It continues where whoever waits for it is cancelled."""
         if ending := self._end(number):
             await asyncio.shield(ending)
 

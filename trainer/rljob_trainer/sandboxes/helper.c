@@ -215,7 +215,7 @@ static int take(Child *c, int i) {
     return 1;
 }
 
-/* Until it ends, its time is over, or it has said too much. What it has started in the background goes on, and keeps nobody waiting. */
+/* Until it ends, its time is over, or it has said too much. What it has started in the background still runs, and keeps nobody waiting. */
 static char *follow(pid_t pid, Child *c, long until, int *status) {
     while (is_running(pid, status)) {
         long now = now_ms();

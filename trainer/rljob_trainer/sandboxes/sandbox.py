@@ -30,7 +30,7 @@ class ClaimedSandbox(Protocol):
     """One claim. All methods raise SandboxError. Requests are carried out one after another."""
 
     async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> EndedProgram:
-        """Run a program, without a shell, in the sandbox's directory. What it leaves in the background goes on. `most`: bytes of each output."""
+        """Run a program, without a shell, in the sandbox's directory. What it leaves in the background still runs. `most`: bytes of each output."""
         ...
 
     async def write(self, path: str, content: bytes) -> None:

@@ -12,7 +12,7 @@ from rljob_operator.model.snapshot import is_open
 from rljob_operator.times import seconds
 
 SLACK, STARTING = 1.25, 300.0
-"""By how much longer than its steps have told a job may take that goes before others, and the seconds that it may take to start."""
+"""By how much longer than its last steps suggest a job may take that goes before others, and the seconds that it may take to start."""
 
 
 def remaining(spec: RLJobSpec, status: JobStatus, now: float) -> float | None:

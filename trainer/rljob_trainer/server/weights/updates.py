@@ -207,7 +207,7 @@ class WeightUpdates:
         self._paused = True
 
     async def _resume(self, engine: Any) -> None:
-        """Resume generation. Once, if the server has copies: a copy that goes on already would not wait for the others, as they for it."""
+        """Resume generation. Once, if the server has copies: a copy that computes already would not wait for the others, as they for it."""
         if self._paused or copies(engine) == 1:
             await engine.resume_generation()
         self._paused = False
