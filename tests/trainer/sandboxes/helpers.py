@@ -49,9 +49,10 @@ def helper(silence: int | None = None) -> Path:
 
 @asynccontextmanager
 async def running(
-    root: Path, port: int = 0, *, silence: int | None = None, under: Sequence[str] = ()
+    root: Path, port: int = 0, *, silence: int | None = None, under: Sequence[str] = (), wanted: bool = False
 ) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """A helper that waits for its claim, with its port. `under`: PID_1, or nothing."""
+    """A helper that waits for its claim, with its port. `under`: PID_1, or nothing. `wanted`: it is claimed as soon as it listens, and listens no
+    more."""
     port = port or free_port()
     (root / "token").write_text(TOKEN)
     work = root / "work"
@@ -62,7 +63,8 @@ async def running(
         *under, helper(silence), root / "token", str(port), cwd=work, env=environment, start_new_session=True
     )
     try:
-        await asyncio.to_thread(_await_listening, port)
+        if not wanted:
+            await asyncio.to_thread(_await_listening, port)
         yield process, port
     finally:
         if process.returncode is None:

@@ -243,7 +243,7 @@ async def test_one_that_does_not_answer_is_passed_over_and_tried_again(
         waiting = asyncio.create_task(mine.claim("python"))
         await asyncio.sleep(0.3)
         assert not waiting.done()
-        async with running(tmp_path, port):
+        async with running(tmp_path, port, wanted=True):
             assert await asyncio.wait_for(waiting, PROMPT) == 0
 
 
