@@ -16,7 +16,7 @@ from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, ClientR
 RouteAnswer = web.Response | dict[str, Any]
 
 
-class Page(ClientRequest):
+class ListPage(ClientRequest):
     """Which part of a list is wanted."""
 
     offset: Count = 0
@@ -45,7 +45,7 @@ class ListingRoutes:
 
     async def runs(self, client: str, request: web.Request) -> RouteAnswer:
         """Models that are trained, and those of which something is saved, by their names."""
-        page = Page.model_validate(dict(request.query))
+        page = ListPage.model_validate(dict(request.query))
         found, cursor = page.cut(sorted(self._trained(client) | {s.model for s in self._saved(client).values()}))
         return {"training_runs": [self._run(client, run) for run in found], "cursor": cursor}
 
@@ -56,12 +56,12 @@ class ListingRoutes:
     async def all_checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
         """Of all runs; the newest first."""
         newest = sorted(self._saved(client).items(), key=lambda item: item[1].time, reverse=True)
-        found, cursor = Page.model_validate(dict(request.query)).cut(newest)
+        found, cursor = ListPage.model_validate(dict(request.query)).cut(newest)
         return {"checkpoints": [_checkpoint(path, saved) for path, saved in found], "cursor": cursor}
 
     async def sessions(self, client: str, request: web.Request) -> RouteAnswer:
         """Those that have not ended."""
-        found, _ = Page.model_validate(dict(request.query)).cut(self._sessions(client))
+        found, _ = ListPage.model_validate(dict(request.query)).cut(self._sessions(client))
         return {"sessions": found}
 
     async def session(self, client: str, request: web.Request) -> RouteAnswer:
