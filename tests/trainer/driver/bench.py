@@ -132,8 +132,16 @@ class Bench:
                         return found
                 await asyncio.sleep(0.05)
 
+    async def evaluated(self) -> None:
+        """Wait for an evaluation: no batch waits for it, unless servers sleep for training."""
+        async with asyncio.timeout(SECONDS):
+            while not any("evaluation/reward" in line for line in self.metrics()):
+                await asyncio.sleep(0.05)
+
     def metrics(self) -> list[dict]:
-        return [json.loads(line) for line in names.metrics_file(self.root).read_text().splitlines()]
+        with suppress(FileNotFoundError):
+            return [json.loads(line) for line in names.metrics_file(self.root).read_text().splitlines()]
+        return []
 
 
 async def call(method, *arguments) -> Any:

@@ -150,6 +150,7 @@ async def test_every_set_is_answered_as_often_and_as_it_says(tmp_path, monkeypat
         await until(rank, "newcomers")
         await publish(rank, 0, [a])
         found = await batch(rank)
+        await bench.evaluated()
         asked = [r for r in a.requests if r["temperature"] != 1.0]
         bench.driver.cancel()
     own = {"temperature": 0.6, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "stop": ["x"], "max_tokens": 20, "n": 2}

@@ -122,7 +122,9 @@ async def test_what_a_reward_reports_of_the_row_and_the_tokens_becomes_metrics_o
     )
     bench.spec |= {"rewards": [{"python": {"path": str(reward)}}], "evaluation": {"everySteps": 1}}
     async with Server("demo-rollout-0") as a:
-        found = await first_batch(bench, a)
+        found = await batch(await begin(bench, a))
+        await bench.evaluated()
+        bench.driver.cancel()
     assert [m.get("evaluation_metrics/own") for m in bench.metrics() if "evaluation/reward" in m] == [1.0]
     own = {name: value for name, value in found.metrics.items() if name.startswith("reward_metrics/")}
     assert own == {"reward_metrics/own": 1.0, "reward_metrics/truncated": 0.0} and found.metrics["reward/mean"] == 1.0
