@@ -16,10 +16,9 @@ from rljob_trainer.gateway.memory import BusyError
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import answers, requests
-from rljob_trainer.gateway.wire.listing import RouteAnswer, SavedRoutes
 from rljob_trainer.gateway.wire.passes import Pass, beginning
 from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
-from rljob_trainer.gateway.wire.sampling import SamplingRoutes, sampler_name
+from rljob_trainer.gateway.wire.sampling import RouteAnswer, SamplingRoutes, SavedRoutes, sampler_name
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
 
