@@ -5,6 +5,7 @@ algorithm rollout rewards         how it is learnt: losses, generation, rewards 
 servers                           the pods and GPUs of a vLLM server
 layout keys lora vision model     ranks and models; `model` needs the model's config.json
 gangs                             the rules of ranks for models on gangs of their own
+service                           its clients: keys and limits
 pods volumes scheduling           pods, and where they run
 validator                         all of them at once
 engine ranks                      what rules are made of, and whom they judge

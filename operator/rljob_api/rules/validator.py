@@ -24,6 +24,7 @@ from rljob_api.rules import (
     rollout,
     scheduling,
     servers,
+    service,
     speculation,
     task,
     vision,
@@ -37,7 +38,7 @@ from rljob_api.spec import RLJobSpec
 
 SUBJECTS = (
     *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards),
-    *(keys, evaluation, scheduling, pods, volumes, gangs),
+    *(keys, evaluation, scheduling, pods, volumes, service, gangs),
 )
 OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))
 """Rules that the CRD has as CEL."""
