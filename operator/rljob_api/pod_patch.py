@@ -204,7 +204,9 @@ class PodPatch(Model):
             return self.models
         if names.is_sandbox_role(role):
             return self.sandboxes
-        own = {names.ROLE_ROLLOUT: self.rollout, names.ROLE_WORKER: self.workers, names.ROLE_GATEWAY: self.gateway}
+        if names.is_worker_role(role):
+            return self.workers
+        own = {names.ROLE_ROLLOUT: self.rollout, names.ROLE_GATEWAY: self.gateway}
         return own.get(role, self.pools)
 
 

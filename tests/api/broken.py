@@ -33,6 +33,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"train": {"epochs": 2}}, "spec.train.steps"),
     ({"data": {"train": []}}, "spec.data.train"),
     ({"task": "service", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
+    ({"task": "service", "service": {"clients": [{"name": "ann"}]}}, "spec.service.clients"),
     ({"task": "dpo", "train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"task": "dpo", "train": {"tokensPerMicroBatch": 63}}, "spec.train.tokensPerMicroBatch"),
     ({"task": "pretrain", "data": {"weights": [1, 2]}}, "spec.data.weights"),
@@ -188,6 +189,11 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     (
         {"rollout": {"agent": AGENT | {"workers": {"replicas": 4000, "processes": 9}}, "sampling": {"maxTokens": 8}}},
         "spec.rollout.agent.workers.processes",
+    ),
+    ({"rewards": [{"rule": "number", "workers": {}}]}, "spec.rewards[0].workers"),
+    (
+        {"rewards": [{"rule": "math", "workers": {"replicas": 4000, "processes": 9}}]},
+        "spec.rewards[0].workers.processes",
     ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),

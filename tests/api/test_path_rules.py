@@ -88,3 +88,13 @@ def test_the_keys_of_a_services_clients_have_a_volume_of_their_own() -> None:
     assert wrong("/keys") == wrong("/keys/of/clients") == []
     assert wrong("/elsewhere") == ["spec.service.keys"]
     assert wrong("/data/keys") == ["spec.model.path", "spec.checkpoint.path"]
+
+
+def test_clients_with_limits_of_their_own_have_keys_and_one_entry_each() -> None:
+    def wrong(names: str, **service: object) -> list[str]:
+        spec = raw_spec(task="service", service=service | {"clients": [{"name": name, "share": 2} for name in names]})
+        return [violation.field for violation in validate(spec, "demo").violations]
+
+    assert wrong("") == wrong("ab", keys="/keys") == []
+    assert wrong("a") == ["spec.service.clients"]
+    assert wrong("aba", keys="/keys") == ["spec.service.clients[2].name"]

@@ -150,6 +150,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         *((role, counted, serving(counted), layouts.get(role, "-")) for role, counted in gangs.items()),
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
         (names.ROLE_WORKER, s.workers, serving(s.workers), "agents"),
+        *((role, counted, serving(counted), "rewards") for role, counted in s.scorers.items()),
         *((names.sandbox_role(i), found, "-", name) for i, (name, found) in enumerate(s.environments.items())),
         (names.ROLE_GATEWAY, s.gateway, "serving" if s.gateway.ready else "-", s.service.address or "-"),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),

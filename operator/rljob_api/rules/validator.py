@@ -24,10 +24,12 @@ from rljob_api.rules import (
     rollout,
     scheduling,
     servers,
+    service,
     speculation,
     task,
     vision,
     volumes,
+    workers,
 )
 from rljob_api.rules.engine import Check, Rule, ValidationResult, Violation
 from rljob_api.rules.extent import extent_violations
@@ -36,8 +38,8 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
 SUBJECTS = (
-    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards),
-    *(keys, evaluation, scheduling, pods, volumes, gangs),
+    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards, workers),
+    *(keys, evaluation, scheduling, pods, volumes, service, gangs),
 )
 OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))
 """Rules that the CRD has as CEL."""

@@ -131,22 +131,6 @@ def volumes_of(spec: RLJobSpec, role: str) -> list[Volume]:
     return [volume for volume in spec.volumes if volume is not secret]
 
 
-def keys_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """The volume with the keys of clients holds nothing that other pods read."""
-    keys = spec.service.keys
-    if keys is None or not spec.volumes:
-        return
-    volume = volume_of(spec, keys)
-    if volume is None:
-        yield Violation("spec.service.keys", keys, "is on none of spec.volumes", "mount the Secret that holds them")
-        return
-    rule = f"is on the volume of spec.service.keys, {volume.name}, which only the gateway mounts"
-    for field, path in paths(spec):
-        own = field == "spec.service.keys" or field.startswith("spec.volumes[")
-        if not own and volume_of(spec, path) is volume:
-            yield Violation(field, path, rule, "give the keys a volume of their own, of a Secret")
-
-
 PATH = get_args(AbsolutePath)[1:]
 """What marks a field as a path in the pods."""
 
@@ -213,5 +197,4 @@ RULES: tuple[Check, ...] = (
     volume_source_violations,
     path_violations,
     parent_violations,
-    keys_violations,
 )

@@ -6,19 +6,16 @@ from pydantic import Field, StringConstraints
 
 from rljob_api.base import Model
 from rljob_api.spec.common import (
-    MOST_PODS,
     AbsolutePath,
     FunctionName,
     LibraryName,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Processes,
-    Quantity,
-    Template,
     Texts,
     Verbatim,
 )
+from rljob_api.spec.workers import Workers
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 VariableValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=16384)]
@@ -84,21 +81,6 @@ class OpenEnv(Model):
     """Trajectories at a time: at most the server's `max_concurrent_envs`, which is 1 unless its author says otherwise."""
 
 
-class AgentWorkers(Model):
-    """Pods of their own, without GPUs, in which the agent runs. They are no part of the gang: one that is lost is replaced alone, and its
-    trajectories begin anew in others."""
-
-    replicas: Annotated[int, Field(ge=1, le=MOST_PODS)] = 1
-    """Number of pods. A change takes effect at once, as that of `rollout.replicas`."""
-    processes: Processes | None = None
-    """Processes of each pod, of which each imports the agent and runs up to 256 trajectories at a time; unset: one for each CPU that the pod may use,
-    at most 8."""
-    shm_size: Quantity = "1Gi"
-    """Size of /dev/shm in worker pods, in memory."""
-    template: Template = Template()
-    """Pod settings of the workers, with an image that has what the agent needs: Python, and the package rljob_trainer."""
-
-
 class AgentSpec(Model):
     """How a sample comes into being when it is more than one response: turns of the policy, with what tools, users or an environment say in between.
     Only tokens that the policy generated are learnt from."""
@@ -135,6 +117,6 @@ class AgentSpec(Model):
     env: Annotated[dict[VariableName, VariableValue], Field(max_length=512)] = {}
     """Environment variables of the agent's processes, in addition to those of the pod; values of at most 16384 characters. Secrets belong into
     `trainer.template.env`, or into `workers.template.env`."""
-    workers: AgentWorkers | None = None
+    workers: Workers | None = None
     """Run the agent in pods of its own. Unset: in processes next to the trainer's rank 0, at most 8. For `python`, `tools`, `verifiers`, `skyrlGym`
     and `reasoningGym`."""

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.spec.agent import AgentWorkers
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
     DnsName,
@@ -27,9 +26,10 @@ from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
 from rljob_api.spec.servers import Servers
 from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
+from rljob_api.spec.workers import Workers
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | EnvironmentPool | ServiceSpec | Gang
+Pods = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -244,14 +244,16 @@ class RLJobSpec(Model):
         return self.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
 
     @property
-    def workers(self) -> AgentWorkers | None:
-        """Pods in which the agent runs; None: it runs next to the trainer's rank 0, or there is none."""
-        return self.rollout.agent.workers if self.rollout.agent else None
+    def workers(self) -> dict[str, Workers]:
+        """Pods in which the agent runs, or a reward function, by role. What has none runs next to the trainer's rank 0."""
+        agent = self.rollout.agent
+        agents = {names.ROLE_WORKER: agent.workers} if agent and agent.workers else {}
+        return agents | {names.scorer_role(i): r.workers for i, r in enumerate(self.rewards) if r.workers}
 
     @property
     def has_service(self) -> bool:
         """Whether further pods connect to the trainer's rank 0: gangs of other models, and workers."""
-        return bool(self.gangs) or self.workers is not None
+        return bool(self.gangs or self.workers)
 
     @property
     def has_token(self) -> bool:
@@ -264,7 +266,7 @@ class RLJobSpec(Model):
         each pool by its name."""
         gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
         pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
-        workers: dict[str, Pods] = {names.ROLE_WORKER: self.workers} if self.workers else {}
+        workers: dict[str, Pods] = {**self.workers}
         environments: dict[str, Pods] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
         gateway: dict[str, Pods] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
         return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | environments | gateway | pools
@@ -273,9 +275,10 @@ class RLJobSpec(Model):
         """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
         pools = {pool.name: f"spec.pools[{i}]" for i, pool in enumerate(self.pools)}
         rewards = {names.reward_role(i): f"spec.rewards[{i}].model" for i in range(len(self.rewards))}
+        scorers = {names.scorer_role(i): f"spec.rewards[{i}].workers" for i in range(len(self.rewards))}
         environments = {names.sandbox_role(i): f"spec.environments[{i}]" for i in range(len(self.environments))}
         others = {names.ROLE_WORKER: "spec.rollout.agent.workers", names.ROLE_GATEWAY: "spec.service"}
-        return (pools | rewards | environments | others).get(role, f"spec.{role}")
+        return (pools | rewards | scorers | environments | others).get(role, f"spec.{role}")
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
@@ -284,7 +287,7 @@ class RLJobSpec(Model):
     def processes_of(self, role: str) -> int:
         """Processes in each pod of the role that have GPUs of their own with `trainer.device: gpu`."""
         settings = self.pods[role]
-        if isinstance(settings, AgentWorkers | EnvironmentPool | ServiceSpec):
+        if isinstance(settings, Workers | EnvironmentPool | ServiceSpec):
             return 0
         if isinstance(settings, Servers):
             return settings.processes_per_pod

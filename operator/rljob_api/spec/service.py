@@ -13,6 +13,28 @@ MOST_RANK = 256
 """Largest rank of a client's adapters."""
 
 
+MOST_CLIENTS = 256
+"""Clients with limits of their own."""
+
+
+class ClientLimits(Model):
+    """How much of a service one client may have."""
+
+    max_models: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Models that the client trains at a time. Unset: as many as the service has."""
+    max_saved: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """States and snapshots that the client has saved under a name, and not deleted. Unset: as many as the volume holds."""
+    share: Annotated[int, Field(ge=1, le=1000)] = 1
+    """The client's part of the trainers' time, relative to those of other clients whose models have work too. It is measured in tokens."""
+
+
+class ServiceClient(ClientLimits):
+    """Limits of one client, in place of `service.limits`."""
+
+    name: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+    """Name of the client: that of the file with its key."""
+
+
 class ServiceSpec(Model):
     """The service of `task: service`: clients with loops of their own train adapters of one base model and sample from them. They talk to a gateway,
     a pod of its own without GPUs, which stays while trainers and rollouts restart or are suspended."""
@@ -35,6 +57,10 @@ class ServiceSpec(Model):
     keys: AbsolutePath | None = None
     """Directory of keys, for example of a Secret that `volumes` mounts: each file is named for a client, and holds its key, which begins with `tml-`.
     Only the gateway mounts the volume that holds it. Unset: whoever can reach the service may use it."""
+    limits: ClientLimits = ClientLimits()
+    """Limits of every client that is not in `clients`. Without `keys`, all who use the service are one client."""
+    clients: Annotated[list[ServiceClient], Field(max_length=MOST_CLIENTS)] = []
+    """Clients with limits of their own."""
     idle_seconds: Annotated[int, Field(ge=10, le=86400 * 365)] | None = None
     """Seconds without a request after which trainers and rollouts are released as if the job were suspended. The next request brings them back, and
     waits for them. Unset: they stay."""

@@ -215,10 +215,16 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
     workers, gateway = counted.pop(names.ROLE_WORKER, RoleStatus()), counted.pop(names.ROLE_GATEWAY, RoleStatus())
+    scorers = {role: counted.pop(role) for role in [role for role in counted if names.is_worker_role(role)]}
     environments = {pool.name: counted.pop(names.sandbox_role(i)) for i, pool in enumerate(_environments(spec))}
     pools = {role: found for role, found in counted.items() if role not in gangs}
     found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
-    found |= {"environments": environments, "gateway": gateway, "service": service_status(s, status)}
+    found |= {
+        "scorers": scorers,
+        "environments": environments,
+        "gateway": gateway,
+        "service": service_status(s, status),
+    }
     return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
 
 
@@ -275,7 +281,7 @@ def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
 
 
 DISPLAY = (
-    *("trainer", "spares", "gangs", "rollout", "workers", "environments", "gateway", "pools"),
+    *("trainer", "spares", "gangs", "rollout", "workers", "scorers", "environments", "gateway", "pools"),
     *("service", "message", "conditions", "accounting"),
 )
 OBSERVATIONAL = (

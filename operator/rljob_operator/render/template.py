@@ -140,7 +140,9 @@ def _add_claims(template: dict[str, Any], claims: Sequence[Mapping[str, Any]]) -
 def _command(role: str) -> list[str]:
     if names.is_model_role(role):
         return ["launch"]
-    return [role] if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER, names.ROLE_GATEWAY) else ["pool", role]
+    if role in (names.ROLE_ROLLOUT, names.ROLE_GATEWAY):
+        return [role]
+    return ["worker" if names.is_worker_role(role) else "pool", role]
 
 
 def _serving(port: int, probed: int) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Bench:
     async def evaluated(self) -> None:
         """Wait for an evaluation: no batch waits for it, unless servers sleep for training."""
         async with asyncio.timeout(SECONDS):
-            while not any("evaluation/reward" in line for line in self.metrics()):
+            while not any("evaluation/reward" in line for line in self.metrics()):  # noqa: ASYNC110 the driver writes it
                 await asyncio.sleep(0.05)
 
     def metrics(self) -> list[dict]:

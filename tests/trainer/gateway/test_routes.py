@@ -36,7 +36,7 @@ class Desk:
         self.session = self.model = ""
 
     async def begin(self) -> None:
-        self.session = (await (await self.post("create_session")).json())["session_id"]
+        self.session = await self.service.open_session("anybody")
         self.model = f"{self.session}:train:0"
         await self.service.create("anybody", CreateModel(model=self.model, seq=0, rank=4, seed=1))
 
@@ -45,6 +45,12 @@ class Desk:
 
     async def bytes(self, path: str, body: bytes) -> ClientResponse:
         return await self._client.post(API + path, data=body)
+
+    async def listed(self, path: str, client: str = "anybody", status: int = 200) -> Any:
+        """A list, as a client gets it."""
+        answer = await self._client.get(API + path, headers={"X-API-Key": f"tml-{client}"})
+        assert answer.status == status, await answer.text()
+        return await answer.json()
 
     async def delete(self, path: str) -> ClientResponse:
         return await self._client.delete(API + path)
@@ -72,10 +78,10 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def opened(root: Path) -> AsyncIterator[Desk]:
+async def opened(root: Path, keys: Path | None = None) -> AsyncIterator[Desk]:
     service = GatewayService(ServiceSpec(), root)
     samples = Samples(SamplingServers("token").sample)
-    app = Routes(service, samples, Keys(None), "base").app
+    app = Routes(service, samples, Keys(keys), "base").app
     async with TestClient(TestServer(app)) as client:
         desk = Desk(service, samples, client)
         await desk.begin()
@@ -95,6 +101,36 @@ async def test_nobody_samples_from_a_full_state_which_no_server_can_load(tmp_pat
         refused = await desk.sampler(0, state)
         assert refused.status == 400 and "is no snapshot for samplers" in (await refused.json())["detail"]
         assert (await desk.sampler(0, served)).status == 200
+
+
+async def test_lists_are_of_the_clients_own_and_are_given_in_parts(tmp_path: Path) -> None:
+    (keys := tmp_path / "keys").mkdir()
+    for client in ("anybody", "bob"):
+        (keys / client).write_text(f"tml-{client}")
+
+    async with opened(tmp_path / "service", keys) as desk:
+        for seq in (1, 2, 3):
+            path = f"tinker://{desk.model}/weights/{seq}"
+            await desk.save(seq, SaveState(model=desk.model, seq=seq, path=""), path)
+        empty = await desk.service.open_session("anybody")
+        runs = await desk.listed("training_runs")
+        assert [run["training_run_id"] for run in runs["training_runs"]] == [desk.model]
+        assert runs["cursor"] == {"offset": 0, "limit": 20, "total_count": 1}
+        last = await desk.listed("checkpoints?limit=2&offset=2")
+        assert [found["checkpoint_id"] for found in last["checkpoints"]] == ["weights/1"], "the newest first"
+        assert last["cursor"] == {"offset": 2, "limit": 2, "total_count": 3}
+        assert await desk.listed("sessions") == {"sessions": [desk.session, empty]}
+        assert await desk.listed("sessions?offset=1") == {"sessions": [empty]}
+        assert await desk.listed(f"sessions/{desk.session}") == {"training_run_ids": [desk.model], "sampler_ids": []}
+        assert await desk.listed("sessions?limit=0", status=400)
+        assert await desk.listed("sessions", "bob") == {"sessions": []}
+        assert (await desk.listed("training_runs", "bob"))["training_runs"] == []
+        assert (await desk.listed("checkpoints", "bob"))["checkpoints"] == []
+        await desk.listed(f"sessions/{desk.session}", "bob", status=404)
+        await desk.listed(f"training_runs/{desk.model}", "bob", status=404)
+        await desk.listed("sessions", "eve", status=401)
+        await desk.service.close_session("anybody", desk.session)
+        assert [run["training_run_id"] for run in (await desk.listed("training_runs"))["training_runs"]] == [desk.model]
 
 
 async def test_a_deleted_snapshot_remains_for_its_samplers_and_goes_with_their_session(tmp_path: Path) -> None:

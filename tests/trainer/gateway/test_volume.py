@@ -189,7 +189,7 @@ async def test_a_former_gateway_between_its_check_and_what_it_does_then_changes_
     with pytest.raises(FileNotFoundError):
         await former.books[name].checkpointed(2, "checkpoints/x/2-ab")
     with pytest.raises(GatewaySuperseded):
-        await former._collect()
+        await former.collect()
     world.service = latter[0]
     await world.ask(4)
     world.crash("both")

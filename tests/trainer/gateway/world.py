@@ -102,9 +102,9 @@ class Ranks:
 class World:
     """A gateway, its ranks, and a volume that survives both."""
 
-    def __init__(self, root: Path) -> None:
-        self._root, self.volume = root, dict[str, list[int]]()
-        self.service, self.session, self.model = GatewayService(SPEC, root), "", ""
+    def __init__(self, root: Path, spec: ServiceSpec = SPEC) -> None:
+        self._root, self._spec, self.volume = root, spec, dict[str, list[int]]()
+        self.service, self.session, self.model = GatewayService(spec, root), "", ""
         self.ranks, self._life, self.guest = Ranks(self.volume), 0, ""
 
     async def begin(self, start: str = "") -> None:
@@ -171,7 +171,7 @@ class World:
         self.crash("both")
 
     def _restart_gateway(self) -> None:
-        self.service = GatewayService(SPEC, self._root)
+        self.service = GatewayService(self._spec, self._root)
 
     def crash(self, what: str) -> None:
         if what in ("ranks", "both"):

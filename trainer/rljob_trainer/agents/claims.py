@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from rljob_api.protocol import SandboxAddress
 from rljob_api.spec.environments import EnvironmentPool
-from rljob_trainer.agents.places import Places
 from rljob_trainer.sandboxes.directory import DirectorySandbox
 from rljob_trainer.sandboxes.frames import token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
 from rljob_trainer.sandboxes.sandbox import ClaimedSandbox, SandboxError
+from rljob_trainer.workers.places import Places
 
 MOST_CLAIMS = 8
 """Of one trajectory at a time."""
@@ -43,7 +43,7 @@ class Environment:
         self._secret, self._changed = secret, changed
         self._listed = set[Free]()
         """Those that are free by the operator's last word, which may be old."""
-        self._places: Places[Free] = Places(1)
+        self._places: Places[Free] = Places(lambda _: 1)
         """Those of them that were not handed out."""
         self._used, self._held = set[Free](), set[Free]()
         """Those that were handed out, and those that have not been given back since."""

@@ -7,7 +7,7 @@ from typing import Any
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.program import MODULE
 from rljob_trainer.agents.session import Session
-from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerLost, WorkerProcess, WorkerTaken
+from rljob_trainer.workers.process import GRACE_SECONDS, WorkerLost, WorkerProcess, WorkerTaken
 
 AT_ONCE = 256
 """Trajectories of one process at a time."""
@@ -24,6 +24,10 @@ class AgentProcess(WorkerProcess):
         super().__init__(*arguments)
         self._asked: dict[int, tuple[Session, set[asyncio.Task[None]]]] = {}
         """By trajectory."""
+
+    @property
+    def room(self) -> int:
+        return AT_ONCE
 
     async def rollout(self, values: dict[str, Any], session: Session) -> dict[str, Any]:
         """What the function answers in the end. Raises WorkerLost, after which the process has to be stopped."""

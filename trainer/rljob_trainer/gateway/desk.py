@@ -5,13 +5,14 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rljob_trainer.gateway.books import MOST_ANSWERS, Book
-from rljob_trainer.gateway.fair import Turns
+from rljob_trainer.gateway.fair import FairShares
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
+from rljob_trainer.gateway.parts import Clients
 from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     Failure,
@@ -57,25 +58,9 @@ class Piece:
 class Desk:
     """Pieces of work, for the ranks of one attempt after the other."""
 
-    def __init__(
-        self,
-        files: ServiceFiles,
-        checkpoint_seconds: float,
-        books: Callable[[], Iterable[Book]],
-        find: Callable[[str, str], str],
-        saved: Callable[[Book, int, str], Awaitable[None]],
-        begun: Callable[[], Awaitable[None]],
-    ) -> None:
-        """
-        Args:
-            books: all models
-            find: the directory of a state, by a model of the client and its name for the state; empty: there is none
-            saved: called when a request has written a directory for a client, before the client hears of it
-            begun: called when ranks have begun, and write nothing
-        """
-        self._files, self._seconds, self._books = files, checkpoint_seconds, books
-        self._find, self._saved, self._begun = find, saved, begun
-        self._turns, self._changed, self._deciding = Turns(), asyncio.Event(), asyncio.Lock()
+    def __init__(self, files: ServiceFiles, checkpoint_seconds: float, clients: Clients) -> None:
+        self._files, self._seconds, self._clients = files, checkpoint_seconds, clients
+        self._turns, self._changed, self._deciding = FairShares(), asyncio.Event(), asyncio.Lock()
         self._pending: Piece | None = None
         self._life, self._attempt = "", 0
         self._surplus = False
@@ -135,9 +120,9 @@ class Desk:
         if self._pending and failed:
             await self._failed_with(self._pending)
         self.tally.begin()
-        for book in self._books():
+        for book in self._clients.living():
             book.line.restart()
-        keep = Piece(encode(KeepModels(models=())), lambda *_: self._begun())
+        keep = Piece(encode(KeepModels(models=())), lambda *_: self._clients.collect())
         self._life, self._pending, self._surplus = life, keep, False
 
     async def _failed_with(self, piece: Piece) -> None:
@@ -157,11 +142,16 @@ class Desk:
     async def _choose(self, draining: bool) -> Piece | None:
         if self._surplus:
             self._surplus = False
-            built = tuple(book.line.model for book in self._books() if book.line.built and not book.line.failed)
+            built = tuple(
+                book.line.model for book in self._clients.living() if book.line.built and not book.line.failed
+            )
             return Piece(encode(KeepModels(models=built)), self._ignore)
-        ready = {book.line.model: piece for book in self._books() if (piece := await self._of(book, draining))}
-        chosen = self._turns.choose(ready)
-        return ready[chosen] if chosen is not None else None
+        pieces, owners = dict[str, Piece](), dict[str, str]()
+        for book in self._clients.living():
+            if piece := await self._of(book, draining):
+                pieces[book.line.model], owners[book.line.model] = piece, self._clients.owner(book)
+        chosen = self._turns.choose(owners)
+        return pieces[chosen] if chosen is not None else None
 
     async def _of(self, book: Book, draining: bool) -> Piece | None:
         """The next piece of a model."""
@@ -210,7 +200,9 @@ class Desk:
         work: Work | Failure | None = None
         if entry.kind in ("SaveState", "SaveForSampler", "LoadState", "Failure"):
             work = _read(entry.body)
-        if isinstance(work, SaveState | SaveForSampler):
+        if isinstance(work, SaveState | SaveForSampler) and (why := self._clients.refusal(book, entry.saves)):
+            work = Failure(message=why)
+        elif isinstance(work, SaveState | SaveForSampler):
             kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
             directory = self._files.new(model, seq, kind)
             work = replace(work, path=self._files.path(directory))
@@ -220,13 +212,13 @@ class Desk:
         async def finish(result: Result | Failure, body: bytes) -> None:
             if entry.result is None:
                 if directory and isinstance(result, Result):
-                    await self._saved(book, seq, directory)
+                    await self._clients.has_saved(book, seq, directory)
                 await book.answer(seq, body)
                 self.tally.trained(entry.tokens)
             else:
                 self._compare(model, seq, entry.result, body)
             book.line.executed(seq)  # last: after an error before this, the same result comes again
-            self._turns.spend(model, entry.tokens)
+            self._turns.spend(model, entry.tokens, self._clients.share)
 
         if isinstance(work, Failure):
             await finish(work, encode(work))
@@ -237,7 +229,7 @@ class Desk:
     async def _loading(self, book: Book, work: LoadState) -> LoadState | Failure:
         """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
         entry = book.line.entries[work.seq]
-        if entry.result is None and not entry.found and (found := self._find(work.model, work.path)):
+        if entry.result is None and not entry.found and (found := self._clients.find(work.model, work.path)):
             await book.load(work.seq, found)
         if not entry.found:
             return Failure(message=f"there is no {work.path}")

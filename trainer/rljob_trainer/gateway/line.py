@@ -6,12 +6,22 @@
 have executed in this epoch.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Literal
 
-from rljob_trainer.wire.service import Result, decode_result
+from rljob_trainer.wire.service import (
+    Failure,
+    ForwardBackward,
+    Result,
+    SaveForSampler,
+    SaveState,
+    Work,
+    decode_result,
+    encode,
+)
 
 Arrival = Literal["new", "same", "other"]
 """A request is new, or repeated, or another one has its number already."""
@@ -41,6 +51,14 @@ class Asked:
     """When the client got the result first."""
     answered: float | None = None
     """When the result came."""
+
+    @staticmethod
+    def of(work: Work | Failure, saves: str = "") -> "Asked":
+        """A request as it comes. `work`: what the ranks are to do, or why it fails in its turn."""
+        body = encode(work)
+        digest = hashlib.sha256(saves.encode() + b"\0" + body).hexdigest()
+        tokens = sum(len(datum.tokens) for datum in work.data) if isinstance(work, ForwardBackward) else 0
+        return Asked(digest, type(work).__name__, body, tokens, saves, _changes(work))
 
     @property
     def stepped(self) -> bool:
@@ -205,3 +223,10 @@ class RequestLine:
         """No epoch needs the body any more."""
         self.uncovered -= len(entry.body)
         entry.body = b""
+
+
+def _changes(work: Work | Failure) -> bool:
+    """Whether the model is another one when it is done."""
+    if isinstance(work, ForwardBackward):
+        return not work.forward_only
+    return not isinstance(work, SaveState | SaveForSampler | Failure)

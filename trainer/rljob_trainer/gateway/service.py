@@ -8,25 +8,22 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.books import Book
 from rljob_trainer.gateway.claim import Claim
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import ServiceFiles
+from rljob_trainer.gateway.limits import Limits
 from rljob_trainer.gateway.line import Asked, RequestLine
 from rljob_trainer.gateway.memory import BusyError, MemoryBudget
+from rljob_trainer.gateway.parts import Sampling
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.service import (
     CreateModel,
     Failure,
-    ForwardBackward,
-    SaveForSampler,
-    SaveState,
     Work,
     decode_work,
-    encode,
 )
 
 GRACE_SECONDS = 600.0
@@ -38,21 +35,6 @@ log = logging.getLogger(__name__)
 
 class UnknownError(LookupError):
     """There is no such thing, or not for this client."""
-
-
-class Sampling(Protocol):
-    """The samples that clients wait for."""
-
-    @property
-    def directories(self) -> set[str]:
-        """Snapshots that servers read now, or may still read."""
-
-    @property
-    def held(self) -> Mapping[str, int]:
-        """Bytes of prompts and answers, by client."""
-
-    async def end(self, session: str) -> None:
-        """Cancel those of a session."""
 
 
 class GatewayService:
@@ -72,9 +54,8 @@ class GatewayService:
         """Directories that go as soon as no server reads them."""
         self._creating = asyncio.Lock()
         self._restore()
-        self.desk = Desk(
-            self.files, spec.checkpoint_seconds, self._living, self._directory, self._has_saved, self._collect
-        )
+        self._limits = Limits(spec)
+        self.desk = Desk(self.files, spec.checkpoint_seconds, self)
 
     def _restore(self) -> None:
         for path in sorted(self.files.models.glob("*.log")):
@@ -112,15 +93,19 @@ class GatewayService:
         self.desk.changed()
 
     async def _created(self, created: CreateModel, start: str, optimizer: bool) -> Book:
-        body = encode(created)
-        line = RequestLine(created.model, body, self._directory(created.model, start), optimizer)
-        first = Asked(_digest(body), type(created).__name__, b"")
-        if sum(not book.line.failed for book in self.books.values()) >= self.spec.max_models:
-            why = f"this service trains {self.spec.max_models} models at a time (spec.service.maxModels): end another session first"
+        first = Asked.of(created)
+        line = RequestLine(created.model, first.body, self.find(created.model, start), optimizer)
+        first.body = b""  # the line has it
+        if why := self._no_room(self.names.sessions[session_of(created.model)].client):
             return Book.refused(line, first, Failure(message=why))
         if start and not line.start:
             return Book.refused(line, first, Failure(message=f"there is no {start}"))
         return await Book.create(self.files.journal(line.model), line, first, self.claim.check)
+
+    def _no_room(self, client: str) -> str | None:
+        """Why this client gets no further model."""
+        trained = [book for book in self.books.values() if not book.line.failed]
+        return self._limits.models(client, sum(self.owner(book) == client for book in trained), len(trained))
 
     async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "") -> None:
         """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.
@@ -133,10 +118,9 @@ class GatewayService:
         """
         book = self.book(client, model)
         self.hear(client, session_of(model))
-        body = encode(work)
-        tokens = sum(len(datum.tokens) for datum in work.data) if isinstance(work, ForwardBackward) else 0
-        entry = Asked(_digest(body, saves), type(work).__name__, body, tokens, saves, _changes(work))
-        with self.memory.taking(client, 0 if book.line.failed else len(body)):  # a model that has failed keeps none
+        entry = Asked.of(work, saves)
+        size = 0 if book.line.failed else len(entry.body)  # a model that has failed keeps none
+        with self.memory.taking(client, size):
             arrival = await book.ask(seq, entry)
         if arrival == "other":
             await book.fail(Failure(message=f"request {seq} of {model} came twice, with different contents"))
@@ -190,6 +174,49 @@ class GatewayService:
         for book in self.books.values():
             book.line.forget(now - GRACE_SECONDS)
 
+    def living(self) -> list[Book]:
+        return list(self.books.values())
+
+    def owner(self, book: Book) -> str:
+        """The client of a model; empty: its session has ended just now."""
+        session = self.names.sessions.get(session_of(book.line.model))
+        return session.client if session else ""
+
+    def share(self, client: str) -> int:
+        return self._limits.share(client)
+
+    def find(self, model: str, path: str) -> str:
+        """The directory of what the client of a model has saved as `path`; empty: there is no such thing."""
+        session, found = self.names.sessions.get(session_of(model)), self.names.saved.get(path)
+        return found.directory if session and found and found.client == session.client else ""
+
+    def refusal(self, book: Book, name: str) -> str | None:
+        """Why a model's client may not save under this name. What goes with its session does not count, nor what replaces something."""
+        client = self.owner(book)
+        if "/" not in name or name in self.names.saved:
+            return None
+        return self._limits.saved(client, sum(saved.client == client for saved in self.names.saved.values()))
+
+    async def has_saved(self, book: Book, seq: int, directory: str) -> None:
+        """A request has written a directory for a client."""
+        session, name = self.names.sessions.get(session_of(book.line.model)), book.line.entries[seq].saves
+        if session is None:
+            await asyncio.to_thread(self.files.remove, directory)
+            return
+        if "/" not in name:
+            await self.names.sample(name, Sampler(session.client, directory))
+            return
+        made = creation(book)
+        saved = SavedModel(book.line.model, session.client, directory, time.time(), made.rank, made.mlp, made.attention)
+        former = self.names.saved.get(name)
+        await self.names.save(name, saved)
+        if former:
+            await self._remove_unused(former.directory)
+
+    async def collect(self) -> None:
+        """Delete what nobody has a use for, and nobody can have any more."""
+        await asyncio.to_thread(self.files.collect, self._used | self._read, self.claim.check)
+
     async def _end(self, session: str) -> None:
         async with self._creating:  # no model of it begins meanwhile
             if session not in self.names.sessions:
@@ -213,10 +240,6 @@ class GatewayService:
         for directory in gone:
             await asyncio.to_thread(self.files.remove, directory)
 
-    async def _collect(self) -> None:
-        """Of Desk: ranks have begun. Delete what nobody has a use for, and nobody can have any more."""
-        await asyncio.to_thread(self.files.collect, self._used | self._read, self.claim.check)
-
     @property
     def _read(self) -> set[str]:
         """By servers."""
@@ -225,22 +248,6 @@ class GatewayService:
     @property
     def _used(self) -> set[str]:
         return self.names.directories.union(*(book.line.directories for book in self.books.values()))
-
-    async def _has_saved(self, book: Book, seq: int, directory: str) -> None:
-        """Of Desk: a request has written a directory for a client."""
-        session, name = self.names.sessions.get(session_of(book.line.model)), book.line.entries[seq].saves
-        if session is None:
-            await asyncio.to_thread(self.files.remove, directory)
-            return
-        if "/" not in name:
-            await self.names.sample(name, Sampler(session.client, directory))
-            return
-        made = creation(book)
-        saved = SavedModel(book.line.model, session.client, directory, time.time(), made.rank, made.mlp, made.attention)
-        former = self.names.saved.get(name)
-        await self.names.save(name, saved)
-        if former:
-            await self._remove_unused(former.directory)
 
     def _session(self, client: str, name: str) -> OpenSession:
         session = self.names.sessions.get(name)
@@ -256,31 +263,12 @@ class GatewayService:
                 kept[session.client] += book.line.uncovered + book.line.answers
         return kept
 
-    def _living(self) -> list[Book]:
-        return list(self.books.values())
-
-    def _directory(self, model: str, path: str) -> str:
-        """Of what the client of a model has saved as `path`; empty: there is no such thing."""
-        session, found = self.names.sessions.get(session_of(model)), self.names.saved.get(path)
-        return found.directory if session and found and found.client == session.client else ""
-
 
 def creation(book: Book) -> CreateModel:
     """How a model was created."""
     created = decode_work(book.line.creation)
     assert isinstance(created, CreateModel), "request 0"
     return created
-
-
-def _changes(work: Work | Failure) -> bool:
-    """Whether the model is another one when it is done."""
-    if isinstance(work, ForwardBackward):
-        return not work.forward_only
-    return not isinstance(work, SaveState | SaveForSampler | Failure)
-
-
-def _digest(body: bytes, saves: str = "") -> str:
-    return hashlib.sha256(saves.encode() + b"\0" + body).hexdigest()
 
 
 def seed_of(name: str) -> int:

@@ -117,7 +117,11 @@ class Here:
             for pod in (pod for role, pods in self._launchers() for pod in pods):
                 processes.add(pod, self._gpus[pod], "launch", "--rank", rank, "--driver", driver)
             for role, pods in self._servers():
-                command = (role,) if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ("pool", role)
+                command = (
+                    (role,)
+                    if role == names.ROLE_ROLLOUT
+                    else ("worker" if names.is_worker_role(role) else "pool", role)
+                )
                 for pod in pods:
                     processes.add(pod, self._gpus[pod], *command, "--port", str(self._ports[pod]))
             if self._gateway:

@@ -1,19 +1,35 @@
-"""What clients ask about what they have saved."""
+"""What clients ask about what they have: runs, which are models, what these have saved, and sessions. They see nothing of other clients."""
 
+import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from aiohttp import web
+from pydantic import Field
 
-from rljob_trainer.gateway.service import GatewayService, creation
+from rljob_trainer.gateway.registry import SavedModel, session_of
+from rljob_trainer.gateway.service import GatewayService, UnknownError, creation
 from rljob_trainer.gateway.wire import requests
-from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, read
+from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, ClientRequest, Count, read
 
 RouteAnswer = web.Response | dict[str, Any]
 
 
-class SavedRoutes:
-    """Handlers, of the client's name and the request. Raise UnknownError."""
+class ListPage(ClientRequest):
+    """Which part of a list is wanted."""
+
+    offset: Count = 0
+    limit: Annotated[int, Field(ge=1, le=1000)] = 20
+
+    def cut[T](self, found: Sequence[T]) -> tuple[Sequence[T], dict[str, int]]:
+        """The part, and what it is a part of."""
+        cursor = {"offset": self.offset, "limit": self.limit, "total_count": len(found)}
+        return found[self.offset : self.offset + self.limit], cursor
+
+
+class ListingRoutes:
+    """Handlers, of the client's name and the request. Raise UnknownError and ValidationError."""
 
     def __init__(self, service: GatewayService, base_model: str) -> None:
         self._service, self._base = service, base_model
@@ -25,29 +41,67 @@ class SavedRoutes:
         return described | trained | {"optimizer_config": {"type": "adamw"}}
 
     async def run(self, client: str, request: web.Request) -> RouteAnswer:
-        run = request.match_info["run"]
-        saved = [s for s in self._service.names.saved.values() if s.model == run and s.client == client]
-        rank = saved[0].rank if saved else creation(self._service.book(client, run)).rank
-        described = {"training_run_id": run, "base_model": self._base, "model_owner": client, "is_lora": True}
-        return described | {"lora_rank": rank, "last_request_time": _time(max((s.time for s in saved), default=0.0))}
+        return self._run(client, request.match_info["run"])
+
+    async def runs(self, client: str, request: web.Request) -> RouteAnswer:
+        """Models that are trained, and those of which something is saved, by their names."""
+        page = ListPage.model_validate(dict(request.query))
+        found, cursor = page.cut(sorted(self._trained(client) | {s.model for s in self._saved(client).values()}))
+        return {"training_runs": [self._run(client, run) for run in found], "cursor": cursor}
 
     async def checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
-        found = [
-            {
-                "checkpoint_id": path.removeprefix(SCHEME).partition("/")[2],
-                "checkpoint_type": "sampler" if f"/{SAMPLER_WEIGHTS}/" in path else "training",
-                "time": _time(saved.time),
-                "tinker_path": path,
-            }
-            for path, saved in self._service.names.saved.items()
-            if saved.model == request.match_info["run"] and saved.client == client
-        ]
-        return {"checkpoints": found}
+        run = request.match_info["run"]
+        return {"checkpoints": [_checkpoint(path, s) for path, s in self._saved(client).items() if s.model == run]}
+
+    async def all_checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
+        """Of all runs; the newest first."""
+        newest = sorted(self._saved(client).items(), key=lambda item: item[1].time, reverse=True)
+        found, cursor = ListPage.model_validate(dict(request.query)).cut(newest)
+        return {"checkpoints": [_checkpoint(path, saved) for path, saved in found], "cursor": cursor}
+
+    async def sessions(self, client: str, request: web.Request) -> RouteAnswer:
+        """Those that have not ended."""
+        found, _ = ListPage.model_validate(dict(request.query)).cut(self._sessions(client))
+        return {"sessions": found}
+
+    async def session(self, client: str, request: web.Request) -> RouteAnswer:
+        name = request.match_info["session"]
+        if name not in self._sessions(client):
+            raise UnknownError(f"there is no session {name}")
+        samplers = [sampler for sampler in self._service.names.samplers if session_of(sampler) == name]
+        runs = [run for run in sorted(self._trained(client)) if session_of(run) == name]
+        return {"training_run_ids": runs, "sampler_ids": samplers}
 
     async def delete(self, client: str, request: web.Request) -> RouteAnswer:
         named = request.match_info
         await self._service.delete(client, f"{SCHEME}{named['run']}/{named['kind']}/{named['name']}")
         return {}
+
+    def _run(self, client: str, run: str) -> dict[str, Any]:
+        saved = [s for s in self._saved(client).values() if s.model == run]
+        rank = saved[0].rank if saved else creation(self._service.book(client, run)).rank
+        described = {"training_run_id": run, "base_model": self._base, "model_owner": client, "is_lora": True}
+        session = self._service.names.sessions.get(session_of(run))
+        heard = time.time() - (time.monotonic() - session.heard) if session else 0.0
+        return described | {"lora_rank": rank, "last_request_time": _time(max([heard, *(s.time for s in saved)]))}
+
+    def _saved(self, client: str) -> Mapping[str, SavedModel]:
+        return {path: saved for path, saved in self._service.names.saved.items() if saved.client == client}
+
+    def _sessions(self, client: str) -> list[str]:
+        return [name for name, session in self._service.names.sessions.items() if session.client == client]
+
+    def _trained(self, client: str) -> set[str]:
+        return {book.line.model for book in self._service.living() if self._service.owner(book) == client}
+
+
+def _checkpoint(path: str, saved: SavedModel) -> dict[str, Any]:
+    return {
+        "checkpoint_id": path.removeprefix(SCHEME).partition("/")[2],
+        "checkpoint_type": "sampler" if f"/{SAMPLER_WEIGHTS}/" in path else "training",
+        "time": _time(saved.time),
+        "tinker_path": path,
+    }
 
 
 def _time(seconds: float) -> str:

@@ -16,7 +16,7 @@ from rljob_trainer.gateway.memory import BusyError
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import answers, requests
-from rljob_trainer.gateway.wire.listing import RouteAnswer, SavedRoutes
+from rljob_trainer.gateway.wire.listing import ListingRoutes, RouteAnswer
 from rljob_trainer.gateway.wire.passes import Pass, beginning
 from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
 from rljob_trainer.gateway.wire.sampling import SamplingRoutes, sampler_name
@@ -48,7 +48,7 @@ class Routes:
         self._sampling = SamplingRoutes(service, samples, base_model)
         self._spec = service.spec
         self.app = web.Application(client_max_size=LARGEST_BODY)
-        listing = SavedRoutes(service, base_model)
+        listing = ListingRoutes(service, base_model)
         posts: dict[str, RouteHandler] = {
             "client/config": self._nothing,
             "client/dynamic_config": self._nothing,
@@ -73,8 +73,12 @@ class Routes:
             "healthz": self._health,
             "get_server_capabilities": self._capabilities,
             "samplers/{sampler}": self._sampling.describe,
+            "training_runs": listing.runs,
             "training_runs/{run}": listing.run,
             "training_runs/{run}/checkpoints": listing.checkpoints,
+            "checkpoints": listing.all_checkpoints,
+            "sessions": listing.sessions,
+            "sessions/{session}": listing.session,
         }
         for method, handlers in (("POST", posts), ("GET", gets)):
             for path, handler in handlers.items():
