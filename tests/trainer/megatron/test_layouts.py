@@ -19,7 +19,7 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.sender import Opened
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.fingerprint import padded
-from rljob_trainer.wire.weights.plan import Part, Receivers
+from rljob_trainer.wire.weights.plan import Receivers, SentPart
 from rljob_trainer.wire.weights.protocol import Offer
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import job, make_model
@@ -72,7 +72,7 @@ class Sends(NamedTuple):
     sent: int
     """On its connections."""
     groups: int
-    parts: list[Part]
+    parts: list[SentPart]
     failed: dict[str, Any]
 
 

@@ -23,9 +23,9 @@ from rljob_trainer.server.weights.source import Connection, WorkerPlace
 from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.bucket import Entry, digest, pack, total
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.names import Names
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 from trainer.traffic import Traffic
 
 Tensors = dict[str, torch.Tensor]
@@ -159,7 +159,7 @@ class Standing(ThreadingHTTPServer):
         assert body["server"] == self.endpoint.pod_uid
         for worker in self.workers:
             worker.start(body["session"], [Offer(**sender) for sender in body["senders"]])
-        needless = [Names.of(worker.needless).as_json() for worker in self.workers]
+        needless = [TensorNames.of(worker.needless).as_json() for worker in self.workers]
         return {"doors": [worker.place.door.address for worker in self.workers], "needless": needless}
 
     def commit(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from rljob_api import names
 from rljob_trainer.server.front import Front
 from rljob_trainer.server.guard import Guard, PoolFront
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.names import Names
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 CLOSED = [
     ("POST", "/v1/completions"),
@@ -25,7 +25,7 @@ CLOSED = [
     ("POST", protocol.OPEN),
     ("GET", protocol.STATE),
 ]
-NEEDLESS = [Names.of(["experts.1"]).as_json(), Names().as_json()]
+NEEDLESS = [TensorNames.of(["experts.1"]).as_json(), TensorNames().as_json()]
 SENDERS = [{"address": "127.0.0.1", "port": port} for port in (1, 2)]
 TOKEN = {"Authorization": "Bearer secret"}
 

@@ -14,8 +14,8 @@ from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.source import WorkerPlace
 from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.names import Names
 from rljob_trainer.wire.weights.protocol import Member, Offer
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 from trainer.rank.standing import in_another_process
 from trainer.traffic import Traffic
 
@@ -53,10 +53,10 @@ class WorkerApart:
     def __init__(self, server: Server, rank: int, answers: IO[str], asks: IO[str]) -> None:
         self.server, self._rank, self._answers, self._asks = server, rank, answers, asks
 
-    def member(self) -> tuple[Member, Names]:
+    def member(self) -> tuple[Member, TensorNames]:
         """The worker, and the tensors that it does not need."""
         door, needless = json.loads(self._answers.readline())
-        return Member(self.server.uid, self._rank, *door), Names.from_json(needless)
+        return Member(self.server.uid, self._rank, *door), TensorNames.from_json(needless)
 
     def receive(self, offers: list[Offer], files: Path) -> None:
         """Begin to receive a policy from senders. `files`: of the same one."""
@@ -97,7 +97,7 @@ def _serve(server: Server, rank: int, model: Path, asks: IO[str], answers: IO[st
         serves, door = loaded_from(model, config), Door(HERE)
         shadow = Shadow(serves, config.model_config, CPU, keeps=True)
         described = ExpectedTensors.of(model, "float32").described
-        names = Names.of(needless(serves, config.model_config, described))
+        names = TensorNames.of(needless(serves, config.model_config, described))
         print(json.dumps([door.address, names.as_json()]), file=answers, flush=True)
         offers, files = json.loads(asks.readline())
         digest, received = _receive(shadow, WorkerPlace(server.uid, rank, door, CPU), [Offer(*o) for o in offers])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rljob_trainer.wire.weights.bucket import Bucket, digest, divided, pack, payload_size, total, unpack
-from rljob_trainer.wire.weights.names import Names
-from rljob_trainer.wire.weights.plan import Part, Receivers, TransferPlan
+from rljob_trainer.wire.weights.plan import Receivers, SentPart, TransferPlan
 from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 Tensors = dict[str, torch.Tensor]
 CPU = torch.device("cpu")
@@ -64,9 +64,9 @@ def parts_of(trainer: Layout, tensors: Tensors, layers: int, experts: int) -> li
     return list(owned.values())
 
 
-def sent_by(sender: Tensors, receivers: Receivers, limit: int) -> list[tuple[Part, Bucket]]:
+def sent_by(sender: Tensors, receivers: Receivers, limit: int) -> list[tuple[SentPart, Bucket]]:
     buckets = divided(pack(iter(sender.items()), limit, CPU), receivers.get)
-    return [(Part(kinds, digest(b.entries), sum(e.size for e in b.entries)), b) for kinds, b in buckets]
+    return [(SentPart(kinds, digest(b.entries), sum(e.size for e in b.entries)), b) for kinds, b in buckets]
 
 
 def names_of(buckets: Sequence[Bucket]) -> list[str]:
@@ -84,7 +84,7 @@ def test_each_worker_receives_what_it_has_and_every_byte_of_that_is_planned(seed
         for uid, layout in servers.items()
         for worker, rank in enumerate(layout.ranks)
     }
-    plan = Receivers.of({worker.name: Names.of(tensors.keys() - own) for worker, own in has.items()})
+    plan = Receivers.of({worker.name: TensorNames.of(tensors.keys() - own) for worker, own in has.items()})
     plan = Receivers.from_json(json.loads(json.dumps(plan.as_json())))
     sent = [one for part in parts_of(trainer, tensors, layers, experts) for one in sent_by(part, plan, limit)]
     assert sorted(names_of([bucket for _, bucket in sent])) == sorted(tensors), "each leaves its owner once"
@@ -103,14 +103,18 @@ def test_each_worker_receives_what_it_has_and_every_byte_of_that_is_planned(seed
 
 
 def test_who_says_nothing_gets_everything_and_an_unknown_tensor_goes_to_all() -> None:
-    plan = Receivers.of({"a/0": Names.of(["x.1"]), "a/1": Names(), "b/0": Names.of(["x.1"])})
+    plan = Receivers.of({"a/0": TensorNames.of(["x.1"]), "a/1": TensorNames(), "b/0": TensorNames.of(["x.1"])})
     assert plan.get("x.1") == {plan.kind(Member("a", 1, "", 0))} and plan.get("x.2") == plan.get("new") == {0, 1}
     assert Receivers().gets(Receivers().get("x.1"), Member("any", 7, "", 0))
 
 
 def test_the_log_says_what_workers_receive_where_they_do_not_receive_the_same() -> None:
-    plan = Receivers.of({"a/0": Names.of(["x.1"]), "a/1": Names.of(["x.0"])})
-    parts = [Part(plan.get("x.0"), "", 2**30), Part(plan.get("x.1"), "", 2**31), Part(plan.get("y"), "", 2**29)]
+    plan = Receivers.of({"a/0": TensorNames.of(["x.1"]), "a/1": TensorNames.of(["x.0"])})
+    parts = [
+        SentPart(plan.get("x.0"), "", 2**30),
+        SentPart(plan.get("x.1"), "", 2**31),
+        SentPart(plan.get("y"), "", 2**29),
+    ]
     assert plan.sentence(parts) == "weights: a worker receives 1.50 to 2.50 of 3.50 GiB"
-    assert Receivers().sentence([Part(frozenset({0}), "", 1)]) == ""
+    assert Receivers().sentence([SentPart(frozenset({0}), "", 1)]) == ""
     assert TransferPlan.of([2**30, None]).sentence(3).startswith("weights: 1 of the ranks send 1.00 GiB")

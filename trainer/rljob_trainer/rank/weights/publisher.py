@@ -21,9 +21,9 @@ from rljob_trainer.rank.weights.session import UpdateSession
 from rljob_trainer.rank.weights.watch import Watch
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
-from rljob_trainer.wire.weights.names import Names
 from rljob_trainer.wire.weights.plan import Phase, Receivers
 from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 from rljob_trainer.wire.weights.transport import Transport
 
 
@@ -55,7 +55,7 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
 
         Raises AttemptSuperseded when a server knows a higher attempt.
         """
-        workers: dict[str, dict[Member, Names]] = {}
+        workers: dict[str, dict[Member, TensorNames]] = {}
 
         def open_one(session: UpdateSession) -> None:
             workers[session.server.pod] = session.open(offers)

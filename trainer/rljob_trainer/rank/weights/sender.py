@@ -11,7 +11,7 @@ import torch
 from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
 from rljob_trainer.wire.weights.bucket import Bucket, digest, divided, pack, total
-from rljob_trainer.wire.weights.plan import Kinds, Part, Phase, Receivers
+from rljob_trainer.wire.weights.plan import Kinds, Phase, Receivers, SentPart
 from rljob_trainer.wire.weights.protocol import Member, Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 from rljob_trainer.wire.weights.transport import Transport
@@ -40,7 +40,7 @@ class Opened:
 class Sent:
     """What one rank has sent."""
 
-    parts: list[Part]
+    parts: list[SentPart]
     failed: dict[str, Loss]
     """By pod: why its server did not get them."""
 
@@ -61,7 +61,7 @@ class Sent:
     def from_json(data: Sequence[Any]) -> "Sent":
         parts, failed = data
         return Sent(
-            [Part(frozenset(kinds), *rest) for kinds, *rest in parts],
+            [SentPart(frozenset(kinds), *rest) for kinds, *rest in parts],
             {pod: Loss(LossCause(cause), why) for pod, (cause, why) in failed.items()},
         )
 
@@ -88,7 +88,7 @@ class Sender:
         """
         servers = _chain(opened.servers, index)
         delivery = Delivery(self._transport, self._home, opened.name, servers, self._awaits, self._groups)
-        parts, device, receivers = list[Part](), self._memory(), opened.receivers
+        parts, device, receivers = list[SentPart](), self._memory(), opened.receivers
         with ThreadPoolExecutor(1, "weights", initializer=partial(_use, device)) as pool:
             talk = _Talk(pool)
             try:
@@ -122,8 +122,8 @@ class Sender:
         return torch.device("cuda", torch.cuda.current_device()) if self._transport.on_gpu else torch.device("cpu")
 
 
-def _part(kinds: Kinds, bucket: Bucket) -> Part:
-    return Part(kinds, digest(bucket.entries), sum(entry.size for entry in bucket.entries))
+def _part(kinds: Kinds, bucket: Bucket) -> SentPart:
+    return SentPart(kinds, digest(bucket.entries), sum(entry.size for entry in bucket.entries))
 
 
 def _use(device: torch.device) -> None:

@@ -29,8 +29,8 @@ from rljob_trainer.server.weights.shadow import Shadow
 from rljob_trainer.server.weights.source import Connection, WorkerEnd, WorkerPlace
 from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
 from rljob_trainer.wire.weights.door import Door, own_address
-from rljob_trainer.wire.weights.names import Names
 from rljob_trainer.wire.weights.protocol import CHAIN, IPC, NCCL, AttemptFence, Offer
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 
 class Target(Protocol):
@@ -61,7 +61,7 @@ class Admitted(NamedTuple):
     apart: bool
     """Whether the update can be received without touching the model."""
     needless: list[Any]
-    """Names (as JSON) of tensors that it does not need."""
+    """Names (TensorNames as JSON) of tensors that it does not need."""
 
 
 class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):
@@ -113,7 +113,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._door = self._door or Door(own_address(offers[0].address))
         self._door.clear()
         apart = self.vllm_config.lora_config is not None or (serves and self._has_shadow())
-        return Admitted(self._door.address, apart, Names.of(self._needless).as_json())
+        return Admitted(self._door.address, apart, TensorNames.of(self._needless).as_json())
 
     def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:
         """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""

@@ -27,7 +27,7 @@ def needless(
     model: Module, config: Any, tensors: Described, given: Callable[[NamedTensors], NamedTensors] = lambda named: named
 ) -> set[str]:
     """Names of those of `tensors` that the loaders of vLLM's `model` never read. `config`: vLLM's ModelConfig; `given`: makes of an update what the
-    loaders get. None if they cannot do without numbers: then all tensors are needed."""
+    loaders get. Empty if they cannot do without numbers: then all are needed."""
     empty = {name: torch.empty(tuple(shape), dtype=dtype, device=NOWHERE) for name, (shape, dtype) in tensors.items()}
     with torch.no_grad(), _Reads(empty) as reads:
         try:

@@ -57,8 +57,8 @@ class WeightUpdates:
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
         """Have the workers receive an update from these senders. An update that was left open is abandoned.
 
-        Returns {"doors": [worker] -> host and port where senders and other workers reach it, "needless": [worker] -> names of tensors (Names) that it
-        does not need}.
+        Returns {"doors": [worker] -> host and port where senders and other workers reach it, "needless": [worker] -> the names of
+        tensors that it does not need (TensorNames)}.
         """
         session, server, senders = body["session"], body["server"], body["senders"]
         async with self._lock:

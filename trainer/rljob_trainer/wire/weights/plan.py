@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from rljob_trainer.wire.weights.names import Names
 from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 GIB = 2**30
 
@@ -61,7 +61,7 @@ Kinds = frozenset[int]
 """Kinds of workers: those of a kind need the same tensors."""
 
 
-class Part(NamedTuple):
+class SentPart(NamedTuple):
     """What one rank has sent to the same kinds of workers."""
 
     kinds: Kinds
@@ -75,13 +75,13 @@ class Part(NamedTuple):
 class Receivers:
     """Which workers get a tensor: all but those that do not need it, since other workers of their server have its layer or its expert."""
 
-    needless: tuple[Names, ...] = (Names(),)
+    needless: tuple[TensorNames, ...] = (TensorNames(),)
     """By kind, what its workers do not need."""
     kinds: Mapping[str, int] | None = None
     """By the name of a worker; None: all are of the first kind."""
 
     @staticmethod
-    def of(needless: Mapping[str, Names]) -> "Receivers":
+    def of(needless: Mapping[str, TensorNames]) -> "Receivers":
         """By the name of a worker: what it does not need."""
         kinds = {names: kind for kind, names in enumerate(dict.fromkeys(needless.values()))}
         return Receivers(tuple(kinds), {worker: kinds[names] for worker, names in needless.items()})
@@ -96,12 +96,12 @@ class Receivers:
     def gets(self, kinds: Kinds, worker: Member) -> bool:
         return self.kind(worker) in kinds
 
-    def received(self, parts: Iterable[Part]) -> list[list[Part]]:
+    def received(self, parts: Iterable[SentPart]) -> list[list[SentPart]]:
         """[kind] -> what its workers receive of all parts."""
         found = list(parts)
         return [[part for part in found if kind in part.kinds] for kind in range(len(self.needless))]
 
-    def sentence(self, parts: Sequence[Part]) -> str:
+    def sentence(self, parts: Sequence[SentPart]) -> str:
         """One line for the log; empty: every worker receives everything."""
         sizes = [sum(part.bytes for part in own) / GIB for own in self.received(parts)]
         whole = sum(part.bytes for part in parts) / GIB
@@ -117,4 +117,4 @@ class Receivers:
     @staticmethod
     def from_json(data: Sequence[Any]) -> "Receivers":
         needless, kinds = data
-        return Receivers(tuple(map(Names.from_json, needless)), kinds)
+        return Receivers(tuple(map(TensorNames.from_json, needless)), kinds)

@@ -13,19 +13,21 @@ Box = tuple[frozenset[int], ...]
 
 
 @dataclass(frozen=True)
-class Names:
+class TensorNames:
     """Equal sets are equal, whatever they were made from."""
 
     boxes: tuple[tuple[str, Box], ...] = ()
     """With the text around the numbers, in which `{}` stands for each."""
 
     @staticmethod
-    def of(names: Iterable[str]) -> "Names":
+    def of(names: Iterable[str]) -> "TensorNames":
         numbers: dict[tuple[str, int], set[tuple[int, ...]]] = {}
         for name in names:
             text, found = _apart(name)
             numbers.setdefault((text, len(found)), set()).add(found)
-        return Names(tuple((text, box) for (text, _), points in sorted(numbers.items()) for box in _boxes(points)))
+        return TensorNames(
+            tuple((text, box) for (text, _), points in sorted(numbers.items()) for box in _boxes(points))
+        )
 
     def __contains__(self, name: str) -> bool:
         text, numbers = _apart(name)
@@ -37,8 +39,8 @@ class Names:
         return [[text, [_ranges(numbers) for numbers in box]] for text, box in self.boxes]
 
     @staticmethod
-    def from_json(data: Iterable[Sequence[Any]]) -> "Names":
-        return Names(tuple((text, tuple(map(_numbers, box))) for text, box in data))
+    def from_json(data: Iterable[Sequence[Any]]) -> "TensorNames":
+        return TensorNames(tuple((text, tuple(map(_numbers, box))) for text, box in data))
 
     @cached_property
     def _by_text(self) -> dict[str, list[Box]]:
