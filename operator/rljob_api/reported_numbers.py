@@ -17,7 +17,7 @@ def durations(names: Collection[str]) -> Callable[[Any], Any]:
     def kept(given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        return {name: given[name] for name in names if duration(given.get(name)) is not None}
+        return {name: value for name, value in given.items() if name in names and duration(value) is not None}
 
     return kept
 
@@ -28,7 +28,7 @@ def known(names: Collection[str]) -> Callable[[Any], Any]:
     def kept(given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        return {name: given[name] for name in names if _is_number(given.get(name))}
+        return {name: value for name, value in given.items() if name in names and _is_number(value)}
 
     return kept
 
@@ -38,8 +38,8 @@ def kept_metrics(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return given
     own = sorted(name for name in given if isinstance(name, str) and is_own_metric(name) and _is_number(given[name]))
-    kept = [name for prefix, most in MOST_OWN.items() for name in [n for n in own if n.startswith(prefix)][:most]]
-    return known((*METRICS, *kept))(given)
+    kept = {name for prefix, most in MOST_OWN.items() for name in [n for n in own if n.startswith(prefix)][:most]}
+    return {name: value for name, value in given.items() if (name in METRICS or name in kept) and _is_number(value)}
 
 
 def kept_points(given: Any) -> Any:

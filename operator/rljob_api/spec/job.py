@@ -1,5 +1,7 @@
 """The spec of an RLJob: one object owns everything a run needs."""
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -209,16 +211,16 @@ class RLJobSpec(Model):
             for s in (*own, *e.sets)
         ]
 
-    @property
-    def models(self) -> dict[str, Gang]:
+    @cached_property
+    def models(self) -> Mapping[str, Gang]:
         """Models besides the policy that Megatron computes, by role, on the trainer's ranks or on gangs of their own."""
         critic: dict[str, Gang] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
         reference = {names.ROLE_REFERENCE: self.reference} if self.has_reference else {}
         rewards = {names.reward_role(i): reward.model for i, reward in enumerate(self.rewards) if reward.model}
         return critic | reference | rewards
 
-    @property
-    def gangs(self) -> dict[str, Gang]:
+    @cached_property
+    def gangs(self) -> Mapping[str, Gang]:
         """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 
@@ -260,8 +262,8 @@ class RLJobSpec(Model):
         """Whether the job has a token, with which its pods authenticate to each other over HTTP."""
         return not self.supervised or bool(self.gangs)
 
-    @property
-    def pods(self) -> dict[str, Pods]:
+    @cached_property
+    def pods(self) -> Mapping[str, Pods]:
         """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, environments, a gateway, and of
         each pool by its name."""
         gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}

@@ -148,6 +148,11 @@ class Snapshot:
         return []
 
     @cached_property
+    def messages(self) -> dict[str, Control]:
+        """Control messages that `render.channel.control` has made, by their text: what comes back as it was written need not be parsed."""
+        return {}
+
+    @cached_property
     def launchers(self) -> tuple[Pod, ...]:
         """Pods of the trainer and of other gangs."""
         return tuple(pod for pod in self.pods if names.is_model_role(pod.role))

@@ -80,9 +80,16 @@ class Decision:
 
 
 def decide(s: Snapshot) -> Decision:
-    total = Change(s.status)
+    status, changes = s.status, list[Change]()
     for policy in POLICIES:
-        total = total.then(policy(s, total.status))
-    events = tuple(replace(event, message=one_line(event.message)) for event in total.events)
-    due = max(0.0, min(total.due) - s.now) if total.due else None
-    return Decision(total.status, events, total.delete, total.force, total.ungate, due)
+        changes.append(policy(s, status))
+        status = changes[-1].status
+    due = [at for change in changes for at in change.due]
+    return Decision(
+        status,
+        tuple(replace(event, message=one_line(event.message)) for change in changes for event in change.events),
+        tuple(pod for change in changes for pod in change.delete),
+        tuple(pod for change in changes for pod in change.force),
+        tuple(one for change in changes for one in change.ungate),
+        max(0.0, min(due) - s.now) if due else None,
+    )
