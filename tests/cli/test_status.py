@@ -21,7 +21,7 @@ from cli.makers import (
 )
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
-from kubectl_rljob.printers.metrics import BARS
+from kubectl_rljob.printers.curves import BARS
 from rljob_api import reasons
 
 RUNNING = """\

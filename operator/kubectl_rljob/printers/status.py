@@ -11,8 +11,8 @@ from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.printers import accounting, placement
+from kubectl_rljob.printers.curves import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.failure import said, where
-from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names

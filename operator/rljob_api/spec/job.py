@@ -8,6 +8,7 @@ from pydantic import Field
 
 from rljob_api import names
 from rljob_api.base import Model
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
     DnsName,
@@ -20,7 +21,6 @@ from rljob_api.spec.common import (
     Template,
     Volumes,
 )
-from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec

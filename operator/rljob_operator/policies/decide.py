@@ -10,7 +10,6 @@ from rljob_operator.policies.accounting import account, account_end
 from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
-from rljob_operator.policies.gateway import name_gateway
 from rljob_operator.policies.lifecycle import (
     clean_up_after_ttl,
     consume_request,
@@ -29,7 +28,7 @@ from rljob_operator.policies.progress import record_progress, record_server_fail
 from rljob_operator.policies.restarts import count_restart, succeed
 from rljob_operator.policies.sandboxes import replace_sandboxes
 from rljob_operator.policies.servers import run_servers
-from rljob_operator.policies.service import sleep_when_idle
+from rljob_operator.policies.service import name_gateway, sleep_when_idle
 from rljob_operator.policies.stranded import release_stranded
 
 POLICIES: tuple[Policy, ...] = (

@@ -5,7 +5,7 @@ from rljob_api import names, reasons
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.environments import EnvironmentPool
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.status import (
     Condition,
     ConditionType,

@@ -10,8 +10,8 @@ from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.rules.volumes import volumes_of
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import Template
-from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot

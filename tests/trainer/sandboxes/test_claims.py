@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.protocol import SandboxAddress
-from rljob_api.spec.environments import EnvironmentPool
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.agents import claims
 from rljob_trainer.agents.claims import Claims, Sandboxes
 from rljob_trainer.agents.session import OwnTime

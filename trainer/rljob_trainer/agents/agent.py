@@ -5,11 +5,10 @@ from typing import Any, Protocol
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.agents.claims import Sandboxes
-from rljob_trainer.agents.environment import HttpEnvironment
 from rljob_trainer.agents.open_env import OpenEnvServer
 from rljob_trainer.agents.python_file import AgentPods, WorkerAgent
 from rljob_trainer.agents.recording import Rollout
-from rljob_trainer.agents.service import ServiceAgent
+from rljob_trainer.agents.service import HttpEnvironment, ServiceAgent
 from rljob_trainer.agents.session import Session
 
 

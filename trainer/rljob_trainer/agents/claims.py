@@ -10,7 +10,7 @@ from itertools import count
 from typing import NamedTuple
 
 from rljob_api.protocol import SandboxAddress
-from rljob_api.spec.environments import EnvironmentPool
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.sandboxes.directory import DirectorySandbox
 from rljob_trainer.sandboxes.frames import token_of
 from rljob_trainer.sandboxes.pod import PodSandbox

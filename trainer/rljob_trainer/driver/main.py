@@ -13,7 +13,7 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.sizing.layout import required_servers
-from rljob_api.sizing.serving import sequences
+from rljob_api.sizing.replica import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
