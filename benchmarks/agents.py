@@ -22,10 +22,9 @@ from benchmarks.driver_loop import SAMPLES, TimedLoop, serve, serving, tokenizer
 from rljob_api import names
 from rljob_api.protocol import Control, GangAddress, Resume
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.agents import remote
 from rljob_trainer.agents.agent import agent_of
-from rljob_trainer.agents.remote import Remote
-from rljob_trainer.agents.workers import PodWorkers
+from rljob_trainer.agents.process import AgentProcess
+from rljob_trainer.agents.python_file import AgentPods
 from rljob_trainer.data.prompts import HeldOutSet, Prompt, PromptSet
 from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.main import exempt_from_collection
@@ -33,6 +32,8 @@ from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.processes import tied
 from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.workers import remote
+from rljob_trainer.workers.remote import Remote
 
 AGENT = """
 from rljob_trainer.agents import Trajectory
@@ -82,21 +83,24 @@ def start(directory: Path, number: int) -> subprocess.Popen[bytes]:
         names.ENV_POD_UID: str(number),
         names.ENV_ROLLOUT_TOKEN: "token",
     }
-    command = tied("rljob_trainer", "worker", "--port", str(free_port()), "--channel", str(directory))
+    command = tied(
+        "rljob_trainer", "worker", names.ROLE_WORKER, "--port", str(free_port()), "--channel", str(directory)
+    )
     return subprocess.Popen(command, env=os.environ | own)
 
 
 async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, directory: Path) -> None:
-    assert spec.rollout.agent and spec.workers
+    assert spec.rollout.agent
     (pool, probing), rewards = await serving(servers), RewardManager(spec.rewards)
     listener, port = PodListener(1, "token"), free_port()
-    workers = PodWorkers(600.0, spec.workers.replicas)
+    (pods,) = spec.workers.values()
+    workers = AgentPods(AgentProcess, 600.0, pods.replicas)
     listener.admit(names.ROLE_WORKER, workers)
     await listener.listen(loopback(), port)
     (directory / names.CONTROL_KEY).write_text(control(spec, port).dump_json())
     agent = agent_of(spec.rollout.agent, workers, loopback())
     await agent.start()
-    while len(workers._places) < spec.workers.replicas:  # noqa: ASYNC110
+    while len(workers._places) < pods.replicas:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     generator = Generator(spec, "job", tokenizer(), rewards, pool, lambda: None, agent)
     found = await generator.evaluate([HeldOutSet("all", prompts, 1, spec.rollout.sampling)])
@@ -155,5 +159,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     remote.Remote = Counted  # type: ignore[misc]
-    sys.modules["rljob_trainer.agents.workers"].Remote = Counted  # type: ignore[attr-defined]
+    sys.modules["rljob_trainer.workers.workers"].Remote = Counted  # type: ignore[attr-defined]
     main()

@@ -32,9 +32,8 @@ from e2e.cluster.steps import REPOSITORY
 from e2e.control_plane import TOKEN, ControlPlane, free_ports
 from rljob_operator.cache.cluster import CHILD_KINDS
 from rljob_operator.kube.api import NotFound, path
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.watch.events import OURS
 
 PAUSE_SECONDS = 4

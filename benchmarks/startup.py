@@ -20,9 +20,8 @@ from benchmarks.scale import spent
 from e2e import kwok
 from e2e.cluster.steps import REPOSITORY
 from e2e.control_plane import TOKEN, ControlPlane
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.rate_limit import RateLimiter
 
 NAMESPACE = "default"
 REST = "x" * 4000

@@ -1,20 +1,26 @@
 """`make demo`: from nothing to a trained model, and what came of it.
 
 Brings up the cluster, images and operator; makes the example's model and data; applies examples/arithmetic/rljob.yaml; shows it live.
-Fails when the model did not learn.
+Fails when the model did not learn. A machine that can have no cluster runs the same job without one.
 """
 
+import os
+import shutil
+import subprocess
 import sys
 import time
 
 from e2e import stack
-from e2e.job import Job, example, series
+from e2e.cluster.steps import StepFailed
+from e2e.job import EXAMPLES, Job, example, series
+from e2e.kube import CommandFailed
 from e2e.prepare import prepare, read_file, workbench
-from e2e.providers import Unavailable, shell_lines
+from e2e.providers import ROOT, Unavailable, local_lacks, shell_lines
 from kubectl_rljob.printers.curves import plot
 from rljob_api.status import JobStatus
 
 REQUIRED_RISE = 0.1
+WITHOUT_KUBERNETES = ROOT / "dist/demo"
 NEXT = """
 Look at it yourself:
 
@@ -26,10 +32,12 @@ kubectl rljob resume arithmetic --from-step 40
 
 
 def main() -> int:
+    if not os.environ.get("RLJOB_KUBECONFIG") and (lacking := local_lacks()):
+        return without_kubernetes(lacking)
     try:
         provider = stack.up(say)
-    except Unavailable as missing:
-        print(missing, file=sys.stderr)
+    except (Unavailable, StepFailed, CommandFailed) as failure:
+        print(failure, file=sys.stderr)
         return 2
     kube = stack.kube(provider)
     job = Job(kube, "arithmetic")
@@ -46,6 +54,26 @@ def main() -> int:
     learned = report(rewards, status)
     print(NEXT.format(environment=shell_lines(provider)))
     return 0 if learned else 1
+
+
+def without_kubernetes(lacking: list[str]) -> int:
+    """The walkthrough of docs/quickstart.md in dist/demo; the exit status of the first command that fails."""
+    say(
+        f"no cluster on this machine, which would need {', '.join(lacking)}: the same job runs without Kubernetes, in dist/demo"
+    )
+    shutil.rmtree(WITHOUT_KUBERNETES, ignore_errors=True)
+    prepare_program = (str(EXAMPLES / "arithmetic/prepare.py"), str(WITHOUT_KUBERNETES))
+    manifest = str(EXAMPLES / "arithmetic/rljob.yaml")
+    for command in (
+        prepare_program,
+        ("-m", "rljob_trainer", "run", manifest, "--mount", f"/data={WITHOUT_KUBERNETES}"),
+    ):
+        say(f"python {' '.join(command)}")
+        code = subprocess.run([sys.executable, *command], check=False).returncode
+        if code != 0:
+            return code
+    print("\nLook at it yourself:\n\npython -m rljob_trainer view dist/demo/run")
+    return 0
 
 
 def follow(job: Job) -> JobStatus:

@@ -46,14 +46,25 @@ def choose() -> Provider:
     """The first that this machine has, in the order above. Raises Unavailable with what to install."""
     if os.environ.get("RLJOB_KUBECONFIG"):
         return Existing()
-    if sys.platform == "linux" and os.geteuid() == 0:
-        return Local()
-    raise Unavailable(
-        "No cluster to run on. Do one of these:\n"
-        "- name a cluster, of kind for example: RLJOB_KUBECONFIG (path), RLJOB_STORAGE_CLASS (ReadWriteMany), RLJOB_OPERATOR_IMAGE and\n"
-        "  RLJOB_TRAINER_IMAGE (names that it can pull; docker build -f images/operator/Dockerfile and images/trainer/Dockerfile make them)\n"
-        "- run as root on Debian or Ubuntu with Go 1.24 or later"
-    )
+    if lacking := local_lacks():
+        raise Unavailable(
+            f"No cluster to run on: one on this machine needs {', '.join(lacking)}. Do one of these:\n"
+            "- name a cluster, of kind for example: RLJOB_KUBECONFIG (path), RLJOB_STORAGE_CLASS (ReadWriteMany), RLJOB_OPERATOR_IMAGE and\n"
+            "  RLJOB_TRAINER_IMAGE (names that it can pull; docker build -f images/operator/Dockerfile and images/trainer/Dockerfile make them)\n"
+            "- run as root on Debian or Ubuntu with Go 1.24 or later"
+        )
+    return Local()
+
+
+def local_lacks() -> list[str]:
+    """What this machine has not, of what a cluster on it needs."""
+    needs = {
+        "Linux": sys.platform == "linux",
+        "root": os.geteuid() == 0,
+        "Debian or Ubuntu (apt-get)": shutil.which("apt-get"),
+        "Go 1.24 or later (go)": shutil.which("go"),
+    }
+    return [need for need, there in needs.items() if not there]
 
 
 class Local:

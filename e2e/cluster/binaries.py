@@ -2,7 +2,9 @@
 
 import hashlib
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from e2e.cluster.steps import BIN, HERE, KUBERNETES, run_step
@@ -15,7 +17,7 @@ MAJOR, MINOR = KUBERNETES.split(".")
 
 @dataclass(frozen=True)
 class Component:
-    """One Go module with `tool` lines for the programs we want from it.
+    """One Go module, with `tool` lines for the programs we want from it or with a `main.go` of ours.
 
     `go build` names a program after its package; `rename` says where that is not its name.
     Without `cgo` a program is static: CoreDNS runs in an image that has no libc.
@@ -34,15 +36,21 @@ class Component:
         return HERE / "components" / self.name / self.version
 
     @property
+    def package(self) -> str:
+        return "." if (self.directory / "main.go").exists() else "tool"
+
+    @property
     def linker_flags(self) -> str:
         return " ".join(["-s", "-w", *(f"-X {variable}" for variable in self.variables)])
 
     @property
     def recipe(self) -> str:
-        """Hash of the module files, the flags and the compiler: what is built from the same needs no building."""
+        """Hash of the module's files, the flags and the compiler: what is built from the same needs no building."""
         go = subprocess.run(["go", "version"], check=True, capture_output=True).stdout
-        modules = [(self.directory / name).read_bytes() for name in ("go.mod", "go.sum")]
-        return hashlib.sha256(b"\0".join([go, self.linker_flags.encode(), *modules])).hexdigest()
+        files = [self.directory / "go.mod", self.directory / "go.sum", *sorted(self.directory.glob("*.go"))]
+        return hashlib.sha256(
+            b"\0".join([go, self.linker_flags.encode(), *(f.read_bytes() for f in files)])
+        ).hexdigest()
 
 
 COMPONENTS = (
@@ -86,9 +94,9 @@ KUBE_ROUTER = Component("kube-router", ("kube-router",))
 
 def build_binaries() -> None:
     BIN.mkdir(parents=True, exist_ok=True)
-    for component in COMPONENTS:
-        if not is_built(component):
-            build(component)
+    missing = [component for component in COMPONENTS if not is_built(component)]
+    for done, component in enumerate(missing, 1):
+        build(component, then=[later.name for later in missing[done:]])
 
 
 def is_built(component: Component) -> bool:
@@ -97,13 +105,39 @@ def is_built(component: Component) -> bool:
     return present and stamp.exists() and stamp.read_text() == component.recipe
 
 
-def build(component: Component) -> None:
-    command = ["go", "build", "-trimpath", f"-ldflags={component.linker_flags}", "-o", f"{BIN}/", "tool"]
+def build(component: Component, then: Sequence[str] = ()) -> None:
+    """`then` is compiled after it, and named on its lines of progress."""
     env = {"GOFLAGS": "-mod=readonly", "CGO_ENABLED": str(int(component.cgo))}
-    run_step(f"compiling {component.name}", *command, cwd=component.directory, env=env)
+    left = "".join(f", then {name}" for name in then)
+    listing = run_step(
+        f"packages of {component.name}", "go", "list", "-deps", component.package, cwd=component.directory, env=env
+    )
+    command = [
+        "go",
+        "build",
+        "-v",
+        "-trimpath",
+        f"-ldflags={component.linker_flags}",
+        "-o",
+        f"{BIN}/",
+        component.package,
+    ]
+    progress = partial(packages_compiled, total=len(packages(listing.read_text())), then=left)
+    run_step(f"compiling {component.name}", *command, cwd=component.directory, env=env, progress=progress)
     for built, name in component.rename:
         (BIN / built).rename(BIN / name)
     stamp_of(component).write_text(component.recipe)
+
+
+def packages_compiled(log: str, total: int, then: str) -> str:
+    """Go keeps what it has compiled, so the count may start in the middle of the way."""
+    done = len(packages(log))
+    return (f"{done} of {total} packages" if done else "reading the cache of packages") + then
+
+
+def packages(log: str) -> list[str]:
+    """Those that `go list` or `go build -v` has named, without what Go says of downloads."""
+    return [line for line in log.splitlines() if line and not line.startswith("go: ")]
 
 
 def stamp_of(component: Component) -> Path:

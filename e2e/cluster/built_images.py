@@ -1,8 +1,10 @@
 """The project's own images: named after their content, built when that name is not there yet."""
 
 import hashlib
+import re
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from e2e.cluster.steps import CACHE, REPOSITORY, SCRIPTS, run_step
@@ -33,11 +35,19 @@ def source_files(image: str) -> Iterator[Path]:
 def build_images(images: list[str]) -> list[str]:
     """Build those that are missing from the store. Returns their names."""
     run_step("base image", SCRIPTS / "build-base-image")
-    names = [image_name(image) for image in images]
-    for image, name in zip(images, names, strict=True):
-        if not in_store(name):
-            run_step(f"{image} image", SCRIPTS / "build-image", name, f"images/{image}/Dockerfile")
-    return names
+    names = {image: image_name(image) for image in images}
+    missing = [image for image, name in names.items() if not in_store(name)]
+    for done, image in enumerate(missing, 1):
+        progress = partial(steps_built, then="".join(f", then {later}" for later in missing[done:]))
+        command = (SCRIPTS / "build-image", names[image], f"images/{image}/Dockerfile")
+        run_step(f"{image} image", *command, progress=progress)
+    return list(names.values())
+
+
+def steps_built(log: str, then: str) -> str:
+    """The last step of the Dockerfile that has begun, for example `[1/2] STEP 8/9: RUN`."""
+    begun = re.findall(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: \w+", log, re.MULTILINE)
+    return (begun[-1] if begun else "reading the sources") + then
 
 
 def load_images(names: list[str]) -> None:

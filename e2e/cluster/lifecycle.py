@@ -22,13 +22,13 @@ def up(nodes: int = 2, images: list[str] | None = None) -> None:
     if STATE.exists() and running_version(STATE) != KUBERNETES_VERSION:
         down()
     run_step("packages", SCRIPTS / "install-packages")
-    with ThreadPoolExecutor() as pool:  # compiling keeps the processors busy, building images the disk and the network
+    # images before nodes: a new node gets the seed's images as hard links, one that runs needs a copy
+    with ThreadPoolExecutor() as pool:  # compiling keeps the processors busy, images the disk and the network
         compiled = pool.submit(build_binaries)
-        names = build_images(list(SOURCES) if images is None else images)
+        load_images(build_images(list(SOURCES) if images is None else images))
         compiled.result()
     run_step("system images", SCRIPTS / "build-system-images")
-    # before the nodes start: a new node gets the seed's images as hard links, one that runs needs a copy
-    load_images(SYSTEM_IMAGES + names)
+    load_images(SYSTEM_IMAGES)
     run_step("control plane", SCRIPTS / "control-plane")
     (STATE / VERSION).write_text(KUBERNETES_VERSION)
     with ThreadPoolExecutor() as pool:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -23,12 +24,25 @@ class StepFailed(RuntimeError):
     """A step's command failed; the message has its last lines and the path of its log."""
 
 
+def last_line(log: str) -> str:
+    return (log.strip().splitlines() or [""])[-1]
+
+
 def say(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
-def run_step(title: str, *command: str | Path, env: dict[str, str] | None = None, cwd: Path = HERE) -> None:
-    """Run `command` with its output in a log under the cache, and say what it does if it takes longer than a moment."""
+def run_step(
+    title: str,
+    *command: str | Path,
+    env: dict[str, str] | None = None,
+    cwd: Path = HERE,
+    progress: Callable[[str], str] = last_line,
+) -> Path:
+    """Run `command` with its output in a log under the cache, and say how far it is if it takes longer than a moment.
+
+    `progress` makes one line of what the log has so far. Returns the log.
+    """
     log = CACHE / "logs" / f"{title.replace(' ', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -40,22 +54,24 @@ def run_step(title: str, *command: str | Path, env: dict[str, str] | None = None
             stdout=out,
             stderr=subprocess.STDOUT,
         )
-    code = _wait(process, title, log, start)
+    code = _wait(process, lambda: f"{title}: {time.monotonic() - start:.0f} s, {progress(_read(log))[:110]}")
     if code != 0:
-        raise StepFailed(f"{title} failed (exit {code}), see {log}:\n{last_lines(log, 15)}")
+        lines = "\n".join(_read(log).strip().splitlines()[-15:])
+        raise StepFailed(f"{title} failed (exit {code}), see {log}:\n{lines}")
     if time.monotonic() - start > QUIET_SECONDS:
         say(f"{title}: done in {time.monotonic() - start:.0f} s")
+    return log
 
 
-def _wait(process: subprocess.Popen[bytes], title: str, log: Path, start: float) -> int:
+def _wait(process: subprocess.Popen[bytes], progress: Callable[[], str]) -> int:
     patience = QUIET_SECONDS
     while True:
         try:
             return process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             patience = SIGN_OF_LIFE_SECONDS
-            say(f"{title}: {time.monotonic() - start:.0f} s  {last_lines(log, 1)[:90]}".rstrip())
+            say(progress().rstrip(", "))
 
 
-def last_lines(log: Path, count: int) -> str:
-    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-count:])
+def _read(log: Path) -> str:
+    return log.read_text(errors="replace")

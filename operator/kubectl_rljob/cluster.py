@@ -49,8 +49,10 @@ class Cluster:
     namespace: str
 
     @staticmethod
-    def connect(kubeconfig: str | None, context: str | None, namespace: str | None) -> "Cluster":
-        """As kubectl chooses them: flag, KUBECONFIG or ~/.kube/config; the context's namespace, else `default`."""
+    def connect(
+        kubeconfig: str | None, context: str | None, namespace: str | None, user: str | None = None
+    ) -> "Cluster":
+        """As kubectl chooses them: flag, KUBECONFIG or ~/.kube/config; the context's namespace, else `default`. Acts as `user` if one is given."""
         files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         settings = Configuration()
         settings.retries = CONNECT_RETRIES
@@ -68,7 +70,10 @@ class Cluster:
         if not settings.verify_ssl:  # the kubeconfig says so: kubectl does not warn of it either
             disable_warnings(InsecureRequestWarning)
         chosen = loader.current_context["context"]
-        return Cluster(ApiClient(settings), namespace or chosen.get("namespace") or "default")
+        client = ApiClient(settings)
+        if user:
+            client.set_default_header("Impersonate-User", user)
+        return Cluster(client, namespace or chosen.get("namespace") or "default")
 
     def job(self, name: str) -> Job:
         return Job(

@@ -89,7 +89,12 @@ def _exec(session: Session, place: Place, flags: Sequence[str], command: Sequenc
 
 
 def _kubectl(session: Session, place: Place) -> list[str]:
-    chosen = {"--kubeconfig": session.kubeconfig, "--context": session.context, "--namespace": place.namespace}
+    chosen = {
+        "--kubeconfig": session.kubeconfig,
+        "--context": session.context,
+        "--as": session.user,
+        "--namespace": place.namespace,
+    }
     return ["kubectl", *(f"{flag}={value}" for flag, value in chosen.items() if value)]
 
 

@@ -39,6 +39,14 @@ GLOBAL: tuple[Decorator, ...] = (
         callback=_keep,
         help="path of the kubeconfig (default: $KUBECONFIG, else ~/.kube/config)",
     ),
+    click.option(
+        "--as",
+        "user",
+        metavar="USER",
+        expose_value=False,
+        callback=_keep,
+        help="act as this user, or system:serviceaccount:NAMESPACE:NAME; you need the right to impersonate",
+    ),
 )
 
 

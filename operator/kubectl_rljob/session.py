@@ -21,10 +21,12 @@ class Session:
     kubeconfig: str | None = None
     context: str | None = None
     namespace: str | None = None
+    user: str | None = None
+    """Whom to act as."""
 
     def cluster(self) -> Cluster:
         """Raises UserError."""
-        return Cluster.connect(self.kubeconfig, self.context, self.namespace)
+        return Cluster.connect(self.kubeconfig, self.context, self.namespace, self.user)
 
     def job(self, name: str) -> Job:
         """Raises UserError."""
@@ -41,5 +43,5 @@ class Session:
         """The command with the flags that chose this cluster: without them it could act on a job of that name in another one."""
         if not command.startswith("kubectl ") or command.startswith("kubectl config "):
             return command
-        chosen = {"--context": self.context, "--kubeconfig": self.kubeconfig}
+        chosen = {"--context": self.context, "--kubeconfig": self.kubeconfig, "--as": self.user}
         return " ".join([command, *(f"{flag} {quote(value)}" for flag, value in chosen.items() if value)])

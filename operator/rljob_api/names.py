@@ -55,11 +55,14 @@ OPERATOR_NAMESPACE = "rljob-system"
 ROLE_TRAINER = "trainer"
 ROLE_ROLLOUT = "rollout"
 ROLES = (ROLE_TRAINER, ROLE_ROLLOUT)
-"""Roles of every job's pods. Others are the gangs of other models, workers of agents, the gateway of a service, and pools, by their names."""
+"""Roles of every job's pods. Others are the gangs of other models, workers of agents and rewards, the gateway of a service, and pools, by their
+names."""
 ROLE_CRITIC = "critic"
 ROLE_REFERENCE = "reference"
 ROLE_WORKER = "worker"
 """Role of pods that run agents."""
+ROLE_SCORER = "scorer"
+"""Prefix of the role of pods that run a reward function: its index in spec.rewards follows, see `scorer_role`."""
 ROLE_REWARD = "reward"
 """Prefix of a reward model's role: its index in spec.rewards follows, see `reward_role`."""
 ROLE_SANDBOX = "sandbox"
@@ -68,7 +71,7 @@ MODEL_ROLES = (ROLE_TRAINER, ROLE_CRITIC, ROLE_REFERENCE)
 """Roles of models that Megatron computes, besides those of `reward_role`; `trainer` is the policy."""
 ROLE_GATEWAY = "gateway"
 """What clients of `task: service` talk to."""
-RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_SANDBOX, ROLE_ROLLOUT, ROLE_WORKER, ROLE_GATEWAY)
+RESERVED_ROLES = (*MODEL_ROLES, ROLE_REWARD, ROLE_SANDBOX, ROLE_ROLLOUT, ROLE_WORKER, ROLE_SCORER, ROLE_GATEWAY)
 """Names that no pool may have: its name is the role of its pods."""
 
 # Keys inside child objects
@@ -155,6 +158,16 @@ def sandbox_role(index: int) -> str:
     return f"{ROLE_SANDBOX}{index}"
 
 
+def scorer_role(index: int) -> str:
+    """Role of the pods that run the function of spec.rewards[index]."""
+    return f"{ROLE_SCORER}{index}"
+
+
+def scorer_index(role: str) -> int:
+    """Index in spec.rewards of the function that pods of this role run."""
+    return int(role.removeprefix(ROLE_SCORER))
+
+
 def is_model_role(role: str) -> bool:
     """Whether pods of the role are launchers of ranks, for the policy or for another model that Megatron computes."""
     return role in MODEL_ROLES or _is_numbered(role, ROLE_REWARD)
@@ -165,14 +178,18 @@ def is_sandbox_role(role: str) -> bool:
     return _is_numbered(role, ROLE_SANDBOX)
 
 
+def is_worker_role(role: str) -> bool:
+    """Whether pods of the role run a user's code for the driver: an agent, or a reward function."""
+    return role == ROLE_WORKER or _is_numbered(role, ROLE_SCORER)
+
+
 def _is_numbered(role: str, prefix: str) -> bool:
     return role.startswith(prefix) and role.removeprefix(prefix).isdecimal()
 
 
 def is_placed(role: str) -> bool:
-    """Whether the job's placement is about pods of the role: not workers of agents, sandboxes and gateways, which take no GPUs and may be
-    anywhere."""
-    return role not in (ROLE_WORKER, ROLE_GATEWAY) and not is_sandbox_role(role)
+    """Whether the job's placement is about pods of the role: not workers, sandboxes and gateways, which take no GPUs and may be anywhere."""
+    return not (role == ROLE_GATEWAY or is_worker_role(role) or is_sandbox_role(role))
 
 
 def stays(role: str) -> bool:
@@ -186,7 +203,9 @@ def container(role: str) -> str:
         return TRAINER_CONTAINER
     if is_sandbox_role(role):
         return SANDBOX_CONTAINER
-    own = {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_WORKER: WORKER_CONTAINER, ROLE_GATEWAY: GATEWAY_CONTAINER}
+    if is_worker_role(role):
+        return WORKER_CONTAINER
+    own = {ROLE_ROLLOUT: ROLLOUT_CONTAINER, ROLE_GATEWAY: GATEWAY_CONTAINER}
     return own.get(role, POOL_CONTAINER)
 
 
@@ -237,7 +256,7 @@ def master_port(attempt: int) -> int:
 
 
 def service_port(attempt: int) -> int:
-    """Where the trainer answers the gangs of other models, and workers of agents; of an attempt's own for the same reason."""
+    """Where the trainer answers the gangs of other models, and workers; of an attempt's own for the same reason."""
     return SERVICE_PORT_FIRST + attempt % MASTER_PORT_COUNT
 
 

@@ -157,12 +157,18 @@ class JobDefaults(Model):
 
 def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, Any]:
     """A partial spec with `template` in every section that describes pods."""
-    rewards = [{"model": template} if _is_gang(reward, "model") else {} for reward in _list(spec, "rewards")]
+    rewards = [_reward(reward, template) for reward in _list(spec, "rewards")]
     lists = {name: [template for _ in _list(spec, name)] for name in ("pools", "environments")} | {"rewards": rewards}
     roles = {role: dict(template) for role in ("trainer", *_roles(spec))}
     if isinstance(_section(_section(spec, "rollout"), "agent").get("workers"), dict):
         roles["rollout"] = roles.get("rollout", {}) | {"agent": {"workers": template}}
     return roles | {name: found for name, found in lists.items() if found}
+
+
+def _reward(reward: Any, template: dict[str, Any]) -> dict[str, Any]:
+    model = {"model": template} if _is_gang(reward, "model") else {}
+    has_workers = isinstance(reward, dict) and isinstance(reward.get("workers"), dict)
+    return model | ({"workers": template} if has_workers else {})
 
 
 def _section(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Wire
-from rljob_api.reported_numbers import duration, durations, kept_metrics, kept_points, known
+from rljob_api.metrics import duration, durations, kept_metrics, kept_points, known
 from rljob_api.server_group import ServerGroup
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.run import MOST_CHECKPOINTS

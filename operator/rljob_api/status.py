@@ -231,6 +231,8 @@ class JobStatus(Wire):
     """Counts of the rollout pods; empty for tasks without rollouts."""
     workers: RoleStatus = RoleStatus()
     """Counts of the pods that run agents (`rollout.agent.workers`); empty without them."""
+    scorers: dict[str, RoleStatus] = {}
+    """Counts of the pods that run reward functions (`rewards[].workers`), by role: `scorer` with the place in spec.rewards."""
     environments: dict[str, RoleStatus] = {}
     """Counts of the sandboxes of each environment, by its name. `ready`: those that are free."""
     gateway: RoleStatus = RoleStatus()

@@ -81,6 +81,11 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
         lambda s: Counter(entry.state for entry in s.nodes),
     ),
     "rljob_job_ready_pool_servers": ("Servers of a pool that are ready", "pool", lambda s: _ready(s.pools)),
+    "rljob_job_ready_scorers": (
+        "Pods that run a reward function and are ready",
+        "role",
+        lambda s: _ready(s.scorers),
+    ),
     "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
     "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),
 }

@@ -11,10 +11,9 @@ from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator import health
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
 from rljob_operator.kube.api import Key
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
-from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler

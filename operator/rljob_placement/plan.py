@@ -7,6 +7,8 @@ order is reversed, and then every role gets a part of the nodes, so that all fit
 Pools are at the nearest nodes to the trainer of rank 0, which asks them, and of equally near ones the fullest. Spares are in what the rest of the job
 has left: where none of its trainers is, so that a lost node does not take a spare with it, and near that trainer, whose neighbours they may have to
 replace.
+
+With spec.scheduling.requiredLevel one domain of a topology level has to hold a whole gang.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,13 +16,42 @@ from dataclasses import replace
 
 from rljob_api import names
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.domains import domains
 from rljob_placement.explain import lacking
 from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
 from rljob_placement.search import search
 from rljob_placement.servers import place_servers
 from rljob_placement.sharing import share
 from rljob_placement.space import capacity, common, refusal
+
+Path = tuple[str, ...]
+
+
+def domains(cluster: Cluster, gang: Gang, stay: Stay) -> list[Cluster]:
+    """Domains that may hold the gang, the fullest first, so that the others stay free for larger ones. Pods that stay are not moved: they choose the
+    domain, or the domains, if they are in several since the level was not required then."""
+    found = dict[Path, list[Node]]()
+    for node in cluster.nodes:
+        path = tuple(node.labels.get(key, "") for key in gang.levels[: gang.within])
+        if all(path):
+            found.setdefault(path, []).append(node)
+    there = {*_staying(stay)}
+    if chosen := [nodes for nodes in found.values() if any(node.name in there for node in nodes)]:
+        return [Cluster(tuple(node for nodes in chosen for node in nodes))]
+    return sorted((Cluster(tuple(nodes)) for nodes in found.values()), key=lambda part: trainers_in(part, gang))
+
+
+def trainers_in(cluster: Cluster, gang: Gang) -> int:
+    """How many trainers it has capacity for."""
+    return sum(capacity(n, gang.trainer) for n in cluster.nodes if not refusal(n, gang, gang.trainer))
+
+
+def _staying(stay: Stay) -> Iterator[str]:
+    yield from stay.trainers
+    for numbered in (stay.ranks, stay.rollouts, stay.spares, *stay.pools.values()):
+        yield from numbered.values()
+    for gang in stay.gangs.values():
+        yield from _staying(gang)
+
 
 Servers = tuple[str, ...]
 """Nodes of the pods of a pool's servers."""

@@ -190,6 +190,11 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         {"rollout": {"agent": AGENT | {"workers": {"replicas": 4000, "processes": 9}}, "sampling": {"maxTokens": 8}}},
         "spec.rollout.agent.workers.processes",
     ),
+    ({"rewards": [{"rule": "number", "workers": {}}]}, "spec.rewards[0].workers"),
+    (
+        {"rewards": [{"rule": "math", "workers": {"replicas": 4000, "processes": 9}}]},
+        "spec.rewards[0].workers.processes",
+    ),
     ({"train": {"samplesPerPrompt": 1}}, "spec.train.samplesPerPrompt"),
     ({"algorithm": {"advantage": "gae"}}, "spec.algorithm.advantage"),
     ({"critic": {}}, "spec.critic"),

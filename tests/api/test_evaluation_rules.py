@@ -6,7 +6,7 @@ import pytest
 
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
-from rljob_api.sizing.serving import longest_context
+from rljob_api.sizing.replica import longest_context
 
 SET = {"name": "aime", "files": ["/data/aime.parquet"]}
 WARM = {"temperature": 0.6}

@@ -61,14 +61,15 @@ def test_every_role_with_pods_gets_the_template_and_no_other_section_appears() -
     judge, gang = {"name": "judge", "model": "/data/judge"}, {"path": "/data/scores", "processesPerNode": 1}
     spec = raw_spec(
         pools=[judge],
-        rewards=[{"rule": "math"}, {"model": gang}],
+        rewards=[{"rule": "math"}, {"model": gang}, {"rule": "math", "workers": {"replicas": 3}}],
         critic={"processesPerNode": 2},
         reference={"nodes": 1},
     )
     found = completed(spec, template={"tolerations": GPU})
     template = {"template": {"tolerations": GPU}}
     assert found["pools"] == [judge | template]
-    assert found["rewards"] == [{"rule": "math"}, {"model": gang | template}]
+    workers = {"workers": {"replicas": 3} | template}
+    assert found["rewards"] == [{"rule": "math"}, {"model": gang | template}, {"rule": "math"} | workers]
     assert found["critic"] == {"processesPerNode": 2} | template
     assert found["reference"] == {"nodes": 1}
     assert "rollout" not in completed(raw_spec(task="sft"), template={"tolerations": GPU})

@@ -65,6 +65,35 @@ def test_an_update_leaves_its_owners_once_and_is_passed_on_by_the_servers() -> N
     assert flow(2) == flow(64) == Flow(2 * stage, 2 * stage, 2 * stage)
 
 
+EXPERTS = 2 * 8 * 8 * 3 * 64 * 32
+SHARED = 2 * MOE.parameters - EXPERTS
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_worker_of_a_spread_server_receives_its_own_experts_and_what_all_have(nodes: int) -> None:
+    """So the experts of a pod arrive in it, and no others."""
+    rollout = {"nodes": nodes, "tensorParallel": 2, "dataParallel": 2, "expertParallel": True, "replicas": 2}
+    found = update(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
+    assert found.received == pytest.approx(SHARED + EXPERTS / nodes)
+    assert found.one == pytest.approx(SHARED + EXPERTS / 4) and found.sent == pytest.approx(SHARED + EXPERTS)
+    whole = update(spec(1, 8, {"expert": 8}, rollout={"tensorParallel": 4, "replicas": 2}), MOE)
+    assert whole.one == whole.received == pytest.approx(SHARED + EXPERTS)
+
+
+def test_what_one_spread_server_of_two_pods_passes_on_is_what_both_have() -> None:
+    rollout = {"nodes": 2, "dataParallel": 2, "expertParallel": True, "replicas": 1}
+    found = update(spec(8, 1, {"expert": 8}, rollout=rollout), MOE)
+    assert found.sent == pytest.approx(max(SHARED, SHARED + EXPERTS / 8)) and found.received == SHARED + EXPERTS / 2
+
+
+def test_a_stage_of_a_server_receives_its_own_layers() -> None:
+    rollout = {"nodes": 2, "pipelineParallel": 2, "tensorParallel": 2, "replicas": 2}
+    found = update(spec(1, 8, {"tensor": 8}, rollout=rollout), DENSE)
+    assert found.received == pytest.approx(2 * (4 * DENSE.dense + DENSE.embedding))
+    together = update(spec(1, 8, {"tensor": 8}, rollout=rollout | {"nodes": 1}), DENSE)
+    assert together.received == pytest.approx(2 * DENSE.parameters)
+
+
 def test_an_update_of_colocated_servers_crosses_nodes_only_from_stages_on_others() -> None:
     together = {"placement": "colocated", "tensorParallel": 8}
     assert update(spec(2, 8, {"tensor": 8}, rollout=together), DENSE).sent == 0

@@ -63,6 +63,9 @@ def test_spares_count_and_a_message_says_how_many_there_are() -> None:
     assert str(violation).startswith(
         "spec.rollout.agent.workers.replicas = 3: with spec.trainer 1, spec.rollout 1 that makes 5 pods"
     )
+    rewards = [{"rule": "math", "workers": {"replicas": 3}}]
+    (violation,) = JobPolicy.model_validate({"maxPods": 4}).admit(raw_spec(rewards=rewards), "demo").result.violations
+    assert str(violation).startswith("spec.rewards[0].workers.replicas = 3: with spec.trainer 1, spec.rollout 1 that")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from e2e.cluster.steps import BIN
-from rljob_api.pod_patch import PodPatch
-from rljob_api.strategic_merge import merged
+from rljob_api.pod_patch import PodPatch, merged
 from rljob_operator.render.template import pod_template
 from simulator.makers import META, make_job
 

@@ -9,7 +9,7 @@ from rljob_api.rules import validate
 from rljob_api.rules.engine import field
 from rljob_api.rules.task import READERS, SUPERVISED
 from rljob_api.sizing.layout import Amounts, pods_of, required_servers, rollout_pods, servers_per_pod
-from rljob_api.sizing.serving import longest_context
+from rljob_api.sizing.replica import longest_context
 from rljob_api.spec import RLJobSpec
 
 VALUES: dict[str, Any] = {

@@ -20,13 +20,13 @@ def test_an_operator_ends_when_it_is_told_to_while_it_waits_for_the_lease_and_wh
     first, second = (Operator(plane.kubeconfig, "lease", tmp_path / f"{name}.log", identity=name) for name in "ab")
     try:
         first.keep_alive()
-        told(first, "a holds the lease")
+        wait_for_log(first, "a holds the lease")
         second.keep_alive()
-        told(second, "is held by a")
+        wait_for_log(second, "is held by a")
         assert second.end() == 0
         second.keep_alive()
         assert first.end() == 0
-        told(second, "b holds the lease")
+        wait_for_log(second, "b holds the lease")
     finally:
         first.kill()
         second.kill()
@@ -58,7 +58,7 @@ async def test_a_second_operator_completes_what_one_that_ends_or_is_killed_has_b
             second.kill()
 
 
-def told(operator: Operator, words: str) -> None:
+def wait_for_log(operator: Operator, words: str) -> None:
     """Its log says so."""
     end = time.monotonic() + 180
     while not operator.log.exists() or words not in operator.log.read_text():

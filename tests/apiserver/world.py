@@ -15,9 +15,8 @@ from e2e.control_plane import TOKEN, ControlPlane
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_operator.kube.api import Conflict, NotFound, Object
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.rate_limit import RateLimiter
 from simulator.controllers import sync_stateful_sets
 from simulator.objects import job_object, node_object
 from simulator.world import NAMESPACE, Launcher, World

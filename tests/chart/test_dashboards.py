@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from benchmarks import dashboards
 from chart.chart import CHART, HELM, NO_HELM, render
@@ -97,6 +100,34 @@ def test_a_prometheus_that_has_recorded_runs_answers_every_panel(tmp_path: Path)
     }
     (left,) = [s for s in found[1][3] if s["metric"]["rljob"] == "rewarded"]
     assert 30 < float(left["value"][1]) < 120
+
+
+PROMETHEUS_NOTE = {"step", "useValueForTime", "titleFormat", "textFormat", "tagKeys"}
+"""What Grafana's data source for Prometheus adds to an annotation."""
+
+
+@pytest.mark.parametrize("name", ["jobs", "operator"])
+def test_every_field_is_one_of_grafanas_own_types(name: str) -> None:
+    """Those of Grafana 11.6 drop what they do not know. Panels have the types of their kind."""
+    register_default_plugins()
+    written = json.loads(FILES[name].read_text())
+    known = json.loads(JSONEncoder().encode(Dashboard.from_json(written)))
+    unknown = list(dropped(written, known))
+    assert {path.rpartition(".")[2] for path in unknown if path.startswith("annotations.")} <= PROMETHEUS_NOTE
+    assert [path for path in unknown if not path.startswith("annotations.")] == []
+
+
+def dropped(written: Any, known: Any, path: str = "") -> Iterator[str]:
+    """Paths of what `written` has and `known` lacks or has otherwise."""
+    if isinstance(written, dict) and isinstance(known, dict):
+        for key, value in written.items():
+            inner = f"{path}.{key}".removeprefix(".")
+            yield from dropped(value, known[key], inner) if key in known else [inner]
+    elif isinstance(written, list) and isinstance(known, list) and len(written) == len(known):
+        for number, (value, other) in enumerate(zip(written, known, strict=True)):
+            yield from dropped(value, other, f"{path}[{number}]")
+    elif written != known:
+        yield path
 
 
 def test_no_panel_mixes_units() -> None:

@@ -38,6 +38,8 @@ class FakeApi:
     """Answers to the next requests, one each."""
     installed: bool = True
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    users: list[str | None] = field(default_factory=list)
+    """Whom each request acts as."""
 
     def add(self, job: dict[str, Any]) -> None:
         self.jobs[job["metadata"]["namespace"], job["metadata"]["name"]] = job
@@ -139,6 +141,7 @@ class Handler(BaseHTTPRequestHandler):
     def _serve(self, body: dict[str, Any] | None) -> None:
         url = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
+        self.api.users.append(self.headers["Impersonate-User"])
         code, answer = self.api.answer(self.command, url.path, query, body)
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
         self.send_response(code)

@@ -55,6 +55,15 @@ def test_a_context_without_a_namespace_means_default(api: FakeApi, rljob: Rljob)
     assert "there" in rljob("list", "--context", "elsewhere").out
 
 
+def test_an_administrator_may_act_as_a_user(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job())
+    assert rljob("list", "--as", "system:serviceaccount:research:alice").code == 0
+    assert set(api.users) == {"system:serviceaccount:research:alice"}
+    api.users.clear()
+    rljob("list")
+    assert set(api.users) == {None}
+
+
 def test_o_yaml_prints_a_list_object(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job())
     printed = yaml.safe_load(rljob("list", "-o", "yaml").out)

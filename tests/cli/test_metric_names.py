@@ -1,4 +1,4 @@
-from kubectl_rljob.printers.metrics import SHOWN
+from kubectl_rljob.printers.curves import SHOWN
 from rljob_api.metrics import METRICS
 
 

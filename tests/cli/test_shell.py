@@ -44,6 +44,12 @@ def test_a_command_runs_where_the_volumes_are_and_the_pod_goes_with_it(
     assert kubectl() == where
 
 
+def test_what_kubectl_does_in_a_pod_it_does_as_the_same_user(api: FakeApi, rljob: Rljob, kubectl: Kubectl) -> None:
+    api.add(make_job(**ENDED))
+    assert rljob("shell", "demo", "--as", "alice", "--", "true").code == 0
+    assert kubectl()[:2] == ["--as=alice", "--namespace=research"]
+
+
 def test_without_a_command_it_is_a_shell(api: FakeApi, rljob: Rljob, kubectl: Kubectl) -> None:
     api.add(make_job(**ENDED))
     assert rljob("shell", "demo").code == 0, "there is nothing on standard input"

@@ -21,7 +21,7 @@ from cli.makers import (
 )
 from kubectl_rljob.job import Job
 from kubectl_rljob.printers import status
-from kubectl_rljob.printers.metrics import BARS
+from kubectl_rljob.printers.curves import BARS
 from rljob_api import reasons
 
 RUNNING = """\
@@ -323,6 +323,9 @@ def test_workers_have_a_line_of_their_own_and_jobs_without_them_have_none(api: F
     assert "worker    3/4     -      serving      agents" in rljob("status", "demo").out.split("\n")
     api.add(make_job(**running()))
     assert "worker" not in rljob("status", "demo").out
+    spec = make_spec(rewards=[{"rule": "exactMatch", "dataSource": "a"}, {"rule": "math", "workers": {"replicas": 4}}])
+    api.add(make_job(spec=spec, **running() | {"scorers": {"scorer1": counted}}))
+    assert "scorer1   3/4     -      serving      rewards" in rljob("status", "demo").out.split("\n")
 
 
 def test_sandboxes_that_are_free_have_a_line_with_the_name_of_their_environment(api: FakeApi, rljob: Rljob) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from cli.makers import NOW, ago, epoch
-from kubectl_rljob.printers.metrics import curve, line, trend
+from kubectl_rljob.printers.curves import curve, line, trend
 from kubectl_rljob.printers.text import age, clip, cut, duration, plural, table
 from rljob_api.protocol import Point
 

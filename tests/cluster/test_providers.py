@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e import providers
+from e2e import demo, providers
 from e2e.cluster import binaries, built_images, lifecycle, steps
 
 
@@ -17,15 +17,56 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_machine_with_root_gets_the_local_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """All that is on PATH of a machine with root: the programs that a cluster on it needs."""
+    for program in ("apt-get", "go"):
+        (tmp_path / program).touch(mode=0o755)
     monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def test_a_machine_with_root_gets_the_local_cluster(programs: Path) -> None:
     assert providers.choose().name == "local"
 
 
-def test_without_root_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_the_message_says_what_to_install(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    with pytest.raises(providers.Unavailable, match=r"RLJOB_KUBECONFIG(.|\n)*run as root"):
+    with pytest.raises(providers.Unavailable, match=r"needs root\.(.|\n)*RLJOB_KUBECONFIG(.|\n)*run as root"):
         providers.choose()
+
+
+@pytest.mark.parametrize(
+    ("program", "need"), [("go", "Go 1.24 or later (go)"), ("apt-get", "Debian or Ubuntu (apt-get)")]
+)
+def test_the_demo_of_a_machine_without_go_or_debian_is_the_same_job_without_kubernetes(
+    program: str, need: str, programs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (programs / program).unlink()
+    run: list[list[str]] = []
+
+    def note(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        run.append([part.removeprefix(f"{providers.ROOT}/") for part in command[1:]])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", note)
+    assert demo.main() == 0
+    assert need in capsys.readouterr().out
+    mount = f"/data={demo.WITHOUT_KUBERNETES}"
+    assert run == [
+        ["examples/arithmetic/prepare.py", str(demo.WITHOUT_KUBERNETES).removeprefix(f"{providers.ROOT}/")],
+        ["-m", "rljob_trainer", "run", "examples/arithmetic/rljob.yaml", "--mount", mount],
+    ]
+
+
+def test_a_demo_that_was_given_half_a_cluster_asks_for_the_other_half(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLJOB_KUBECONFIG", "/somewhere")
+    monkeypatch.setenv("PATH", "")
+    assert demo.main() == 2
+    assert "RLJOB_STORAGE_CLASS" in capsys.readouterr().err
 
 
 def test_a_kubeconfig_without_images_and_storage_class_is_refused_by_their_names(
@@ -53,8 +94,7 @@ def test_an_image_is_named_after_its_source_and_nothing_else(monkeypatch: pytest
     assert changed.rpartition(":")[2] != first.rpartition(":")[2]
 
 
-def test_the_printed_lines_let_a_shell_find_kubectl_and_our_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.geteuid", lambda: 0)
+def test_the_printed_lines_let_a_shell_find_kubectl_and_our_plugin(programs: Path) -> None:
     kubeconfig, path = providers.shell_lines(providers.choose()).splitlines()
     assert kubeconfig == f"export KUBECONFIG={providers.Local.kubeconfig}"
     found = path.removeprefix("export PATH=").split(":")
@@ -73,6 +113,37 @@ def test_helm_renders_for_the_clusters_kubernetes_without_asking_it() -> None:
     for package in ("chartutil", "lint/rules"):
         assert f"-X helm.sh/helm/v3/pkg/{package}.k8sVersionMajor={major}" in helm.linker_flags
         assert f"-X helm.sh/helm/v3/pkg/{package}.k8sVersionMinor={minor}" in helm.linker_flags
+
+
+def test_progress_of_compiling_counts_packages_and_names_what_comes_after() -> None:
+    log = "go: downloading k8s.io/api v0.34.3\ninternal/goarch\nk8s.io/api/core/v1\n"
+    assert binaries.packages_compiled(log, 1600, ", then etcd, then helm") == "2 of 1600 packages, then etcd, then helm"
+    assert binaries.packages_compiled("", 1600, "") == "reading the cache of packages"
+
+
+def test_progress_of_an_image_is_the_step_of_its_file_that_has_begun() -> None:
+    log = "[1/2] STEP 7/9: ARG UV_NO_CACHE=1\n--> Using cache 96cd\n[1/2] STEP 8/9: RUN pip install x\nDownloading torch\n"
+    assert built_images.steps_built(log, ", then environment") == "[1/2] STEP 8/9: RUN, then environment"
+
+
+def test_a_step_that_takes_longer_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(steps, "CACHE", tmp_path)
+    monkeypatch.setattr(steps, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(steps, "SIGN_OF_LIFE_SECONDS", 0.01)
+    go_on = tmp_path / "go-on"
+
+    def progress(log: str) -> str:
+        if log:
+            go_on.touch()  # it was seen half-way: the command may end
+        return f"{len(log.splitlines())} of 2"
+
+    log = steps.run_step(
+        "baking", "sh", "-c", f"echo one; until [ -e {go_on} ]; do :; done; echo two", progress=progress
+    )
+    assert log.read_text() == "one\ntwo\n"
+    assert "baking: 0 s, 1 of 2" in capsys.readouterr().err
 
 
 CHOSEN = """

@@ -43,8 +43,8 @@ def test_who_stays_keeps_his_rank_and_the_others_take_what_is_left() -> None:
 
 
 def test_the_members_of_an_attempt_have_the_ranks_of_their_seats() -> None:
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="node-1", rank=1 - i) for i in range(2)]
-    job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods().reported(state="idle")
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="node-1", rank=1 - i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(assignments=assigned)).with_pods().reported(state="idle")
     attempt = job.next().attempt
     assert attempt and {m.pod: m.node_rank for m in attempt.members} == {"demo-trainer-0": 1, "demo-trainer-1": 0}
 
@@ -101,9 +101,9 @@ def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
 
 
 def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> None:
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     job = placed().with_status(
-        placement=PlacementStatus(assignments=[*seats, PodAssignment(pod="demo-rollout-0", node="b")])
+        placement=PlacementStatus(assignments=[*assigned, PodAssignment(pod="demo-rollout-0", node="b")])
     )
     view = JobView(job=META, spec=job.spec, status=job.status, pods=(), now=NOW)
     assert scheduling_request(view, NODES.get) is None
@@ -114,8 +114,8 @@ def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> Non
 
 @pytest.mark.parametrize("age", [UNBOUND_SECONDS - 1, UNBOUND_SECONDS])
 def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
-    job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods()
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    job = placed().with_status(placement=PlacementStatus(assignments=assigned)).with_pods()
     job = job.changing_pod(1, node="", running=False, phase="Pending", ungated_at=NOW - age, unschedulable="0/2 nodes")
     decision = job.decide()
     late = age >= UNBOUND_SECONDS
@@ -127,10 +127,10 @@ def test_a_released_pod_has_a_minute_to_get_onto_its_node(age: float) -> None:
 
 def test_pods_that_no_node_takes_wait_and_say_once_why() -> None:
     """A claim that does not exist is no node's fault: they were placed again each minute, with an event for each pod."""
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     no_claim = '0/3 nodes are available: persistentvolumeclaim "data" not found. not found'
     waiting = {"node": "", "running": False, "phase": "Pending", "ungated_at": NOW, "unschedulable": no_claim}
-    job = placed().with_status(placement=PlacementStatus(assignments=seats)).with_pods(**waiting)
+    job = placed().with_status(placement=PlacementStatus(assignments=assigned)).with_pods(**waiting)
     events = []
     for now in (NOW + UNBOUND_SECONDS * minute for minute in range(10)):
         decision = job.decide(now)
@@ -152,12 +152,12 @@ def test_pods_that_no_node_takes_wait_and_say_once_why() -> None:
 
 
 def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     waiting = {"node": "", "running": False, "phase": "Pending", "gates": (names.GATE,)}
     job = placed().with_pods(**waiting).with_rollout(**waiting)
-    partly = job.with_status(placement=PlacementStatus(assignments=seats)).decide()
+    partly = job.with_status(placement=PlacementStatus(assignments=assigned)).decide()
     assert partly.ungate == ()
-    whole = [*seats, PodAssignment(pod="demo-rollout-0", node="b")]
+    whole = [*assigned, PodAssignment(pod="demo-rollout-0", node="b")]
     decision = job.with_status(placement=PlacementStatus(assignments=whole)).decide()
     assert [(b.pod.name, b.node) for b in decision.ungate] == [
         ("demo-trainer-0", "a"),
@@ -170,11 +170,11 @@ def test_gated_pods_are_released_when_the_whole_gang_has_seats() -> None:
 @pytest.mark.parametrize("arrived", [True, False])
 def test_without_room_for_the_whole_gang_only_pods_that_are_there_keep_their_nodes(arrived: bool) -> None:
     """Two jobs that each wait with a part of their nodes would wait for each other."""
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="a", rank=i) for i in range(2)]
     there = {} if arrived else {"running": False, "phase": "Pending", "gates": (names.GATE,)}
     job = (
         placed()
-        .with_status(placement=PlacementStatus(assignments=seats))
+        .with_status(placement=PlacementStatus(assignments=assigned))
         .with_pods(node="a" if arrived else "", **there)
     )
     view = JobView(job=META, spec=job.spec, status=job.status, pods=job.pods, now=NOW)

@@ -93,7 +93,7 @@ def test_a_drained_gang_is_suspended_and_says_where() -> None:
 
 
 def test_a_resume_waits_for_pods_that_a_suspend_gave_back() -> None:
-    """Their StatefulSet was told to have none: an attempt that opened on them would lose them."""
+    """Their StatefulSet had to have none: an attempt that opened on them would lose them."""
     job = make_job().with_status(suspended=True).with_pods().reported(state="idle")
     early = job.next()
     assert (early.suspended, early.attempt, early.state) == (True, None, "Suspended")
@@ -107,8 +107,8 @@ def test_a_suspend_without_an_attempt_is_immediate() -> None:
 
 
 def test_a_gang_stopped_for_a_suspend_has_not_failed() -> None:
-    told = {"command": "stop", "reason": reasons.SUSPENDED, "commanded_at": stamp(NOW - 5)}
-    job = make_job(suspend=True).with_attempt(**told).reported(**STOPPED).failing(1, kind="collective")
+    ordered = {"command": "stop", "reason": reasons.SUSPENDED, "commanded_at": stamp(NOW - 5)}
+    job = make_job(suspend=True).with_attempt(**ordered).reported(**STOPPED).failing(1, kind="collective")
     status = job.next()
     assert status.suspended
     assert status.last_failure is None
@@ -121,8 +121,8 @@ def test_a_pod_that_is_being_deleted_drains_the_gang() -> None:
 
 
 def test_a_drained_pod_that_is_gone_has_still_drained() -> None:
-    told = {"command": "drain", "reason": reasons.POD_DELETING, "commanded_at": stamp(NOW - 5)}
-    status = make_job().with_attempt(**told).reported(**DRAINED).without_pod(1).next()
+    ordered = {"command": "drain", "reason": reasons.POD_DELETING, "commanded_at": stamp(NOW - 5)}
+    status = make_job().with_attempt(**ordered).reported(**DRAINED).without_pod(1).next()
     assert status.attempt and status.attempt.ended_at
     assert status.last_failure is None
     assert status.restarts == Restarts(total=1, uncounted=1)
@@ -138,8 +138,8 @@ def test_a_node_that_stays_away_is_lost_and_not_before() -> None:
 
 
 def test_a_launcher_that_does_not_answer_is_deleted_with_its_pod() -> None:
-    told = {"command": "stop", "reason": reasons.RESUME_REQUESTED, "commanded_at": stamp(NOW - 60)}
-    decision = make_job().with_attempt(**told).reporting(0, **STOPPED).decide()
+    ordered = {"command": "stop", "reason": reasons.RESUME_REQUESTED, "commanded_at": stamp(NOW - 60)}
+    decision = make_job().with_attempt(**ordered).reporting(0, **STOPPED).decide()
     assert [p.name for p in decision.delete] == ["demo-trainer-1"]
 
 

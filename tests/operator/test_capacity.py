@@ -54,10 +54,10 @@ def pod(name: str, node: str, phase: str, cpu: str) -> Object:
     return {"kind": "Pod", "metadata": {"name": name}, "spec": spec, "status": {"phase": phase}}
 
 
-def job(name: str, seats: list[tuple[str, str]], deleted: bool, readable: bool) -> Object:
-    seats_ = [PodAssignment(pod=f"{name}-{pod}", node=node) for pod, node in seats]
-    placement = PlacementStatus(assignments=seats_, requests=REQUESTS).dump() if readable else {"assignments": "none"}
-    obj = job_object(name, raw_spec()) | {"status": {"placement": placement} if seats else {}}
+def job(name: str, places: list[tuple[str, str]], deleted: bool, readable: bool) -> Object:
+    assigned = [PodAssignment(pod=f"{name}-{pod}", node=node) for pod, node in places]
+    placement = PlacementStatus(assignments=assigned, requests=REQUESTS).dump() if readable else {"assignments": "none"}
+    obj = job_object(name, raw_spec()) | {"status": {"placement": placement} if places else {}}
     obj["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
     return obj
 
@@ -119,7 +119,7 @@ def test_capacity_that_is_kept_is_what_would_be_added_up_after_any_events(events
         changed = {name for name in after if after[name] != before.get(name)}
         assert changed <= set(cache.capacity.changed_since(seen))
         more = any(v > before.get(name, {}).get(k, 0) for name, node in after.items() for k, v in node.items())
-        assert grown or not more, "whoever waits is told"
+        assert grown or not more, "whoever waits hears of it"
         if looked:
             assert {node.name: dict(node.free) for node in cache.capacity.cluster().nodes} == after
     assert {node.name: dict(node.free) for node in cache.capacity.cluster().nodes} == recomputed(cache)

@@ -156,8 +156,8 @@ def test_numbers_that_json_cannot_say_are_left_out() -> None:
     ]
     metrics = {"reward/mean": 0.6049, "train/loss": math.inf}
     read = Progress.model_validate({"history": [p.model_dump() for p in points], "metrics": metrics})
-    told = {"history": read.history, "metrics": read.metrics, "backend": "torch, gloo"}
-    status = make_job().with_attempt().running(step=2, **told).next()
+    reported = {"history": read.history, "metrics": read.metrics, "backend": "torch, gloo"}
+    status = make_job().with_attempt().running(step=2, **reported).next()
     assert status.progress == ProgressStatus(
         attempt=1,
         step=2,

@@ -10,10 +10,9 @@ from aiohttp import web
 
 from rljob_operator.kube import leader_election as lease
 from rljob_operator.kube.api import ApiError
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
-from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.operator import Operator, Options
 from simulator.cluster import FakeCluster
 

@@ -12,9 +12,8 @@ from aiohttp import web
 
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import ApiError, Object
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.rate_limit import RateLimiter
 from rljob_operator.watch import reflector
 from rljob_operator.watch.events import EventHandlers
 from rljob_operator.watch.reflector import Reflector, Watches, lines

@@ -57,11 +57,11 @@ def test_causes_are_said_once_each_by_name_whatever_the_order_of_nodes_and_not_t
 
 def waiting(node: str, status: JobStatus | None = None, **pod: Any) -> Job:
     """A job whose second trainer waits for a node, which the first one has."""
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node=found, rank=i) for i, found in enumerate(("z", node))]
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node=found, rank=i) for i, found in enumerate(("z", node))]
     job = make_job(nodes=2, scheduling={"backend": "builtin"})
     job = replace(job, status=status) if status else job
     before = job.status.placement or PlacementStatus()
-    job = job.with_status(placement=before.model_copy(update={"assignments": seats})).with_pods(node="z")
+    job = job.with_status(placement=before.model_copy(update={"assignments": assigned})).with_pods(node="z")
     return job.changing_pod(1, node="", running=False, ready=False, phase="Pending", **pod)
 
 
@@ -112,8 +112,8 @@ def test_a_refusal_is_history_until_its_node_may_be_used_again() -> None:
     assert texts(released.decide(NOW + 10).status)[:2] == (reasons.NOT_BOUND, f"{LATELY}: Insufficient cpu")
     gone = waiting("b", late.status).without_pod(1)
     assert gone.status.placement
-    seats = [*gone.status.placement.assignments, PodAssignment(pod="demo-rollout-0", node="z")]
-    gone = gone.with_status(placement=gone.status.placement.model_copy(update={"assignments": seats}))
+    assigned = [*gone.status.placement.assignments, PodAssignment(pod="demo-rollout-0", node="z")]
+    gone = gone.with_status(placement=gone.status.placement.model_copy(update={"assignments": assigned}))
     assert gone.decide(NOW + 10).requeue_after == EXCLUDED_SECONDS - 10
     assert texts(gone.decide(NOW + EXCLUDED_SECONDS).status)[:2] == (reasons.PLACING, "")
 
@@ -135,8 +135,8 @@ def test_a_pod_that_is_deleted_without_an_assignment_is_an_event_even_if_its_cau
     for status in (None, known):
         job = waiting("b", status, **late)
         assert job.status.placement
-        seats = job.status.placement.assignments[:1]
-        job = job.with_status(placement=job.status.placement.model_copy(update={"assignments": seats}))
+        assigned = job.status.placement.assignments[:1]
+        job = job.with_status(placement=job.status.placement.model_copy(update={"assignments": assigned}))
         decision = job.decide()
         assert [pod.name for pod in decision.delete] == ["demo-trainer-1"]
         (event,) = decision.events
@@ -147,8 +147,8 @@ def test_a_pod_that_is_deleted_without_an_assignment_is_an_event_even_if_its_cau
 
 def test_several_pods_that_are_refused_at_once_are_one_event_with_their_causes() -> None:
     job = make_job(nodes=3, scheduling={"backend": "builtin"})
-    seats = [PodAssignment(pod=f"demo-trainer-{i}", node="abc"[i], rank=i) for i in range(3)]
-    job = job.with_status(placement=PlacementStatus(assignments=seats))
+    assigned = [PodAssignment(pod=f"demo-trainer-{i}", node="abc"[i], rank=i) for i in range(3)]
+    job = job.with_status(placement=PlacementStatus(assignments=assigned))
     job = job.with_pods(node="", running=False, phase="Pending", ungated_at=NOW - UNBOUND_SECONDS, unschedulable=TAINT)
     (event,) = job.changing_pod(0, unschedulable=CPU).decide().events
     assert (

@@ -31,7 +31,7 @@ def with_servers(count: int) -> Job:
     )
 
 
-def told(job: Job, now: float = NOW) -> tuple[Job, list[str]]:
+def decided(job: Job, now: float = NOW) -> tuple[Job, list[str]]:
     """The job with its next status, and the messages of its events about servers."""
     decision = job.decide(now)
     messages = [event.message for event in decision.events if event.reason == reasons.ROLLOUT_FAILED]
@@ -82,30 +82,30 @@ def test_a_job_without_failures_says_nothing() -> None:
 
 
 def test_a_pod_whose_clock_is_ahead_mutes_no_other() -> None:
-    job, first = told(failed(with_servers(2), NOW + 3600, server=0))
-    job, second = told(failed(job, NOW + 60, server=1))
+    job, first = decided(failed(with_servers(2), NOW + 3600, server=0))
+    job, second = decided(failed(job, NOW + 60, server=1))
     assert first == ["demo-rollout-0: ServerLost: its engine ended"]
     assert second == ["demo-rollout-1: ServerLost: its engine ended"]
     assert job.status.last_rollout_failure and job.status.last_rollout_failure.pod == "demo-rollout-1"
 
 
 def test_a_pod_whose_clock_was_set_back_is_heard_as_well() -> None:
-    job, _ = told(failed(with_servers(1), NOW))
-    assert told(failed(job, NOW - 3600))[1] == ["demo-rollout-0: ServerLost: its engine ended"]
+    job, _ = decided(failed(with_servers(1), NOW))
+    assert decided(failed(job, NOW - 3600))[1] == ["demo-rollout-0: ServerLost: its engine ended"]
 
 
 def test_a_failure_of_unknown_time_is_recorded_once_for_each_boot_and_message() -> None:
-    job, first = told(failed(with_servers(1), 0.0))
-    assert first and told(job)[1] == []
-    job, other = told(failed(job, 0.0, message="out of memory"))
+    job, first = decided(failed(with_servers(1), 0.0))
+    assert first and decided(job)[1] == []
+    job, other = decided(failed(job, 0.0, message="out of memory"))
     assert other == ["demo-rollout-0: ServerLost: out of memory"]
-    assert told(failed(job, 0.0, message="out of memory", boot="next"))[1] == other
+    assert decided(failed(job, 0.0, message="out of memory", boot="next"))[1] == other
 
 
 def test_nothing_is_kept_of_pods_that_are_gone() -> None:
-    job, _ = told(failed(failed(with_servers(2), NOW, 0), NOW, 1))
+    job, _ = decided(failed(failed(with_servers(2), NOW, 0), NOW, 1))
     assert job.status.server_failures.keys() == {"demo-rollout-0", "demo-rollout-1"}
-    job, _ = told(replace(job, pods=job.pods[:-1]))
+    job, _ = decided(replace(job, pods=job.pods[:-1]))
     assert job.status.server_failures.keys() == {"demo-rollout-0"}
 
 
@@ -123,9 +123,9 @@ def test_every_failure_is_told_exactly_once_whatever_the_clocks_say(
         job = failed(job, 0.0 if timeless else NOW + i + skews[server], server, message=message)
         pending[server] = message
         if not missed:
-            job, news = told(job, NOW + i)
+            job, news = decided(job, NOW + i)
             heard += news
             expected += [f"demo-rollout-{n}: ServerLost: {text}" for n, text in sorted(pending.items())]
             pending.clear()
-            assert told(job, NOW + i)[1] == []
+            assert decided(job, NOW + i)[1] == []
     assert heard == expected

@@ -7,6 +7,7 @@ import pytest
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.roles import PoolSpec, ReferenceSpec
 from rljob_api.status import JobStatus
 from rljob_operator.cache import cache as cache_module
 from rljob_operator.cache.cache import Cache
@@ -257,3 +258,13 @@ def test_what_is_read_is_kept_without_the_names_of_its_fields() -> None:
     assert (spec, status) == (job.spec, job.status)
     sections = (spec, spec.train, spec.trainer, status, status.restarts, status.attempt)
     assert len({id(section.model_fields_set) for section in sections if section}) == 1
+
+
+def test_a_copy_with_other_fields_keeps_nothing_that_was_computed_of_the_original() -> None:
+    spec = make_job().spec
+    assert list(spec.pods) == ["trainer", "rollout"] and not spec.gangs
+    judged = spec.model_copy(update={"pools": [PoolSpec(name="judge", model="/models/judge")]})
+    apart = spec.model_copy(update={"reference": ReferenceSpec(processes_per_node=1), "task": "dpo"})
+    assert (list(judged.pods), list(apart.gangs)) == (["trainer", "rollout", "judge"], ["reference"])
+    assert (list(spec.pods), spec.gangs) == (["trainer", "rollout"], {})
+    assert judged.dump() == spec.dump() | {"pools": judged.dump()["pools"]}

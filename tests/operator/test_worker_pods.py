@@ -254,7 +254,9 @@ def test_their_pods_are_as_restricted_as_all_others_and_have_no_gpu(device: str)
     pod = pod_template(META, spec, "worker")["spec"]
     (container,) = pod["containers"]
     assert (container["name"], container["image"]) == ("worker", "own:1")
-    assert container["command"] == ["python", "-m", "rljob_trainer", "worker"] and "resources" not in container
+    assert (
+        container["command"] == ["python", "-m", "rljob_trainer", "worker", "worker"] and "resources" not in container
+    )
     assert container["readinessProbe"]["httpGet"]["port"] == container["ports"][0]["containerPort"]
     assert names.ENV_ROLLOUT_TOKEN in [entry["name"] for entry in container["env"]]
     trainer = pod_template(META, spec, "trainer")["spec"]

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from api.specs import raw_spec
+from rljob_api import names
 from rljob_operator.cache.cluster import ClusterCache
+from rljob_operator.cache.reports import parse_control
 from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.kube.client import managed_fields_upgrade
 from rljob_operator.reconcile.reconciler import Reconciler
@@ -16,7 +18,7 @@ from simulator.canonical import quantity
 from simulator.cluster import FakeCluster
 from simulator.controllers import sync_stateful_sets
 from simulator.feed import PROMPT, Feed
-from simulator.objects import job_object
+from simulator.objects import copied, job_object
 from simulator.world import NAMESPACE, World
 
 
@@ -141,6 +143,28 @@ async def test_one_write_that_fails_keeps_no_other_from_its_end() -> None:
     with pytest.raises(ApiError, match="broken"):
         await together([fails(), ends(done)])
     assert done == ["done"]
+
+
+async def test_a_control_message_is_kept_as_it_was_made_and_read_only_if_it_came_back_otherwise() -> None:
+    cluster = FakeCluster()
+    cluster.put(job_object("demo", raw_spec()))
+    cache = ClusterCache(lambda: 1000.0)
+    Feed(cluster, cache, PROMPT, Random()).deliver()
+    await Reconciler(cluster, cache, progress_interval=30, clock=lambda: 1000.0)((NAMESPACE, "demo"))
+    key = (NAMESPACE, names.control("demo"))
+    written, job = cache.config_maps.get(key), cache.jobs.get((NAMESPACE, "demo"))
+    assert written and written.value.control and job
+    assert written.value.control.spec is job.value.validation.result.accepted, (
+        "the job has one spec, not two that are equal"
+    )
+    assert written.value.control == parse_control(written.value.object), "as an operator that starts again reads it"
+
+    edited = cluster.edit("ConfigMap", *key)
+    other = written.value.control.model_copy(update={"attempt": 7})
+    edited["data"] = {names.CONTROL_KEY: other.dump_json()}
+    cache.put(copied(edited))
+    read = cache.config_maps.get(key)
+    assert read and read.value.control == other
 
 
 async def test_an_edited_child_is_corrected() -> None:

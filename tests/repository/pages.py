@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ def anchors(page: Path) -> set[str]:
     """As the usual renderers make them of headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def plain_blocks(page: Path) -> list[str]:
+    """Blocks of code that are not marked as YAML: fenced ones of other kinds, and what is indented."""
+    fenced = re.findall(r"^```(?!yaml)[a-z]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"(?:^(?:    .*)?\n)+", prose(page), re.MULTILINE)
+    return [*fenced, *(textwrap.dedent(block) for block in indented if block.strip())]
 
 
 def yaml_blocks(page: Path) -> list[dict[str, Any]]:

@@ -47,6 +47,17 @@ def functions(sources: Iterable[Path]) -> Iterator[tuple[int, str]]:
                 yield (node.end_lineno or 0) - node.lineno + 1, f"{source.relative_to(ROOT)}: {node.name}"
 
 
+LONGEST_FILE = 350
+"""Lines of a file of the product."""
+
+
+def test_no_file_of_the_product_is_long() -> None:
+    product = [f for f in TRACKED if f.startswith(("operator/", "trainer/")) and f.endswith((".py", ".c", ".h", ".js"))]
+    lengths = {f: len((ROOT / f).read_text().splitlines()) for f in product if (ROOT / f).is_file()}
+    assert len(lengths) > 500
+    assert {f: lines for f, lines in lengths.items() if lines > LONGEST_FILE} == {}
+
+
 def test_no_function_is_long() -> None:
     assert [found for found in functions(SOURCES) if found[0] > LONGEST] == []
 

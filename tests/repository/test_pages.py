@@ -12,7 +12,19 @@ import yaml
 
 from api.specs import raw_spec
 from kubectl_rljob.command_line import VERBS
-from repository.pages import PAGES, ROOT, TRACKED, WRITTEN, anchors, commands, name, prose, ticked, yaml_blocks
+from repository.pages import (
+    PAGES,
+    ROOT,
+    TRACKED,
+    WRITTEN,
+    anchors,
+    commands,
+    name,
+    plain_blocks,
+    prose,
+    ticked,
+    yaml_blocks,
+)
 from rljob_api import leave_nodes, reasons
 from rljob_api.metrics import METRICS
 from rljob_api.rules import validate
@@ -187,3 +199,21 @@ def test_what_is_shown_in_yaml_breaks_no_rule(page: Path) -> None:
         part = shown.get("spec", shown)
         whole = part if shown.get("kind") == "RLJob" else raw_spec(**part)
         assert validate(whole, "job").violations == ()
+
+
+@every_written_page
+def test_what_is_shown_of_a_job_is_marked_as_yaml_and_so_checked(page: Path) -> None:
+    for block in plain_blocks(page):
+        try:
+            shown = yaml.safe_load(block)
+        except yaml.YAMLError:
+            continue
+        part = shown.get("spec", shown) if isinstance(shown, dict) else None
+        fields = set(part) if isinstance(part, dict) else set()
+        assert not fields or fields - SCHEMA["properties"]["spec"]["properties"].keys(), block
+
+
+@pytest.mark.parametrize("page", [p for p in WRITTEN if p.parts[-2] != "evidence"], ids=name)
+def test_a_job_is_applied_by_the_server_whose_refusal_is_short(page: Path) -> None:
+    applied = [line for line in commands(page) if re.match(r"kubectl apply .*-[fk] ", line)]
+    assert all(line.startswith("kubectl apply --server-side") for line in applied), applied

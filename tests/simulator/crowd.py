@@ -91,14 +91,16 @@ class Crowd(Site):
             self.check()
 
     def check(self) -> None:
-        """No node has more pods than it holds, and no gang waits with a part of its seats: only pods that run stay while others are replaced."""
+        """No node has more pods than it holds, and no gang waits with part of its assignments: only pods that run stay while others are replaced."""
         self.check_capacity()
         for job in self.jobs():
             raw = self.cluster.objects[(names.KIND, NAMESPACE, job)]["spec"]
             placement = self.status(job).placement
-            seats = placement.assignments if placement else []
-            whole = len(seats) >= raw["trainer"]["nodes"] + 1
-            assert whole or {x.pod for x in seats} <= self.on_nodes(job).keys(), f"{job} waits with {len(seats)} seats"
+            assigned = placement.assignments if placement else []
+            whole = len(assigned) >= raw["trainer"]["nodes"] + 1
+            assert whole or {x.pod for x in assigned} <= self.on_nodes(job).keys(), (
+                f"{job} waits with {len(assigned)} assignments"
+            )
 
     def check_capacity(self) -> None:
         for node, capacity in self.nodes.items():

@@ -106,7 +106,8 @@ def _add_pods(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     pool = _command(commands, "pool", pool_pod, "PID 1 of a pod of spec.pools")
     pool.add_argument("name", metavar="NAME", help="the pool's name")
     pool.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of the server (%(default)s)")
-    worker = _command(commands, "worker", worker_pod, "PID 1 of a pod that runs agents")
+    worker = _command(commands, "worker", worker_pod, "PID 1 of a pod that runs an agent or a reward function")
+    worker.add_argument("role", metavar="ROLE", help="worker for the agent, or scorer and the place in spec.rewards")
     worker.add_argument("--port", type=int, default=names.ROLLOUT_PORT, help="port of its probe (%(default)s)")
     gateway = _command(
         commands, "gateway", gateway_pod, "PID 1 of a pod that serves the clients of a service (task: service)"
@@ -187,7 +188,7 @@ def worker_pod(options: argparse.Namespace) -> int:
     from rljob_trainer.pod import worker
 
     async def run() -> int:
-        return await worker.main(_channel(options), os.environ, options.port)
+        return await worker.main(_channel(options), os.environ, options.role, options.port)
 
     return asyncio.run(run())
 

@@ -11,8 +11,8 @@ from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.printers import accounting, placement
+from kubectl_rljob.printers.curves import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.failure import said, where
-from kubectl_rljob.printers.metrics import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
@@ -150,6 +150,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         *((role, counted, serving(counted), layouts.get(role, "-")) for role, counted in gangs.items()),
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
         (names.ROLE_WORKER, s.workers, serving(s.workers), "agents"),
+        *((role, counted, serving(counted), "rewards") for role, counted in s.scorers.items()),
         *((names.sandbox_role(i), found, "-", name) for i, (name, found) in enumerate(s.environments.items())),
         (names.ROLE_GATEWAY, s.gateway, "serving" if s.gateway.ready else "-", s.service.address or "-"),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),

@@ -26,8 +26,8 @@ from rljob_api import names
         for role in dict.fromkeys((*names.ROLES, *names.MODEL_ROLES, names.ROLE_WORKER, names.ROLE_GATEWAY))
         if role.startswith(begun)
     ],
-    help="kind of pod: trainer (the default), rollout, worker, gateway, the name of one of spec.pools or, of models with pods of their own, critic, "
-    "reference, or reward and the model's place in spec.rewards",
+    help="kind of pod: trainer (the default), rollout, worker, scorer and the place in spec.rewards, gateway, the name of one of spec.pools or, of "
+    "models with pods of their own, critic, reference, or reward and the model's place in spec.rewards",
 )
 @click.option(
     "--rank",

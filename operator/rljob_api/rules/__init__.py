@@ -2,7 +2,7 @@
 
 task data evaluation              what is learnt, from what, and how it is measured
 algorithm rollout rewards         how it is learnt: losses, generation, rewards and teachers
-servers                           the pods and GPUs of a vLLM server
+servers workers                   the pods and GPUs of a vLLM server; pods for agents and rewards
 layout keys lora vision model     ranks and models; `model` needs the model's config.json
 gangs                             the rules of ranks for models on gangs of their own
 service                           its clients: keys and limits

@@ -56,8 +56,8 @@ UNPROVEN_WITH_ADAPTERS = (
 
 def transformer_key_violations(ranks: Ranks) -> Iterator[Violation]:
     """Unknown keys of transformerConfig, and keys that something else sets."""
-    given, owners = ranks.spec.trainer.transformer_config, _owners(ranks)
-    return _check(ranks.at(TRANSFORMER), given, TRANSFORMER_CONFIG, owners)
+    if given := ranks.spec.trainer.transformer_config:
+        yield from _check(ranks.at(TRANSFORMER), given, TRANSFORMER_CONFIG, _owners(ranks))
 
 
 def _owners(ranks: Ranks) -> dict[str, str]:

@@ -14,7 +14,7 @@ from rljob_api.rules.ranks import Ranks
 from rljob_api.rules.rollout import tool_parser_violations
 from rljob_api.rules.speculation import speculation_violations
 from rljob_api.rules.vision import vision_violations
-from rljob_api.sizing.serving import longest_context
+from rljob_api.sizing.replica import longest_context
 from rljob_api.sizing.shape import experts_of
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec

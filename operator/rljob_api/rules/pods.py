@@ -50,7 +50,7 @@ def templates(spec: RLJobSpec) -> Iterator[tuple[str, Template]]:
     yield f"spec.{names.ROLE_TRAINER}", spec.trainer.template
     yield f"spec.{names.ROLE_ROLLOUT}", spec.rollout.template
     yield from ((f"spec.pools[{i}]", pool.template) for i, pool in enumerate(spec.pools))
-    yield from ([(spec.field_of(names.ROLE_WORKER), spec.workers.template)] if spec.workers else [])
+    yield from ((spec.field_of(role), pods.template) for role, pods in spec.workers.items())
     yield from ((f"spec.environments[{i}]", pool.template) for i, pool in enumerate(spec.environments))
     yield from ([(spec.field_of(names.ROLE_GATEWAY), spec.service.template)] if spec.task == "service" else [])
     yield from ((spec.field_of(role), gang.template) for role, gang in spec.gangs.items())

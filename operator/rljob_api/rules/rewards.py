@@ -31,6 +31,14 @@ OBJECT_RULES = (
         items="rewards",
     ),
     Rule(
+        "workers",
+        present("workers").implies(present("python") | (present("rule") & field("rule").equals("math"))),
+        "only python and rule: math run in processes of their own, so that workers would have nothing to do",
+        "remove it",
+        value=lambda _: "set",
+        items="rewards",
+    ),
+    Rule(
         "algorithm.distillation",
         TEACHER.implies(count((present("algorithm.distillation.pool"), TAUGHT_BY_REFERENCE)).equals(1)),
         "needs exactly one of pool and reference",
@@ -72,10 +80,16 @@ def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Names of pools are unique, and none is a role: they are the roles of their pods."""
     for i, pool in enumerate(spec.pools):
         where = f"spec.pools[{i}].name"
-        if pool.name in names.RESERVED_ROLES or names.is_model_role(pool.name) or names.is_sandbox_role(pool.name):
+        if _is_taken(pool.name):
             yield Violation(where, pool.name, "names another role of the job", "choose another name")
         if pool.name in [other.name for other in spec.pools[:i]]:
             yield Violation(where, pool.name, "stands twice", "every pool has a name of its own")
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a role has the name."""
+    numbered = names.is_model_role(name) or names.is_worker_role(name) or names.is_sandbox_role(name)
+    return name in names.RESERVED_ROLES or numbered
 
 
 def reference_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -176,6 +190,14 @@ def reward_violations(spec: RLJobSpec) -> Iterator[Violation]:
         )
 
 
+def worker_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Workers have something to score."""
+    for i, reward in enumerate(spec.rewards):
+        if reward.workers and spec.train.batches.replay:
+            rule = "recorded batches are replayed as they are, so that workers would have nothing to do"
+            yield Violation(f"spec.rewards[{i}].workers", "set", rule, "remove it, or spec.train.batches.replay")
+
+
 def _scored_by_models_only(rewards: list[RewardSpec]) -> bool:
     return all(reward.model for reward in rewards)
 
@@ -183,6 +205,7 @@ def _scored_by_models_only(rewards: list[RewardSpec]) -> bool:
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
     reward_violations,
+    worker_violations,
     name_violations,
     reference_violations,
     judge_violations,

@@ -22,13 +22,10 @@ from rljob_api.rules.engine import (
 )
 from rljob_api.rules.key_tables import REASONING_PARSERS, TOOL_PARSERS
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import MOST_PODS
 
 ASKED_BY_THE_DRIVER = ("environment", "openEnv")
 """Kinds of agents that run in no process of ours."""
 AGENT_KINDS = ("python", "tools", "environment", "verifiers", "skyrlGym", "reasoningGym", "openEnv")
-MOST_CONNECTIONS = 8 * MOST_PODS
-"""Of worker processes to the driver: those of as many pods as a job may have, with as many processes as they have by default at most."""
 REPLICAS, MINIMUM = field("rollout.replicas"), field("rollout.minReplicas")
 TENSOR, COPIES = field("rollout.tensorParallel"), field("rollout.dataParallel")
 REPLAYED = present("train.batches.replay")
@@ -134,20 +131,6 @@ OBJECT_RULES = (
         "recorded batches are replayed as they are, so that workers would have nothing to do",
         "remove it, or spec.train.batches.replay",
         value=lambda _: "set",
-    ),
-    Rule(
-        "rollout.agent.workers.processes",
-        AGENT.implies(
-            WORKERS.implies(
-                present("rollout.agent.workers.processes").implies(
-                    field("rollout.agent.workers.replicas") * field("rollout.agent.workers.processes")
-                    <= MOST_CONNECTIONS
-                )
-            )
-        ),
-        f"the driver has a connection for each process, and at most {MOST_CONNECTIONS}, with {{0}}",
-        "lower one of them",
-        (field("rollout.agent.workers.replicas"),),
     ),
     Rule(
         "rollout.agent.maxTokens",

@@ -11,10 +11,10 @@ from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
 from rljob_api.rules.pods import templates
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.agent import AgentWorkers
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import MOST_PODS, MOST_SERVER_PODS
-from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.spec.servers import Servers
+from rljob_api.spec.workers import Workers
 from rljob_api.type_errors import path_of, problems
 
 QUEUED, LEVELED, PRIORITIZED, PREEMPTING = (
@@ -128,7 +128,7 @@ def _counted(spec: RLJobSpec, part: str, pods: int) -> tuple[str, str]:
     if part.endswith(".spareNodes"):
         return part, str(pods)
     (section,) = (given for role, given in spec.pods.items() if spec.field_of(role) == part)
-    if isinstance(section, AgentWorkers | EnvironmentPool):
+    if isinstance(section, Workers | EnvironmentPool):
         return f"{part}.replicas", str(pods)
     if not isinstance(section, Servers):
         return f"{part}.nodes", str(pods)

@@ -29,6 +29,7 @@ from rljob_api.rules import (
     task,
     vision,
     volumes,
+    workers,
 )
 from rljob_api.rules.engine import Check, Rule, ValidationResult, Violation
 from rljob_api.rules.extent import extent_violations
@@ -37,7 +38,7 @@ from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 
 SUBJECTS = (
-    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards),
+    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards, workers),
     *(keys, evaluation, scheduling, pods, volumes, service, gangs),
 )
 OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))

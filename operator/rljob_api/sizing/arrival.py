@@ -16,8 +16,7 @@ from typing import Literal
 
 from rljob_api.sizing.layout import servers_per_pod
 from rljob_api.sizing.limits import memory_limit
-from rljob_api.sizing.replica import parameters
-from rljob_api.sizing.serving import SERVER_SHARE, server_defaults
+from rljob_api.sizing.replica import SERVER_SHARE, parameters, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 

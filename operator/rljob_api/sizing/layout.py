@@ -122,7 +122,7 @@ def pods_of(spec: RLJobSpec) -> dict[str, int]:
     """Pods that the job wants, by role, the trainer's with its spares: roles that its task does not have are left out."""
     rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
     trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
-    workers = {names.ROLE_WORKER: spec.workers.replicas} if spec.workers else {}
+    workers = {role: pods.replicas for role, pods in spec.workers.items()}
     sandboxes = {names.sandbox_role(i): pool.replicas for i, pool in enumerate(spec.environments)}
     others = workers | sandboxes | ({names.ROLE_GATEWAY: 1} if spec.task == "service" else {})
     return gang_sizes(spec) | trainers | rollouts | others | {pool.name: pool.pods for pool in spec.pools}

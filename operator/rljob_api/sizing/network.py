@@ -2,7 +2,9 @@
 
 Update: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
 its first copy; experts, the first rank of their group. An owner sends its part once, through a chain of all servers in pods
-of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are.
+of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. A worker receives no
+tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of the tensors that
+tensor-parallel workers divide, each receives all, and keeps its slice.
 
 Update of colocated servers: every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
 stages of each copy of the model broadcast to each other what they have, every rank its shard, so that the stages which a pod does not have reach it
@@ -22,7 +24,7 @@ from typing import NamedTuple
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, wanted_servers
-from rljob_api.sizing.replica import sent_per_token
+from rljob_api.sizing.replica import layers, sent_per_token
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import shares
 from rljob_api.spec import RLJobSpec
@@ -119,9 +121,49 @@ def update(spec: RLJobSpec, shape: Shape) -> Flow:
     by_rank, by_pod = owned(spec, shape), Counter[int]()
     for rank, size in by_rank.items():
         by_pod[rank // spec.trainer.processes_per_node] += round(size)
-    whole = float(sum(by_rank.values()))
-    passed_on = whole if rollout_pods(spec) > 1 else 0.0
-    return Flow(max(passed_on, *by_pod.values()), whole, whole)
+    arriving = _arriving(spec, shape)
+    several = rollout_pods(spec) > spec.rollout.nodes
+    passed_on = arriving.pod if several else arriving.shared if rollout_pods(spec) > 1 else 0.0
+    return Flow(max(passed_on, *by_pod.values()), arriving.pod, max(arriving.worker, *by_rank.values()))
+
+
+class _Arriving(NamedTuple):
+    """Bytes of an update that a server receives."""
+
+    pod: float
+    """In the pod that receives most, however many of its workers need a tensor."""
+    worker: float
+    """In the worker that receives most."""
+    shared: float
+    """Of the pod's, what other pods of the same server receive as well."""
+
+
+def _arriving(spec: RLJobSpec, shape: Shape) -> _Arriving:
+    parts, servers = _parts(spec, shape).values(), spec.rollout
+    common, experts = sum(part.common for part in parts), sum(part.experts for part in parts)
+    if servers.pipeline_parallel > 1 and not (spec.model.lora and spec.model.lora.sync == "adapters"):
+        return _arriving_by_stage(spec, shape, common, experts)
+    share = experts / servers.gpus if servers.expert_parallel else experts
+    of_pod = share * servers.processes_per_pod if servers.expert_parallel else experts
+    return _Arriving(common + of_pod, common + share, common if servers.expert_parallel else common + experts)
+
+
+def _arriving_by_stage(spec: RLJobSpec, shape: Shape, common: float, experts: float) -> _Arriving:
+    """Where servers have pipeline stages: each has layers of its own, and the first and the last have an embedding and an output layer."""
+    servers, end = spec.rollout, BYTES[spec.model.dtype] * shape.embedding
+    of_layers = common - end * (1 if shape.tied else 2)
+    stage, here = layers(servers, shape) / shape.layers, servers.processes_per_pod
+    in_pod = max(1, here // servers.tensor_parallel)
+    spread = servers.tensor_parallel if servers.expert_parallel else 1
+    share = experts * stage / spread
+    ends = common - of_layers if in_pod == servers.pipeline_parallel else end
+    pod = (
+        min(1.0, in_pod * stage) * of_layers
+        + ends
+        + min(experts, share * (here if servers.expert_parallel else in_pod))
+    )
+    worker = stage * of_layers + end + share
+    return _Arriving(pod, worker, pod if here < servers.tensor_parallel else 0.0)
 
 
 def generation(spec: RLJobSpec, shape: Shape) -> Flow:

@@ -1,12 +1,14 @@
 """The spec of an RLJob: one object owns everything a run needs."""
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.spec.agent import AgentWorkers
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
     DnsName,
@@ -19,7 +21,6 @@ from rljob_api.spec.common import (
     Template,
     Volumes,
 )
-from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
@@ -27,9 +28,10 @@ from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
 from rljob_api.spec.servers import Servers
 from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
+from rljob_api.spec.workers import Workers
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | AgentWorkers | EnvironmentPool | ServiceSpec | Gang
+Pods = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -209,16 +211,16 @@ class RLJobSpec(Model):
             for s in (*own, *e.sets)
         ]
 
-    @property
-    def models(self) -> dict[str, Gang]:
+    @cached_property
+    def models(self) -> Mapping[str, Gang]:
         """Models besides the policy that Megatron computes, by role, on the trainer's ranks or on gangs of their own."""
         critic: dict[str, Gang] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
         reference = {names.ROLE_REFERENCE: self.reference} if self.has_reference else {}
         rewards = {names.reward_role(i): reward.model for i, reward in enumerate(self.rewards) if reward.model}
         return critic | reference | rewards
 
-    @property
-    def gangs(self) -> dict[str, Gang]:
+    @cached_property
+    def gangs(self) -> Mapping[str, Gang]:
         """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 
@@ -244,27 +246,29 @@ class RLJobSpec(Model):
         return self.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
 
     @property
-    def workers(self) -> AgentWorkers | None:
-        """Pods in which the agent runs; None: it runs next to the trainer's rank 0, or there is none."""
-        return self.rollout.agent.workers if self.rollout.agent else None
+    def workers(self) -> dict[str, Workers]:
+        """Pods in which the agent runs, or a reward function, by role. What has none runs next to the trainer's rank 0."""
+        agent = self.rollout.agent
+        agents = {names.ROLE_WORKER: agent.workers} if agent and agent.workers else {}
+        return agents | {names.scorer_role(i): r.workers for i, r in enumerate(self.rewards) if r.workers}
 
     @property
     def has_service(self) -> bool:
         """Whether further pods connect to the trainer's rank 0: gangs of other models, and workers."""
-        return bool(self.gangs) or self.workers is not None
+        return bool(self.gangs or self.workers)
 
     @property
     def has_token(self) -> bool:
         """Whether the job has a token, with which its pods authenticate to each other over HTTP."""
         return not self.supervised or bool(self.gangs)
 
-    @property
-    def pods(self) -> dict[str, Pods]:
+    @cached_property
+    def pods(self) -> Mapping[str, Pods]:
         """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, environments, a gateway, and of
         each pool by its name."""
         gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
         pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
-        workers: dict[str, Pods] = {names.ROLE_WORKER: self.workers} if self.workers else {}
+        workers: dict[str, Pods] = {**self.workers}
         environments: dict[str, Pods] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
         gateway: dict[str, Pods] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
         return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | environments | gateway | pools
@@ -273,9 +277,10 @@ class RLJobSpec(Model):
         """Path of the section that describes a role's pods, such as `spec.pools[0]`."""
         pools = {pool.name: f"spec.pools[{i}]" for i, pool in enumerate(self.pools)}
         rewards = {names.reward_role(i): f"spec.rewards[{i}].model" for i in range(len(self.rewards))}
+        scorers = {names.scorer_role(i): f"spec.rewards[{i}].workers" for i in range(len(self.rewards))}
         environments = {names.sandbox_role(i): f"spec.environments[{i}]" for i in range(len(self.environments))}
         others = {names.ROLE_WORKER: "spec.rollout.agent.workers", names.ROLE_GATEWAY: "spec.service"}
-        return (pools | rewards | environments | others).get(role, f"spec.{role}")
+        return (pools | rewards | scorers | environments | others).get(role, f"spec.{role}")
 
     def template(self, role: str) -> Template:
         """Pod settings of a role."""
@@ -284,7 +289,7 @@ class RLJobSpec(Model):
     def processes_of(self, role: str) -> int:
         """Processes in each pod of the role that have GPUs of their own with `trainer.device: gpu`."""
         settings = self.pods[role]
-        if isinstance(settings, AgentWorkers | EnvironmentPool | ServiceSpec):
+        if isinstance(settings, Workers | EnvironmentPool | ServiceSpec):
             return 0
         if isinstance(settings, Servers):
             return settings.processes_per_pod

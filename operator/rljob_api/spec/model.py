@@ -22,6 +22,7 @@ from rljob_api.spec.common import (
     Verbatim,
 )
 from rljob_api.spec.gang import Gang
+from rljob_api.spec.workers import Workers
 
 LoraTarget = Literal[
     "linear_qkv",
@@ -290,3 +291,5 @@ class RewardSpec(Model):
     """Factor of this reward. Several entries for one data source are weighted and summed."""
     timeout_seconds: PositiveFloat = 10.0
     """A call that takes longer has failed. A failed reward is counted and reported, and its sample leaves the batch; it is never a silent 0."""
+    workers: Workers | None = None
+    """Call the function in pods of its own. Unset: in processes next to the trainer's rank 0, at most 8. For `python` and `rule: math`."""

@@ -90,15 +90,15 @@ class Cache[T]:
         """Groups with an entry whose value is wanted."""
         return {entry.group for entry in self._objects.values() if entry.group and wanted(entry.value)}
 
-    def put(self, obj: Object) -> set[Key]:
-        """Takes the object, unless a newer version of it, or its deletion, is known."""
+    def put(self, obj: Object, known: T | None = None) -> set[Key]:
+        """Takes the object, unless a newer version of it, or its deletion, is known. `known`: the value, if there is no need to make it."""
         key, version = key_of(obj), version_of(obj)
         old = self._objects.get(key)
         if version <= (old.version if old else self._gone(key)):
             return set()
         same = old if old and old.uid == obj["metadata"]["uid"] else None
         try:
-            value = self._transform(obj, same.value if same else None)
+            value = self._transform(obj, same.value if same else None) if known is None else known
         except Exception:  # no foreign object may end or stall the operator
             log.exception("%s %s/%s cannot be read and is ignored", obj.get("kind"), *key)
             return set()

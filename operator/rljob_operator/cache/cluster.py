@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api import backends
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
+from rljob_api.protocol import Control
 from rljob_api.quantity import Resources, add
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
@@ -101,9 +102,11 @@ class ClusterCache:
         """What these jobs depend on has changed, but for their objects."""
         self._on_change("RLJob", jobs)
 
-    def put(self, obj: Object) -> None:
-        """Takes an object that the API server has just answered with."""
-        self._on_change(kind_of(obj), self.of_kind(kind_of(obj)).put(obj))
+    def put(self, obj: Object, control: Control | None = None) -> None:
+        """Takes an object that the API server has just answered with. `control`: the control message in it, if it is known already."""
+        kind = kind_of(obj)
+        known = CachedConfigMap(strip_managed_fields(obj), control) if control else None
+        self._on_change(kind, self.config_maps.put(obj, known) if known else self.of_kind(kind).put(obj))
 
     def request_nodes(self, requested: Mapping[str, str]) -> None:
         """Why objects ask for nodes to be left, by node: all that there are."""

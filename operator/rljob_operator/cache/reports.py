@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -52,9 +51,15 @@ def predicate(before: CachedConfigMap, after: CachedConfigMap) -> bool:
     return before.problem != after.problem or _significant(before) != _significant(after)
 
 
-def parse_control(obj: Object | None) -> Control | None:
+def control_text(obj: Object) -> str:
+    """The text of the control message in a ConfigMap; empty: it has none, or is a report."""
+    data = obj.get("data") or {}
+    return "" if names.REPORT_KEY in data else str(data.get(names.CONTROL_KEY) or "")
+
+
+def parse_control(obj: Object) -> Control | None:
     """The control message in a ConfigMap; None if there is none, or another release wrote one that we cannot read: it is then written again."""
-    text: Any = ((obj or {}).get("data") or {}).get(names.CONTROL_KEY)
+    text = control_text(obj)
     try:
         return Control.model_validate_json(text) if text else None
     except ValidationError:

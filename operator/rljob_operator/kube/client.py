@@ -1,8 +1,11 @@
-"""Requests to the real API server, on plain dicts. Watches are kopf's, and those of watch/reflector.py."""
+"""Requests to the real API server, on plain dicts. Watches are kopf's, and those of watch/reflector.py. A token bucket limits
+them, as in client-go.
+"""
 
 import asyncio
 import json
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urlencode
@@ -13,7 +16,36 @@ from rljob_api import json_text, names
 from rljob_api.text import one_line
 from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, kind_of, path, resource
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.rate_limit import RateLimiter
+
+
+class RateLimiter:
+    """`qps` requests per second on average, up to `burst` at once, in the order in which `wait` is called."""
+
+    def __init__(self, qps: float, burst: int) -> None:
+        self._interval, self._burst = 1.0 / qps, burst
+        self._next = 0.0
+        """Time at which a request could start if each took a whole interval."""
+
+    async def wait(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._next = max(self._next, now - self._interval * (self._burst - 1)) + self._interval
+        if self._next - self._interval > now:
+            await asyncio.sleep(self._next - self._interval - now)
+
+
+class WatchLimiter:
+    """Middleware of an aiohttp client that paces watches, by path: a server that ends each of them at once would be asked in a tight loop."""
+
+    def __init__(self, qps: float = 1.0, burst: int = 10) -> None:
+        self._by_path: defaultdict[str, RateLimiter] = defaultdict(lambda: RateLimiter(qps, burst))
+
+    async def __call__(
+        self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        if "watch" in request.url.query:
+            await self._by_path[request.url.path].wait()
+        return await handler(request)
+
 
 TIMEOUT = 20.0
 """Seconds for any one request."""

@@ -92,6 +92,8 @@ def _field(child: Object, field: str) -> str:
 def _section(role: str) -> str:
     if role in (*names.ROLES, *names.MODEL_ROLES):
         return role
+    if names.is_worker_role(role) and role != names.ROLE_WORKER:
+        return f"rewards[{names.scorer_index(role)}].workers"
     if role in (names.ROLE_WORKER, names.ROLE_GATEWAY):
         return {names.ROLE_WORKER: "rollout.agent.workers", names.ROLE_GATEWAY: "service"}[role]
     if names.is_sandbox_role(role):

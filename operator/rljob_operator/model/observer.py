@@ -84,7 +84,8 @@ class Observer:
         located = tuple([await self._on_its_node(pod) for pod in pods])
         found = self._snapshot(key, job, located, now)
         sets = [o for (kind, _), o in found.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
-        found = replace(found, uncreated=await self._uncreated.reasons(key, sets, located, now))
+        if uncreated := await self._uncreated.reasons(key, sets, located, now):
+            found = replace(found, uncreated=uncreated)
         return await self._with_heartbeat_age(found, key, job, attempt) if attempt and is_open(attempt) else found
 
     def due(self, job: Key, now: float) -> float | None:

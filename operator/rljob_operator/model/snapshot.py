@@ -17,7 +17,8 @@ from rljob_api.server_group import ServerPart
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.roles import RolloutSpec
+from rljob_api.spec.agent import AgentSpec
+from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import FailedPod, Pod
@@ -33,21 +34,28 @@ def is_open(attempt: Attempt | None) -> bool:
 
 def scaled(spec: RLJobSpec, wanted: RLJobSpec) -> RLJobSpec:
     """The spec with as many rollouts and workers as another one wants, but no fewer rollouts than its trainers wait for. It neither gets nor loses
-    its workers: its agent runs where its attempt began."""
-    r, workers = spec.rollout, spec.workers
-    replicas = max(wanted.rollout.replicas, r.required)
-    pods = wanted.workers.replicas if workers and wanted.workers else None
-    if replicas == r.replicas and (workers is None or pods in (None, workers.replicas)):  # a copy takes far longer
+    its workers: what they run stays where its attempt began."""
+    replicas = max(wanted.rollout.replicas, spec.rollout.required)
+    workers = {role: pods.replicas for role, pods in wanted.workers.items()}
+    changed = [role for role, pods in spec.workers.items() if workers.get(role, pods.replicas) != pods.replicas]
+    if replicas == spec.rollout.replicas and not changed:  # a copy takes far longer
         return spec
-    return spec.model_copy(update={"rollout": sized(r, replicas, pods)})
+    return sized(spec, replicas, workers)
 
 
-def sized(rollout: RolloutSpec, replicas: int, pods: int | None) -> RolloutSpec:
-    """With this number of servers, and of workers; None: with the workers that it has."""
-    agent = rollout.agent
-    if agent and agent.workers and pods is not None:
-        agent = agent.model_copy(update={"workers": agent.workers.model_copy(update={"replicas": pods})})
-    return rollout.model_copy(update={"replicas": replicas, "agent": agent})
+def sized(spec: RLJobSpec, replicas: int, workers: Mapping[str, int]) -> RLJobSpec:
+    """The spec with this number of rollout servers, and of workers by role."""
+    rewards = [_with_workers(reward, workers.get(names.scorer_role(i))) for i, reward in enumerate(spec.rewards)]
+    agent = spec.rollout.agent and _with_workers(spec.rollout.agent, workers.get(names.ROLE_WORKER))
+    rollout = spec.rollout.model_copy(update={"replicas": replicas, "agent": agent})
+    return spec.model_copy(update={"rollout": rollout, "rewards": rewards})
+
+
+def _with_workers[S: (AgentSpec, RewardSpec)](section: S, replicas: int | None) -> S:
+    """The section with this number of workers, if it has any; None: with those that it has."""
+    if section.workers is None or replicas is None:
+        return section
+    return section.model_copy(update={"workers": section.workers.model_copy(update={"replicas": replicas})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,11 @@ class Snapshot:
     def targets(self) -> list[Target]:
         """What `model.ordinals.target` has computed."""
         return []
+
+    @cached_property
+    def messages(self) -> dict[str, Control]:
+        """Control messages that `render.channel.control` has made, by their text: what comes back as it was written need not be parsed."""
+        return {}
 
     @cached_property
     def launchers(self) -> tuple[Pod, ...]:

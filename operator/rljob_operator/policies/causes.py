@@ -211,6 +211,7 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     if role == "rollouts":
         message += f"; the trainer is waiting for its rollouts, of which {status.rollout.ready} answer"
         further = {"workers": status.workers} if status.workers.desired else {}
+        further |= status.scorers
         further |= {f"pool {name}": counted for name, counted in status.pools.items()}
         message += "".join(f", and {name}, of which {counted.text} do" for name, counted in further.items())
         message += "".join(f", and sandboxes {name}, {found.text} free" for name, found in status.environments.items())

@@ -10,7 +10,6 @@ from rljob_operator.policies.accounting import account, account_end
 from rljob_operator.policies.attempt import advance_attempt
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
-from rljob_operator.policies.gateway import name_gateway
 from rljob_operator.policies.lifecycle import (
     clean_up_after_ttl,
     consume_request,
@@ -29,7 +28,7 @@ from rljob_operator.policies.progress import record_progress, record_server_fail
 from rljob_operator.policies.restarts import count_restart, succeed
 from rljob_operator.policies.sandboxes import replace_sandboxes
 from rljob_operator.policies.servers import run_servers
-from rljob_operator.policies.service import sleep_when_idle
+from rljob_operator.policies.service import name_gateway, sleep_when_idle
 from rljob_operator.policies.stranded import release_stranded
 
 POLICIES: tuple[Policy, ...] = (
@@ -80,9 +79,16 @@ class Decision:
 
 
 def decide(s: Snapshot) -> Decision:
-    total = Change(s.status)
+    status, changes = s.status, list[Change]()
     for policy in POLICIES:
-        total = total.then(policy(s, total.status))
-    events = tuple(replace(event, message=one_line(event.message)) for event in total.events)
-    due = max(0.0, min(total.due) - s.now) if total.due else None
-    return Decision(total.status, events, total.delete, total.force, total.ungate, due)
+        changes.append(policy(s, status))
+        status = changes[-1].status
+    due = [at for change in changes for at in change.due]
+    return Decision(
+        status,
+        tuple(replace(event, message=one_line(event.message)) for change in changes for event in change.events),
+        tuple(pod for change in changes for pod in change.delete),
+        tuple(pod for change in changes for pod in change.force),
+        tuple(one for change in changes for one in change.ungate),
+        max(0.0, min(due) - s.now) if due else None,
+    )

@@ -5,7 +5,7 @@ from rljob_api import names, reasons
 from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.environments import EnvironmentPool
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.status import (
     Condition,
     ConditionType,
@@ -38,6 +38,8 @@ MOST_UNREADY = 4
 """Servers of several pods that the status names, at most."""
 WITHOUT_ATTEMPT = ("Pending", "Restarting", "Suspending")
 """Those in which no attempt runs or starts."""
+NO_PODS, NO_SPARES = RoleStatus(), SpareStatus()
+"""The counts of a role, and the spares, of a job that has none."""
 STATUSES = {True: "True", False: "False", None: "Unknown"}
 
 
@@ -212,14 +214,20 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
         else _role(s, role, 0 if freed and (status.outcome or not names.stays(role)) else count, spares)
         for role, count in wanted.items()
     }
-    trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, RoleStatus())
+    trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, NO_PODS)
     gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
-    workers, gateway = counted.pop(names.ROLE_WORKER, RoleStatus()), counted.pop(names.ROLE_GATEWAY, RoleStatus())
+    workers, gateway = counted.pop(names.ROLE_WORKER, NO_PODS), counted.pop(names.ROLE_GATEWAY, NO_PODS)
+    scorers = {role: counted.pop(role) for role in [role for role in counted if names.is_worker_role(role)]}
     environments = {pool.name: counted.pop(names.sandbox_role(i)) for i, pool in enumerate(_environments(spec))}
     pools = {role: found for role, found in counted.items() if role not in gangs}
     found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
-    found |= {"environments": environments, "gateway": gateway, "service": service_status(s, status)}
-    return found | {"progress": progress, "spares": SpareStatus() if freed else _spare_status(s, status, spec, spares)}
+    found |= {
+        "scorers": scorers,
+        "environments": environments,
+        "gateway": gateway,
+        "service": service_status(s, status),
+    }
+    return found | {"progress": progress, "spares": NO_SPARES if freed else _spare_status(s, status, spec, spares)}
 
 
 def _environments(spec: RLJobSpec | None) -> list[EnvironmentPool]:
@@ -237,7 +245,7 @@ def _spares(s: Snapshot, status: JobStatus) -> list[Pod]:
 
 def _spare_status(s: Snapshot, status: JobStatus, spec: RLJobSpec | None, spares: list[Pod]) -> SpareStatus:
     if spec is None or not spec.scheduling.spare_nodes:
-        return SpareStatus()
+        return NO_SPARES
     fit = (pod for pod in spares if pod.running and not is_unfit(pod, excluded(status, s.now)))
     members = status.attempt.of(names.ROLE_TRAINER) if status.attempt and is_open(status.attempt) else []
     return SpareStatus(
@@ -271,11 +279,11 @@ def _unready(s: Snapshot, server: ServerStatus) -> str:
 
 def _counted(ready: int, desired: int, selector: str) -> RoleStatus:
     text = f"{ready}/{desired}" if desired else "-"
-    return RoleStatus(ready=ready, desired=desired, text=text, selector=selector)
+    return NO_PODS.model_copy(update={"ready": ready, "desired": desired, "text": text, "selector": selector})
 
 
 DISPLAY = (
-    *("trainer", "spares", "gangs", "rollout", "workers", "environments", "gateway", "pools"),
+    *("trainer", "spares", "gangs", "rollout", "workers", "scorers", "environments", "gateway", "pools"),
     *("service", "message", "conditions", "accounting"),
 )
 OBSERVATIONAL = (

@@ -90,8 +90,8 @@ def postponement(s: Snapshot, status: JobStatus) -> str:
 
 def _next_attempt_part(spec: RLJobSpec, scalable: bool) -> RLJobSpec:
     """The spec without the fields that apply at once."""
-    rollout = sized(spec.rollout, 0, 1) if scalable else spec.rollout
-    return spec.model_copy(update={"suspend": False, "lifecycle": None, "rollout": rollout})
+    fixed = sized(spec, 0, dict.fromkeys(spec.workers, 1)) if scalable else spec
+    return fixed.model_copy(update={"suspend": False, "lifecycle": None})
 
 
 MOST_NAMED = 5
@@ -207,8 +207,9 @@ def _start_point(status: JobStatus) -> str:
 
 
 def _servers(status: JobStatus) -> str:
-    """Counts of the rollouts, workers and pools that generation waits for."""
+    """Counts of the rollouts, workers, scorers and pools that generation waits for."""
     counts = {"rollouts": status.rollout} | ({"workers": status.workers} if status.workers.desired else {})
+    counts |= status.scorers
     counts |= {f"pool {name}": counted for name, counted in status.pools.items()}
     said = [f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items()]
     said += [f"sandboxes {name}, {found.ready}/{found.desired} free" for name, found in status.environments.items()]

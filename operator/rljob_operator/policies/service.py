@@ -1,9 +1,13 @@
-"""A service that nobody asks for anything sleeps: it is suspended, as by a request, while its gateway stays. The next request wakes it."""
+"""A service that nobody asks for anything sleeps: it is suspended, as by a request, while its gateway stays. The next request wakes it.
+
+One pod is its gateway. Each naming of another one has a number, in the status before the pod hears of it.
+"""
 
 from rljob_api import names, reasons
 from rljob_api.address import http_url
 from rljob_api.progress_status import ServiceStatus
 from rljob_api.status import JobStatus
+from rljob_operator.model.ordinals import gateway_pod
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.times import seconds
@@ -43,3 +47,11 @@ def service_status(s: Snapshot, status: JobStatus) -> ServiceStatus:
     return ServiceStatus.model_validate(
         s.service.model_dump(include=set(ServiceStatus.model_fields)) | {"address": address}
     )
+
+
+def name_gateway(s: Snapshot, status: JobStatus) -> Change:
+    """A pod that is named again after another one has a new number, too."""
+    pod = gateway_pod(s, status)
+    if pod is None or pod.uid == status.gateway_pod:
+        return Change(status)
+    return Change(set_(status, gateway_pod=pod.uid, gateway_number=status.gateway_number + 1))

@@ -10,6 +10,7 @@ from rljob_api.status import JobStatus
 from rljob_operator.cache.cache import job_of
 from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
+from rljob_operator.cache.reports import control_text
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key, NotFound, Object, kind_of
 from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
 from rljob_operator.model.snapshot import Snapshot
@@ -92,7 +93,7 @@ class Writer:
 
     async def _create(self, s: Snapshot, child: Object) -> ChildProblem | None:
         try:
-            self._put(await self._api.create(child))
+            self._put(await self._api.create(child), s)
         except AlreadyExists:
             if child["kind"] == "Secret":  # its name carries our uid, and we may not look
                 return None
@@ -112,7 +113,7 @@ class Writer:
         managedFields."""
         try:
             if child["kind"] == "ConfigMap":
-                self._put(await self._api.merge(child, live))
+                self._put(await self._api.merge(child, live), s)
                 return
             live = await self._api.get(kind_of(child), s.job.namespace, child["metadata"]["name"])
             self._put(live)
@@ -134,9 +135,10 @@ class Writer:
         self._put(live)
         return live
 
-    def _put(self, obj: Object) -> None:
+    def _put(self, obj: Object, s: Snapshot | None = None) -> None:
+        """`s`: if what was rendered of it may be in the object."""
         if obj["kind"] != "Secret":
-            self._cache.put(obj)
+            self._cache.put(obj, s.messages.get(control_text(obj)) if s else None)
 
     async def delete_pods(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
         for pod in pods:

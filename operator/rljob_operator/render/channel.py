@@ -21,12 +21,14 @@ def report(job: RLJobMeta, role: str, name: str) -> dict[str, Any]:
 
 
 def control(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> dict[str, Any]:
-    data = {names.CONTROL_KEY: control_message(s, status, spec).dump_json()}
+    message = control_message(s, status, spec)
+    text = message.dump_json()
+    s.messages[text] = message
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(s.job, names.control(s.job.name)),
-        "data": data,
+        "data": {names.CONTROL_KEY: text},
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.environments import EnvironmentPool
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.status import RLJobMeta
 from rljob_operator.render.security import CONTAINER_SECURITY, field, token_variable
 

@@ -10,8 +10,8 @@ from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.rules.volumes import volumes_of
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import Template
-from rljob_api.spec.environments import EnvironmentPool
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.ordinals import excluded
 from rljob_operator.model.snapshot import Snapshot
@@ -140,7 +140,9 @@ def _add_claims(template: dict[str, Any], claims: Sequence[Mapping[str, Any]]) -
 def _command(role: str) -> list[str]:
     if names.is_model_role(role):
         return ["launch"]
-    return [role] if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER, names.ROLE_GATEWAY) else ["pool", role]
+    if role in (names.ROLE_ROLLOUT, names.ROLE_GATEWAY):
+        return [role]
+    return ["worker" if names.is_worker_role(role) else "pool", role]
 
 
 def _serving(port: int, probed: int) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from typing import Any
 import kopf
 
 from rljob_operator.kube.api import ApiError, resource
-from rljob_operator.kube.client import KubernetesApi
+from rljob_operator.kube.client import KubernetesApi, RateLimiter, WatchLimiter
 from rljob_operator.kube.credentials import LIFETIME, Credentials
-from rljob_operator.kube.rate_limit import RateLimiter, WatchLimiter
 from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SELECTORS, SERVED, EventHandlers
 from rljob_operator.watch.relist import Relist
 

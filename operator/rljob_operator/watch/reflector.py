@@ -15,9 +15,8 @@ import aiohttp
 
 from rljob_api import json_text
 from rljob_operator.kube.api import ApiError, Gone, Object, error, path
-from rljob_operator.kube.client import TIMEOUT
+from rljob_operator.kube.client import TIMEOUT, WatchLimiter
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.kube.rate_limit import WatchLimiter
 from rljob_operator.watch.events import REFLECTED, SELECTORS
 from rljob_operator.watch.relist import Relist, Scope
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rljob_trainer.agents.environment import Observation
+from rljob_trainer.agents.service import Observation
 from rljob_trainer.driver import main
 from trainer.agents.talker import first_step
 from trainer.agents.test_tools import Caller, words, written

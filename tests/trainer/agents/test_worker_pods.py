@@ -6,62 +6,29 @@ from collections import Counter
 from pathlib import Path
 
 import aiohttp
-import psutil
 import pytest
 
-from rljob_api import names
-from rljob_trainer.agents import remote, workers
-from rljob_trainer.agents.python_file import TRIES
-from rljob_trainer.agents.remote import frame
+from rljob_trainer.agents import process
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.machine import free_port
 from rljob_trainer.pod import relay, worker_life
-from rljob_trainer.pod.worker import WorkerPod
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.channel import encode
+from rljob_trainer.workers import remote
+from rljob_trainer.workers.remote import frame
+from rljob_trainer.workers.workers import TRIES
 from trainer.agents.talker import TWO_TURNS, Talker, first_step, with_agent
-from trainer.driver.bench import Bench, Characters
-from trainer.pod.pods import SECONDS, Channel, until
-
-TOKEN = "token"
-"""Bench's."""
+from trainer.driver.bench import Bench
+from trainer.pod.pods import SECONDS, until
+from trainer.workers.pods import TOKEN, Pod, impatient_bench
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
-    monkeypatch.setattr(worker_life, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(worker_life, "FIRST_BACKOFF_SECONDS", 0.05)
-    monkeypatch.setenv(names.ENV_POD_IP, "127.0.0.1")
-    found = Bench(tmp_path)
-    found.spec["rewards"], found.service_port = [], free_port()
+    found = impatient_bench(tmp_path, monkeypatch)
+    found.spec["rewards"] = []
     found.spec["train"]["promptsPerStep"] = 12
     return found
-
-
-class Pod:
-    """A worker pod at work, in the process of the test."""
-
-    def __init__(self, bench: Bench, name: str = "demo-worker-0", token: str = TOKEN) -> None:
-        self.bench, self.channel, self.port = bench, Channel(), free_port()
-        environment = {names.ENV_POD_NAME: name, names.ENV_POD_UID: "uid", names.ENV_ROLLOUT_TOKEN: token}
-        self.inside = WorkerPod(self.channel, environment, self.port)
-        self.task = asyncio.create_task(self.inside.run())
-        self.say()
-
-    def say(self, **changes: object) -> None:
-        self.channel.words.put_nowait(self.bench.message(**changes))  # type: ignore[arg-type]
-
-    async def processes(self, count: int) -> list[psutil.Process]:
-        """Once there are so many."""
-        await until(lambda: len(self.inside.pids) == count)
-        return [psutil.Process(pid) for pid in self.inside.pids]
-
-    async def end(self) -> None:
-        self.task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await self.task
 
 
 def in_pods(bench: Bench, tmp_path: Path, code: str = TWO_TURNS, processes: int = 1, **agent: object) -> None:
@@ -86,7 +53,7 @@ async def test_pods_make_the_trajectories_that_processes_next_to_the_driver_make
         f"    import os\n    open(f'{where}/{{os.environ[\"RLJOB_FAMILY\"]}}', 'a').write('x')\n    context =",
         1,
     )
-    monkeypatch.setattr(workers, "AT_ONCE", 4)
+    monkeypatch.setattr(process, "AT_ONCE", 4)
     in_pods(bench, tmp_path, code)
     pods = [Pod(bench, f"demo-worker-{i}") for i in range(2)]
     found, server = await first_step(bench, Talker("demo-rollout-0"), delay=0.2)

@@ -9,10 +9,9 @@ import torch
 
 from api.specs import make_spec
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.algorithm.kl import token_rewards
 from rljob_trainer.algorithm.losses import LOSSES
 from rljob_trainer.algorithm.policy import PolicyObjective
-from rljob_trainer.algorithm.terms import policy_terms
+from rljob_trainer.algorithm.terms import policy_terms, token_rewards
 from rljob_trainer.wire.batch import candidates
 from trainer.algorithm.cases import algorithm, columns, episodes, estimate, responses, tensor
 from trainer.algorithm.supervised import Dense

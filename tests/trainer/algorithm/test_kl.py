@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.algorithm import KL, AdaptiveKL
-from rljob_trainer.algorithm.kl import ESTIMATORS, adapt, k1, k2, k3, token_rewards
+from rljob_trainer.algorithm.terms import ESTIMATORS, adapt, k1, k2, k3, token_rewards
 from trainer.algorithm.cases import tensor
 from trainer.algorithm.strategies import PROPERTY
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from rljob_api.spec.algorithm import AdaptiveKL, Overlong
-from rljob_trainer.algorithm.kl import ESTIMATORS, adapt, top_k_kl
 from rljob_trainer.algorithm.losses import LOSSES, token_weights, value_loss
 from rljob_trainer.algorithm.shaping import overlong_penalty
-from rljob_trainer.algorithm.terms import correct
+from rljob_trainer.algorithm.terms import ESTIMATORS, adapt, correct, top_k_kl
 from trainer.algorithm.cases import algorithm, columns, responses, tensor
 from trainer.algorithm.oracles import Numbers, Oracle
 

@@ -122,8 +122,10 @@ def test_rows_from_which_nothing_can_be_learnt_are_counted_and_the_first_of_a_ki
         "data/cut": 0,
         "data/equal_pair": 0,
     }
-    told = [r.getMessage() for r in caplog.records]
-    assert len(told) == 2 and told[0].endswith("a.jsonl row 1 is left out: the assistant has no turn to learn from")
+    messages = [r.getMessage() for r in caplog.records]
+    assert len(messages) == 2 and messages[0].endswith(
+        "a.jsonl row 1 is left out: the assistant has no turn to learn from"
+    )
 
 
 def test_data_of_which_nothing_can_be_learnt_are_refused_at_once(tmp_path):

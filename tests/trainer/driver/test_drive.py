@@ -115,8 +115,8 @@ async def test_a_newcomer_is_published_to_while_the_others_generate(bench):
         a.answering.set()
         await batch(rank)
         bench.driver.cancel()
-    told = [(m.get("time/sync"), m["rollout/replicas"]) for m in bench.metrics() if "rollout/replicas" in m]
-    assert told == [(0.1, 1.0), (None, 2.0)], "a newcomer's update is not the step's"
+    published = [(m.get("time/sync"), m["rollout/replicas"]) for m in bench.metrics() if "rollout/replicas" in m]
+    assert published == [(0.1, 1.0), (None, 2.0)], "a newcomer's update is not the step's"
 
 
 async def test_generation_waits_for_min_replicas(bench):

@@ -251,9 +251,9 @@ def test_a_replica_that_keeps_refusing_the_token_is_named_so():
     """Once may be a pod of another job, which has got the address of one that is gone."""
     replicas, a = Replicas(), endpoint("a")
     replicas.follow([a])
-    for told in (False, False, True):
+    for unauthorized in (False, False, True):
         replicas.refused(a, now=0.0, problem="401")
-        assert replicas.report()[0].unauthorized is told
+        assert replicas.report()[0].unauthorized is unauthorized
     replicas.healthy(a)
     assert not replicas.report()[0].unauthorized
 

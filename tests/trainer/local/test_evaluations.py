@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rljob_trainer.local.evaluations import Evaluations
+from rljob_trainer.local.progress import Evaluations
 
 
 def test_evaluations_that_are_written_from_now_on_are_said_once_with_own_metrics(tmp_path: Path) -> None:

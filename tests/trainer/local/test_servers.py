@@ -1,7 +1,7 @@
 """Servers of several pods on one machine: when a generation begins and ends."""
 
 from rljob_api.protocol import Failure, Report
-from rljob_trainer.local.servers import LocalServer
+from rljob_trainer.local.processes import LocalServer
 
 PODS = ("demo-rollout-0", "demo-rollout-1")
 

@@ -8,8 +8,8 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.protocol import Point, Progress
+from rljob_trainer.local.earlier import MOST, Waits, remembered_in
 from rljob_trainer.local.progress import Wait
-from rljob_trainer.local.waits import MOST, Waits, remembered_in
 
 LOADING, WAITING, TRAINING = (Progress(phase=phase) for phase in ("loading", "waiting", "training"))
 STEPS = Progress(phase="waiting", history=[Point(step=1, loss=1.0, seconds=2.0)])

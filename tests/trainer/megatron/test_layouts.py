@@ -19,7 +19,8 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.sender import Opened
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.fingerprint import padded
-from rljob_trainer.wire.weights.protocol import Member, Offer
+from rljob_trainer.wire.weights.plan import Receivers, SentPart
+from rljob_trainer.wire.weights.protocol import Offer
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import job, make_model
 from trainer.ranks import run_ranks
@@ -66,27 +67,28 @@ class Sends(NamedTuple):
     planned: int
     bytes: int
     """Of its tensors."""
-    padded: int
-    """Of its buckets."""
+    padded: dict[str, int]
+    """By name of a tensor: its bytes in a bucket."""
     sent: int
-    """On its connection."""
-    digest: str
-    failed: dict[str, str]
+    """On its connections."""
+    groups: int
+    parts: list[SentPart]
+    failed: dict[str, Any]
 
 
-def send(spec: Any, model: Path, files: Path, workers: dict[str, tuple[Member, ...]], tell: int) -> Sends | None:
+def send(spec: Any, model: Path, files: Path, opened: Opened, tell: int) -> Sends | None:
     """On every rank. `tell`: where the first one writes the offers of all senders. None: this rank is no sender."""
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.huggingface import write_hugging_face
     from rljob_trainer.wire.collective import Ranks
 
-    engine, ranks, sizes = Engine(spec, lambda: None), Ranks(300.0), list[int]()
+    engine, ranks, sizes = Engine(spec, lambda: None), Ranks(300.0), dict[str, int]()
     write_hugging_face(engine, model, files)
     sender, phases = Publisher(1, "t", TRANSPORT).sender, engine.export_owned()
 
     def noted(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in tensors:
-            sizes.append(tensor.nbytes)
+            sizes[name] = padded(tensor.nbytes)
             yield name, tensor
 
     offers = ranks.gather(asdict(sender.offer) if any(phase.sends for phase in phases) else None)
@@ -100,11 +102,11 @@ def send(spec: Any, model: Path, files: Path, workers: dict[str, tuple[Member, .
         ranks.barrier()
         return None
     noting = [phase._replace(tensors=noted(phase.tensors)) if phase.sends else phase for phase in phases]
-    sent = sender.send(noting, Opened("u", workers), senders.index(ranks.rank), lambda: None)
+    sent = sender.send(noting, opened, senders.index(ranks.rank), lambda: None)
     on_the_wire = sum(Traffic.of(group.end._next).sent for group in sender._groups.values())  # type: ignore[union-attr]
     ranks.barrier()  # until all have sent, since one that has gone is missed
     planned = sum(phase.bytes for phase in phases)
-    return Sends(planned, sent.bytes, sum(map(padded, sizes)), on_the_wire, sent.digest, sent.failed)
+    return Sends(planned, sent.bytes, sizes, on_the_wire, len(sender._groups), sent.parts, sent.failed)
 
 
 @pytest.mark.slow
@@ -120,7 +122,9 @@ def test_every_worker_has_what_it_loads_from_files_and_nothing_but_the_plan_is_s
     with ExitStack() as stack:
         servers = [Server(f"s{i}", layout.workers, layout.experts, free_port()) for i in range(layout.servers)]
         started = [stack.enter_context(worker_apart(s, w, before)) for s in servers for w in range(s.workers)]
-        members = {s.uid: tuple(worker.member() for worker in started if worker.server is s) for s in servers}
+        known = [worker.member() for worker in started]
+        members = {s.uid: tuple(member for member, _ in known if member.server == s.uid) for s in servers}
+        opened = Opened("u", members, Receivers.of({member.name: names for member, names in known}))
         reader, writer = os.pipe()
 
         def introduce() -> None:
@@ -130,14 +134,20 @@ def test_every_worker_has_what_it_loads_from_files_and_nothing_but_the_plan_is_s
 
         introducing = threading.Thread(target=introduce, daemon=True)
         introducing.start()
-        ranks = run_ranks(layout.ranks, lambda: send(spec, model, tmp_path / "files", members, writer))
+        ranks = run_ranks(layout.ranks, lambda: send(spec, model, tmp_path / "files", opened, writer))
         workers = [worker.held() for worker in started]
     sent = [rank for rank in ranks if rank]
     assert not any(rank.failed for rank in sent), layout
     assert [worker.different for worker in workers] == [[]] * len(workers), layout
-    assert {worker.digest for worker in workers} == {total(rank.digest for rank in sent)}
-    buckets = sum(rank.padded for rank in sent)
     for rank in sent:
-        assert rank.planned == rank.bytes and rank.padded <= rank.sent <= rank.padded + NAMES, layout
-    for worker in workers:
-        assert buckets <= worker.received <= buckets + NAMES * len(sent) and worker.copy == worker.parameters, layout
+        buckets = sum(rank.padded.values())
+        assert rank.planned == rank.bytes and buckets <= rank.sent <= buckets + NAMES * rank.groups, layout
+    sizes = {name: size for rank in sent for name, size in rank.padded.items()}
+    planned = opened.receivers.received(part for rank in sent for part in rank.parts)
+    groups = sum(rank.groups for rank in sent)
+    for worker, (member, needless) in zip(workers, known, strict=True):
+        size = sum(size for name, size in sizes.items() if name not in needless)
+        assert size <= worker.received <= size + NAMES * groups and worker.copy == worker.parameters, layout
+        assert worker.digest == total(part.digest for part in planned[opened.receivers.kind(member)])
+        others = {name for name in sizes if ".experts." in name and name in needless}
+        assert {name for name in sizes if name in needless} == others and bool(others) is layout.experts, layout

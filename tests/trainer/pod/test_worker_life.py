@@ -7,16 +7,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import psutil
 import pytest
 
 from rljob_api import names
-from rljob_trainer.agents.remote import frame
+from rljob_trainer.agents.program import MODULE
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.pod import worker_life
 from rljob_trainer.pod.channel import FileChannel
 from rljob_trainer.pod.worker import WorkerPod
 from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
 from rljob_trainer.wire.channel import encode
+from rljob_trainer.workers.remote import frame
 from trainer.pod.pods import until
 
 ENVIRONMENT = {names.ENV_POD_NAME: "demo-worker-0", names.ENV_POD_UID: "uid", names.ENV_ROLLOUT_TOKEN: "token"}
@@ -52,7 +54,9 @@ async def driver(hears: bool) -> AsyncIterator[tuple[int, list[bytes]]]:
 async def life(tmp_path: Path, port: int, **variables: str) -> AsyncIterator[WorkerLife]:
     (tmp_path / "agent.py").write_text("async def rollout(prompt, policy, row): ...")
     command = ("python", str(tmp_path / "agent.py"), json.dumps(["rollout"]))
-    found = WorkerLife(WorkerOrders(1, loopback(), port, command, variables, 1), ENVIRONMENT, lambda: None)
+    found = WorkerLife(
+        WorkerOrders(1, loopback(), port, names.ROLE_WORKER, MODULE, command, variables, 1), ENVIRONMENT, lambda: None
+    )
     running = asyncio.create_task(found.run())
     yield found
     running.cancel()
@@ -92,13 +96,23 @@ async def test_the_pause_between_two_processes_begins_anew_once_one_has_loaded_t
         assert found._backoff <= 0.04 and found.failure is None
 
 
-async def test_a_pod_of_another_release_says_so_and_is_ready_for_nothing(tmp_path: Path) -> None:
+def _listens(port: int) -> bool:
+    return any(c.laddr[1] == port and c.status == psutil.CONN_LISTEN for c in psutil.Process().net_connections("tcp"))
+
+
+@pytest.mark.parametrize(
+    ("role", "section"), [(names.ROLE_WORKER, "rollout.agent"), (names.scorer_role(2), "rewards[2]")]
+)
+async def test_a_pod_of_another_release_says_so_and_is_ready_for_nothing(
+    tmp_path: Path, role: str, section: str
+) -> None:
     (tmp_path / names.CONTROL_KEY).write_text(json.dumps({"protocol": names.PROTOCOL + 1, "attempt": 3}))
     port, file = free_port(), tmp_path / f"{names.report('demo-worker-0')}.json"
-    running = asyncio.create_task(WorkerPod(FileChannel(tmp_path), ENVIRONMENT, port).run())
+    running = asyncio.create_task(WorkerPod(FileChannel(tmp_path), ENVIRONMENT, role, port).run())
     await until(lambda: file.exists() and '"configuration"' in file.read_text())
     report = json.loads(file.read_text())
-    assert report["failure"]["field"] == "spec.rollout.agent.workers.template.image" and report["state"] == "idle"
+    assert report["failure"]["field"] == f"spec.{section}.workers.template.image" and report["state"] == "idle"
+    await until(lambda: _listens(port))
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/health") as answer:
         assert answer.status == 503
     running.cancel()

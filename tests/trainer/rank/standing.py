@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.server.weights.reception import Reception
@@ -26,6 +25,7 @@ from rljob_trainer.wire.weights.bucket import Entry, digest, pack, total
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 from trainer.traffic import Traffic
 
 Tensors = dict[str, torch.Tensor]
@@ -49,7 +49,7 @@ def publish_together(
         ]
         sent = [future.result(120) for future in sending]
         version = PolicyVersion(1, step, total(part.digest for part in sent))
-        return update.commit(version, losses(part.failed for part in sent), None), sent
+        return update.commit(version, sent, None), sent
 
 
 def digest_of(tensors: Tensors) -> str:
@@ -66,6 +66,8 @@ class Worker:
     ) -> None:
         """`before` is called with the number of buckets that are loaded, before the next is."""
         self.place, self._before, self._check = place, before, check
+        self.needless: list[str] = []
+        """Names of tensors that it says it does not need."""
         self.connections: dict[Offer, Connection] = {}
         self.tensors: Tensors = {}
         self.order: list[list[str]] = []
@@ -144,7 +146,7 @@ class Standing(ThreadingHTTPServer):
         self.workers = [Worker(place, before, check) for place in places]
         self.asked: list[str] = []
         self.groups: list[list[str]] = []
-        """Of every update that it has served: of each sender the group that its first worker was in."""
+        """Of every update that it has served: of each sender the groups that its first worker was in."""
         self.served: list[str] = []
         """Digests of the policies that it has served."""
         self.highest = 0
@@ -157,14 +159,15 @@ class Standing(ThreadingHTTPServer):
         assert body["server"] == self.endpoint.pod_uid
         for worker in self.workers:
             worker.start(body["session"], [Offer(**sender) for sender in body["senders"]])
-        return {"doors": [worker.place.door.address for worker in self.workers]}
+        needless = [TensorNames.of(worker.needless).as_json() for worker in self.workers]
+        return {"doors": [worker.place.door.address for worker in self.workers], "needless": needless}
 
     def commit(self, body: dict[str, Any]) -> dict[str, Any]:
-        digests = {worker.finish() for worker in self.workers}
-        if digests != {body["digest"]}:
-            raise ValueError(f"the update's digest is {digests}")
+        digests = [worker.finish() for worker in self.workers]
+        if digests != body["workers"]:
+            raise ValueError(f"the update's digests are {digests}")
         self.served.append(body["digest"])
-        self.groups.append([connection.group for connection in self.workers[0].connections.values()])
+        self.groups.append([group for found in self.workers[0].connections.values() for group in found.groups])
         return {"paused": 0.5}
 
     def abort(self, body: dict[str, Any]) -> None:
@@ -197,13 +200,15 @@ def in_another_process(work: Callable[[], None]) -> int:
 
 
 @contextmanager
-def server_apart(pod: str, prepare: Callable[[], None]) -> Iterator[RolloutEndpoint]:
+def server_apart(
+    pod: str, prepare: Callable[[], None], make: Callable[[str], Standing] = Standing
+) -> Iterator[RolloutEndpoint]:
     """A server in a process of its own, in which `prepare` is called first."""
     reader, writer = os.pipe()
 
     def serve() -> None:
         prepare()
-        with Standing(pod) as server:
+        with make(pod) as server:
             os.write(writer, server.endpoint.dump_json().encode())
             threading.Event().wait()
 

@@ -14,7 +14,6 @@ import torch
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights import session
-from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry
@@ -163,7 +162,7 @@ def test_a_worker_that_dies_after_the_last_bucket_costs_its_server_and_no_other(
             lost.workers[1].place.door.close()
             lost.answering.clear()
             began = time.monotonic()
-            published = update.commit(PolicyVersion(3, 0, sent.digest), losses([sent.failed]), None)
+            published = update.commit(PolicyVersion(3, 0, sent.digest), [sent], None)
         assert time.monotonic() - began < 15.0
         lost.answering.set()
         assert (published.ok, published.failed) == (["a", "b"], {"lost": "worker 1 has died"})

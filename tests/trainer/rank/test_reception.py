@@ -76,7 +76,7 @@ def test_connections_of_an_earlier_update_are_closed_when_the_next_one_fails() -
     with Standing("one") as one:
         publish_together(publishers, sent_by, [one.endpoint])
         (worker,) = one.workers
-        ends = [connection.end._before for connection in worker.connections.values()]  # type: ignore[union-attr]
+        ends = [end._before for found in worker.connections.values() for end in found.groups.values()]  # type: ignore[union-attr]
         assert [end.fileno() > 0 for end in ends] == [True, True]
         with publishers[0].update([one.endpoint]) as update:
             update.open([gone(), *(publisher.sender.offer for publisher in publishers)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from rljob_trainer.algorithm.kl import top_k_kl
+from rljob_trainer.algorithm.terms import top_k_kl
 from rljob_trainer.driver.buffer.assembly import batch_metrics
 from rljob_trainer.driver.buffer.batch_files import record
 from rljob_trainer.wire.batch import Batch

@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 from rljob_api.spec.model import PythonReward, RewardSpec
-from rljob_trainer.rewards import manager, worker_process
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
+from rljob_trainer.workers import process, workers
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", (5, 6, 7, 1), prompt_length=2, truncated=True, row=dict)
 DAEMONISES = """
@@ -34,8 +34,8 @@ def reward(response):
 
 @pytest.fixture(autouse=True)
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "MAX_WORKERS", 1)
-    monkeypatch.setattr(worker_process, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(workers, "MAX_PROCESSES", 1)
+    monkeypatch.setattr(process, "LOOK_SECONDS", 0.0)
 
 
 def left(file: Path) -> list[psutil.Process]:
@@ -66,7 +66,7 @@ def manager_of(tmp_path: Path, code: str) -> tuple[RewardManager, Path]:
 async def test_daemons_of_a_function_are_ended_when_they_are_too_many_and_all_of_them_with_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "MOST_ORPHANS", 5)
+    monkeypatch.setattr(process, "MOST_ORPHANS", 5)
     rewards, file = manager_of(tmp_path, DAEMONISES)
     await rewards.start()
     counts = []
@@ -81,7 +81,7 @@ async def test_daemons_of_a_function_are_ended_when_they_are_too_many_and_all_of
 async def test_a_function_that_keeps_too_many_children_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "MOST_PROCESSES", 5)
+    monkeypatch.setattr(process, "MOST_PROCESSES", 5)
     rewards, file = manager_of(tmp_path, KEEPS)
     await rewards.start()
     for _ in range(5):

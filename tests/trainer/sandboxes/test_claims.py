@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api.protocol import SandboxAddress
-from rljob_api.spec.environments import EnvironmentPool
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.agents import claims
 from rljob_trainer.agents.claims import Claims, Sandboxes
 from rljob_trainer.agents.session import OwnTime
@@ -116,6 +116,55 @@ async def test_an_agent_is_told_what_cannot_be_done_and_goes_on(
     with_agent(bench.spec, tmp_path, FAILS.replace("FAILING", failing).replace("SAID", said))
     found, _ = await first_step(bench, Talker("demo-rollout-0"))
     assert {s.reward for s in found.samples} == {1.0}
+
+
+GIVES_UP = """
+import asyncio
+from rljob_trainer.agents import SandboxError, Trajectory
+
+async def rollout(prompt, policy, row):
+    turn = await policy.generate(list(prompt.tokens))
+    async with policy.sandbox("python") as sandbox:
+        try:
+            await asyncio.wait_for(sandbox.exec(["sleep", "600"], seconds=600), 0.2)
+        except TimeoutError:
+            pass
+        try:
+            await sandbox.exec(["true"])
+        except SandboxError as error:
+            assert "a request that was given up" in str(error), str(error)
+    for i in range(10):
+        claim = policy.sandbox("python")
+        try:
+            async with asyncio.timeout(i / 500):
+                await claim.__aenter__()
+        except TimeoutError:
+            continue
+        await claim.__aexit__(None, None, None)
+    async with policy.sandbox("python") as sandbox:
+        result = await sandbox.exec(["echo", "3"], seconds=30)
+    return Trajectory(turn.whole, reward=float(result.stdout))
+"""
+
+
+async def test_what_an_agent_gives_up_does_not_go_on(bench: Bench, tmp_path: Path) -> None:
+    """A program that would take ten minutes, and claims: if eight stayed, a trajectory could have no other."""
+    bench.local, bench.spec["environments"] = True, [{"name": "python", "replicas": 12}]
+    with_agent(bench.spec, tmp_path, GIVES_UP, timeoutSeconds=60)
+    found, _ = await first_step(bench, Talker("demo-rollout-0"))
+    assert {s.reward for s in found.samples} == {3.0} and found.metrics["agent/failed"] == 0.0
+
+
+@pytest.mark.usefixtures("one_token")
+async def test_a_program_that_an_agent_gives_up_ends_with_its_pod(bench: Bench, tmp_path: Path) -> None:
+    bench.spec["train"] |= {"promptsPerStep": 1, "samplesPerPrompt": 1}
+    code = GIVES_UP.replace("range(10)", "range(0)")
+    with_agent(bench.spec, tmp_path, code, timeoutSeconds=60)
+    async with pods(tmp_path, 2) as there:
+        bench.sandboxes = {"python": [address(port, f"uid-{i}") for i, (_, port) in enumerate(there)]}
+        found, _ = await first_step(bench, Talker("demo-rollout-0"))
+        assert [s.reward for s in found.samples] == [3.0]
+        assert await asyncio.wait_for(asyncio.gather(*(pod.wait() for pod, _ in there)), PROMPT) == [0, 0]
 
 
 WRONG = """

@@ -11,9 +11,10 @@ from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
+from rljob_trainer.wire.weights.bucket import payload_size
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import load_model, response_log_probs
-from trainer.server.digests import logged
+from trainer.server.digests import logged, received
 from trainer.server.servers import TOKEN, Server, spec
 from trainer.server.test_families import PROMPTS, difference, make, publish_and_generate, tensors
 
@@ -21,6 +22,8 @@ pytestmark = pytest.mark.slow
 
 SPREAD = {"nodes": 2, "dataParallel": 2, "expertParallel": True}
 LIMIT_SECONDS = 120.0
+NAME = 100
+"""Bytes by which a connection begins, at most."""
 RUNNING = re.compile(r'vllm:num_requests_running\{engine="(\d)".*\} (\d+)')
 
 
@@ -57,6 +60,21 @@ def test_an_update_leaves_on_every_copy_what_loading_its_files_does(server: Serv
     for _, (loaded, first, second, third, _) in digests:
         assert loaded == first == third != second
     assert len({seen[0] for _, seen in digests}) == 2, "each holds experts of its own"
+
+
+def test_each_copy_receives_the_bytes_of_what_it_has(server: Server, policies: dict[str, Path]) -> None:
+    """Its own experts, half of them, and what all copies have."""
+    publisher, policy = Publisher(1, TOKEN, over_tcp("127.0.0.1")), tensors(policies["new"])
+    for step in (10, 11):
+        assert publisher.publish(step, iter(policy), [server.endpoint], lambda: None).ok
+    experts = [payload_size([t.nbytes]) for name, t in policy if ".experts." in name]
+    shared = payload_size(t.nbytes for name, t in policy if ".experts." not in name)
+    found = [seen for part in (server, *server.followers) for seen in received(part.log).values()]
+    assert len(found) == 2
+    for *_, (first, groups), (both, _) in found:
+        for updates, size in ((1, first), (2, both)):
+            planned = updates * (shared + sum(experts) // 2)
+            assert planned <= size < planned + NAME * groups, f"{sum(experts) + shared} bytes are a whole policy"
 
 
 def test_all_copies_stop_and_go_on_together(server: Server, policies: dict[str, Path]) -> None:

@@ -12,6 +12,7 @@ from rljob_api import names
 from rljob_trainer.server.front import Front
 from rljob_trainer.server.guard import Guard, PoolFront
 from rljob_trainer.wire.weights import protocol
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 CLOSED = [
     ("POST", "/v1/completions"),
@@ -24,6 +25,7 @@ CLOSED = [
     ("POST", protocol.OPEN),
     ("GET", protocol.STATE),
 ]
+NEEDLESS = [TensorNames.of(["experts.1"]).as_json(), TensorNames().as_json()]
 SENDERS = [{"address": "127.0.0.1", "port": port} for port in (1, 2)]
 TOKEN = {"Authorization": "Bearer secret"}
 
@@ -58,7 +60,7 @@ class Engine:
             if what == "rljob_admit":
                 _, senders, serves = args[3]
                 assert senders == SENDERS
-                return [[(["10.0.0.1", 7000 + worker], serves and self.room)] for worker in range(2)]
+                return [[(["10.0.0.1", 7000 + worker], serves and self.room, NEEDLESS[worker])] for worker in range(2)]
             return [[None]] if utility == "collective_rpc" else True
 
         return call
@@ -108,7 +110,7 @@ class Caller:
         """Statuses of a whole update."""
         steps: list[tuple[str, dict[str, Any]]] = [
             (protocol.OPEN, {"session": "s", "server": "uid", "senders": SENDERS, "keep": keep}),
-            (protocol.COMMIT, {"session": "s", "step": step, "digest": "d"}),
+            (protocol.COMMIT, {"session": "s", "step": step, "digest": "d", "workers": ["1", "2"]}),
         ]
         return [(await self("POST", path, of(attempt), **body))[0] for path, body in steps]
 
@@ -211,9 +213,11 @@ async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: 
     assert call.engine.calls == [*RECEIVED, *APPLIED]
 
 
-async def test_whoever_opens_an_update_learns_where_all_workers_are_reached(call: Caller) -> None:
+async def test_whoever_opens_an_update_learns_where_all_workers_are_reached_and_what_they_do_not_need(
+    call: Caller,
+) -> None:
     status, body = await call("POST", protocol.OPEN, of(1), session="s", server="uid", senders=SENDERS, keep=False)
-    assert (status, body) == (200, {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]]})
+    assert (status, body) == (200, {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]], "needless": NEEDLESS})
 
 
 async def test_the_old_policy_is_served_while_the_next_one_comes_and_after_an_abort(call: Caller) -> None:
@@ -345,7 +349,7 @@ async def test_an_interruption_ends_what_is_in_flight_and_keeps_policy_and_cache
 async def test_an_update_that_was_left_open_is_discarded_by_the_next(call: Caller) -> None:
     await call("POST", protocol.OPEN, of(1), session="dead", server="uid", senders=SENDERS, keep=False)
     assert await call.update(2) == [200, 200]
-    assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d"))[0] == 500
+    assert (await call("POST", protocol.COMMIT, of(2), session="dead", step=1, digest="d", workers=[]))[0] == 500
 
 
 async def test_a_model_that_was_half_applied_ends_the_server(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from functools import partial
 import psutil
 import pytest
 
-from rljob_trainer.rewards.worker_process import WorkerLost
 from rljob_trainer.server.parser_process import ParserProcess, TurnReader
+from rljob_trainer.workers.process import WorkerLost
 
 SECONDS = 60
 """Many times what anything takes."""

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Published, Publisher
+from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.wire.parity import MismatchError, Probe
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient
 from rljob_trainer.wire.weights.chain import SenderEnd
@@ -149,7 +150,8 @@ def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path])
         opened = update.open([publisher.sender.offer])
         phase = Phase(iter(models.tensors(checkpoints["new"])), sends=True)
         sent = publisher.sender.send([phase], opened, 0, lambda: None)
-        published = update.commit(PolicyVersion(1, 6, "0" * 64), sent.failed, None)
+        wrong = Sent([part._replace(digest="0" * 64) for part in sent.parts], {})
+        published = update.commit(PolicyVersion(1, 6, wrong.digest), [wrong], None)
     assert "the update's digest is" in published.failed[server.endpoint.pod]
     assert served(server) == 5
 

@@ -15,6 +15,7 @@ from rljob_trainer.server.weights.source import WorkerPlace
 from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.protocol import Member, Offer
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 from trainer.rank.standing import in_another_process
 from trainer.traffic import Traffic
 
@@ -52,8 +53,10 @@ class WorkerApart:
     def __init__(self, server: Server, rank: int, answers: IO[str], asks: IO[str]) -> None:
         self.server, self._rank, self._answers, self._asks = server, rank, answers, asks
 
-    def member(self) -> Member:
-        return Member(self.server.uid, self._rank, *json.loads(self._answers.readline()))
+    def member(self) -> tuple[Member, TensorNames]:
+        """The worker, and the tensors that it does not need."""
+        door, needless = json.loads(self._answers.readline())
+        return Member(self.server.uid, self._rank, *door), TensorNames.from_json(needless)
 
     def receive(self, offers: list[Offer], files: Path) -> None:
         """Begin to receive a policy from senders. `files`: of the same one."""
@@ -84,6 +87,8 @@ def worker_apart(server: Server, rank: int, model: Path) -> Iterator[WorkerApart
 
 
 def _serve(server: Server, rank: int, model: Path, asks: IO[str], answers: IO[str]) -> None:
+    from rljob_trainer.server.weights.expected import ExpectedTensors
+    from rljob_trainer.server.weights.needless import needless
     from rljob_trainer.server.weights.shadow import Shadow
     from tests.trainer.server.vllm_models import CPU, engine, loaded_from
 
@@ -91,7 +96,9 @@ def _serve(server: Server, rank: int, model: Path, asks: IO[str], answers: IO[st
     with engine(model, rank, server.workers, server.port, server.experts) as config:
         serves, door = loaded_from(model, config), Door(HERE)
         shadow = Shadow(serves, config.model_config, CPU, keeps=True)
-        print(json.dumps(door.address), file=answers, flush=True)
+        described = ExpectedTensors.of(model, "float32").described
+        names = TensorNames.of(needless(serves, config.model_config, described))
+        print(json.dumps([door.address, names.as_json()]), file=answers, flush=True)
         offers, files = json.loads(asks.readline())
         digest, received = _receive(shadow, WorkerPlace(server.uid, rank, door, CPU), [Offer(*o) for o in offers])
         own = dict(serves.named_parameters())
@@ -111,4 +118,8 @@ def _receive(shadow: Any, place: WorkerPlace, offers: list[Offer]) -> tuple[str,
     shadow.check()
     with torch.no_grad():
         shadow.apply()
-    return digest, sum(Traffic.of(c.end._before).received for c in reception.connections.values())  # type: ignore[union-attr]
+    return digest, sum(
+        Traffic.of(end._before).received  # type: ignore[union-attr]
+        for connection in reception.connections.values()
+        for end in connection.groups.values()
+    )

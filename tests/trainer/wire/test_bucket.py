@@ -1,12 +1,13 @@
 """Tensors to buckets and back."""
 
 import dataclasses
+import weakref
 from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
 
-from rljob_trainer.wire.weights.bucket import Bucket, CorruptBucketError, digest, pack, unpack
+from rljob_trainer.wire.weights.bucket import Bucket, CorruptBucketError, digest, divided, pack, unpack
 from rljob_trainer.wire.weights.fingerprint import ROW_BYTES
 
 CPU = torch.device("cpu")
@@ -77,3 +78,30 @@ def test_the_digest_depends_on_the_tensors_and_not_on_packing_or_order() -> None
     renamed = [("x" if n == "d" else n, t) for n, t in tensors()]
     reshaped = [(n, t.reshape(5, 3) if n == "a" else t) for n, t in tensors()]
     assert len({digest(entries(50, t)) for t in (tensors(), changed, renamed, reshaped)}) == 4
+
+
+@pytest.mark.parametrize("limit", [1, 40_000, 10_000_000])
+def test_a_bucket_is_divided_into_what_goes_to_different_workers(limit: int) -> None:
+    found = list(divided(pack(iter(tensors()), limit, CPU), lambda name: name in "ad"))
+    assert [[e.name for e in b.entries] for key, b in found if key] == (
+        [["a"], ["d"]] if limit < 10_000_000 else [["a", "d"]]
+    )
+    received = {name: (key, t.clone()) for key, b in found for name, t in unpack(b.entries, b.payload)}
+    for name, tensor in tensors():
+        assert received[name][0] is (name in "ad") and torch.equal(received[name][1], tensor)
+
+
+def test_a_bucket_that_was_divided_is_gone_before_the_next_one_is_packed() -> None:
+    packed: list[weakref.ref[torch.Tensor]] = []
+
+    def buckets() -> Iterator[Bucket]:
+        for _ in range(3):
+            assert not any(payload() is not None for payload in packed)
+            yield _noted(next(pack(iter(tensors()), 10_000_000, CPU)), packed)
+
+    assert len(list(divided(buckets(), lambda name: name))) == 3 * len(tensors())
+
+
+def _noted(bucket: Bucket, packed: list[weakref.ref[torch.Tensor]]) -> Bucket:
+    packed.append(weakref.ref(bucket.payload))
+    return bucket

@@ -5,13 +5,11 @@ from typing import Any, Protocol
 
 from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.agents.claims import Sandboxes
-from rljob_trainer.agents.environment import HttpEnvironment
 from rljob_trainer.agents.open_env import OpenEnvServer
-from rljob_trainer.agents.python_file import WorkerAgent
+from rljob_trainer.agents.python_file import AgentPods, WorkerAgent
 from rljob_trainer.agents.recording import Rollout
-from rljob_trainer.agents.service import ServiceAgent
+from rljob_trainer.agents.service import HttpEnvironment, ServiceAgent
 from rljob_trainer.agents.session import Session
-from rljob_trainer.agents.workers import PodWorkers
 
 
 class Agent(Protocol):
@@ -41,7 +39,7 @@ class Agent(Protocol):
 
 
 def agent_of(
-    spec: AgentSpec, pods: PodWorkers | None = None, address: str = "", sandboxes: Sandboxes | None = None
+    spec: AgentSpec, pods: AgentPods | None = None, address: str = "", sandboxes: Sandboxes | None = None
 ) -> Agent:
     """As the spec says. `pods`: where it runs, and `address`: at which these reach the driver. `sandboxes`: that it may claim."""
     if spec.environment:

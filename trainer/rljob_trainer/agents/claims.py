@@ -10,12 +10,12 @@ from itertools import count
 from typing import NamedTuple
 
 from rljob_api.protocol import SandboxAddress
-from rljob_api.spec.environments import EnvironmentPool
-from rljob_trainer.agents.places import Places
+from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.sandboxes.directory import DirectorySandbox
 from rljob_trainer.sandboxes.frames import token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
 from rljob_trainer.sandboxes.sandbox import ClaimedSandbox, SandboxError
+from rljob_trainer.workers.places import Places
 
 MOST_CLAIMS = 8
 """Of one trajectory at a time."""
@@ -43,7 +43,7 @@ class Environment:
         self._secret, self._changed = secret, changed
         self._listed = set[Free]()
         """Those that are free by the operator's last word, which may be old."""
-        self._places: Places[Free] = Places(1)
+        self._places: Places[Free] = Places(lambda _: 1)
         """Those of them that were not handed out."""
         self._used, self._held = set[Free](), set[Free]()
         """Those that were handed out, and those that have not been given back since."""
@@ -176,28 +176,31 @@ class Claims:
         finally:
             self._asked[environment] -= 1
         number, loop = next(self._numbers), asyncio.get_running_loop()
-        timer = loop.call_later(one.pool.claim_seconds, self._end, number)
+        timer = loop.call_later(one.pool.claim_seconds, self.end, number)
         self._held[number] = Held(one, place, sandbox, timer)
         return number
 
     def of(self, number: int) -> ClaimedSandbox:
         """Raises SandboxError."""
         if number not in self._held:
-            raise SandboxError("this sandbox was given back, or taken away after spec.environments[].claimSeconds")
+            raise SandboxError(
+                "this sandbox was given back, ended with a request that was given up, or taken away after spec.environments[].claimSeconds"
+            )
         return self._held[number].sandbox
 
     async def give_back(self, number: int) -> None:
         """It continues where whoever waits for it is cancelled."""
-        if ending := self._end(number):
+        if ending := self.end(number):
             await asyncio.shield(ending)
 
     async def close(self) -> None:
         for number in list(self._held):
-            self._end(number)
+            self.end(number)
         if self._ending:
             await asyncio.wait(self._ending)
 
-    def _end(self, number: int) -> asyncio.Task[None] | None:
+    def end(self, number: int) -> asyncio.Task[None] | None:
+        """What gives it back; None: the trajectory does not have it."""
         if (held := self._held.pop(number, None)) is None:
             return None
         held.timer.cancel()

@@ -10,8 +10,6 @@ from rljob_trainer.agents.environments import MODULES, PACKAGES
 from rljob_trainer.failure import ConfigurationError
 
 MODULE = "rljob_trainer.agents.worker"
-MAX_PROCESSES = 8
-"""In one pod at most, unless the spec has a number; each imports the agent."""
 
 
 @dataclass(frozen=True, slots=True)

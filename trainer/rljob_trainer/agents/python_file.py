@@ -13,30 +13,25 @@ from rljob_trainer.agents.process import AgentProcess
 from rljob_trainer.agents.program import Program
 from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
-from rljob_trainer.agents.workers import AgentProcesses, NotLoaded, OwnWorkers, PodWorkers
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.worker_process import WorkerGone, WorkerLost, WorkerTaken
+from rljob_trainer.workers.process import WorkerGone, WorkerLost
+from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
 
-TRIES = 3
-"""Processes that may end under a trajectory; in the last one it runs alone, so that it does not answer for others. One that ends every process in
-which it runs would otherwise be run for ever."""
-MOVES = 64
-"""Processes that a trajectory may lose in all. One that is taken away, as when its pod leaves, is no try; but a trajectory may bring that about, by a
-signal to its pod."""
+AgentPods = PodWorkers[AgentProcess]
 
 
 class WorkerAgent:
     """Call `start` before the first trajectory and `stop` after the last."""
 
     def __init__(
-        self, spec: AgentSpec, pods: PodWorkers | None = None, address: str = "", sandboxes: Sandboxes | None = None
+        self, spec: AgentSpec, pods: AgentPods | None = None, address: str = "", sandboxes: Sandboxes | None = None
     ):
         """`pods`: where it runs; None: next to the driver. `address`: of the driver, for these pods."""
         program = self._program = Program.of(spec)
         self.spec = spec
         start = partial(AgentProcess.start, program.command, spec.timeout_seconds, spec.env)
-        self._workers: AgentProcesses = pods or OwnWorkers(start)
+        self._workers: AnyWorkers[AgentProcess] = pods or OwnWorkers(start)
         self._in_pods = pods is not None
         self._sandboxes = sandboxes or Sandboxes()
         self._endpoint = Endpoint(address)
@@ -56,7 +51,7 @@ class WorkerAgent:
         if self._in_pods and self._program.kind != "tools":
             return
         try:
-            self.tools = (await self._workers.start())["tools"]
+            self.tools = (await self._workers.start()).hello["tools"]
         except NotLoaded as error:
             raise self._unloadable(error) from error
 
@@ -92,18 +87,14 @@ class WorkerAgent:
 
     async def _reply(self, session: Session, values: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
         """What a process answers in the end, with the session in which it asked. A trajectory whose process is lost begins anew in another."""
-        ended = moved = 0
+        tries = Tries()
         while True:
             try:
-                return session, await self._tried(session, values, alone=ended == TRIES - 1)
-            except WorkerGone as error:
-                moved += 1
-                ended += moved > MOVES or not isinstance(error, WorkerTaken)
-                if ended == TRIES:
-                    raise self._failed("raised", str(error)) from error
-                session = session.anew()
+                return session, await self._tried(session, values, tries.alone)
             except WorkerLost as error:
-                raise self._failed("timeout" if error.kind == "timeout" else "raised", str(error)) from error
+                if not isinstance(error, WorkerGone) or tries.are_over(error):
+                    raise self._failed(error.kind, str(error)) from error
+                session = session.anew()
             except NotLoaded as error:
                 raise self._unloadable(error) from error
 

@@ -1,5 +1,6 @@
 """What an agent asks about its sandboxes (sandbox.py), and the driver's answers. Bytes are base64, since questions are lines of JSON."""
 
+import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,7 +14,13 @@ async def claimed(claims: Claims, environment: str) -> int:
 
 
 async def asked(claims: Claims, number: int, method: str, arguments: dict[str, Any]) -> Any:
-    return await METHODS[method](claims.of(number), **arguments)
+    """Where the agent gives up, its program would run on, and keep the next request waiting: that ends the sandbox."""
+    try:
+        return await METHODS[method](claims.of(number), **arguments)
+    except asyncio.CancelledError:
+        if method != "http":
+            claims.end(number)
+        raise
 
 
 async def given_back(claims: Claims, number: int) -> None:

@@ -4,7 +4,8 @@ TARGET is a file, and DETAILS a JSON list of functions in it: of the one that ma
 (KIND tools). For all other kinds TARGET is an environment of a library, and DETAILS a JSON object of its arguments (environments/). First it says
 {"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
 trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
-lines of JSON: {"number", "question", "method", "arguments"} asks the driver, and the last line of a trajectory is {"number", "trajectory":
+lines of JSON: {"number", "question", "method", "arguments"} asks the driver, {"number", "question", "given_up": true} says that nobody waits for an
+answer any more, and the last line of a trajectory is {"number", "trajectory":
 {"sequences", "reward", "metrics", "rewards"} or null} or {"number", "error": text, "kind": text} with a kind of recording.py. The driver keeps the
 time: a trajectory that takes too long is cancelled.
 """
@@ -119,6 +120,9 @@ class Rollouts:
         try:
             say(self._answers, number=number, question=question, method=method, arguments=arguments)
             answer = await future
+        except asyncio.CancelledError:
+            say(self._answers, number=number, question=question, given_up=True)
+            raise
         finally:
             del self._waiting[number, question]
         if "error" in answer:

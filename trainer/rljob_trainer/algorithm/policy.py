@@ -12,7 +12,6 @@ from rljob_api.sizing.layout import Amounts
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.algorithm.advantages import READ_REWARD_TIMING, estimate
 from rljob_trainer.algorithm.episodes import Episodes
-from rljob_trainer.algorithm.kl import adapt, token_rewards
 from rljob_trainer.algorithm.losses import token_weights
 from rljob_trainer.algorithm.objective import (
     TOKENS,
@@ -25,7 +24,7 @@ from rljob_trainer.algorithm.objective import (
     TokenLoss,
 )
 from rljob_trainer.algorithm.shaping import DifficultyBand, difficulty_band, overlong_penalty
-from rljob_trainer.algorithm.terms import Terms, policy_terms
+from rljob_trainer.algorithm.terms import Terms, adapt, policy_terms, token_rewards
 from rljob_trainer.algorithm.tokens import Sequences, TokenColumns
 from rljob_trainer.algorithm.user_functions import Formulas
 from rljob_trainer.algorithm.value import ValueObjective

@@ -15,7 +15,7 @@ from rljob_api.spec.model import CustomRows, DataSpec
 from rljob_trainer.custom_rows.worker import ANSWER_SECONDS, VALUES
 from rljob_trainer.data.files import Place, Record, read_records
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.worker_process import GRACE_SECONDS, WorkerLost, WorkerProcess
+from rljob_trainer.workers.process import GRACE_SECONDS, WorkerLost, WorkerProcess
 
 ReadRow = tuple[Place, Record]
 AT_ONCE = 256

@@ -15,7 +15,7 @@ from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.driver.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.driver.buffer.measured import Measure, joined
-from rljob_trainer.driver.buffer.saving import BufferSave
+from rljob_trainer.driver.buffer.saved import BufferSave
 from rljob_trainer.driver.buffer.sources import BatchSource
 from rljob_trainer.driver.changes import ANSWER_SECONDS, Changes
 from rljob_trainer.driver.critic import Critic

@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,12 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.sizing.layout import required_servers
-from rljob_api.sizing.serving import sequences
+from rljob_api.sizing.replica import sequences
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.generated_data import generate
-from rljob_trainer.agents.workers import PodWorkers
 from rljob_trainer.data.encoding import Workers
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
@@ -31,6 +30,7 @@ from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, R
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
 from rljob_trainer.driver.pod_listener import PodListener, listening
+from rljob_trainer.driver.pods_of_workers import PodsOfWorkers
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.preparing import moved, read_prompts, row_maker
 from rljob_trainer.driver.reporter import Reporter
@@ -144,13 +144,13 @@ async def _reinforcement(
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """Reinforcement learning: rollouts, rewards, and perhaps an agent and a teacher."""
     spec, pools = control.spec, Pools((pool.name for pool in control.spec.pools), token)
-    gangs, workers = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds), _pod_workers(spec, pods)
-    rewards = RewardManager(spec.rewards, pools)
+    gangs, workers = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds), PodsOfWorkers.of(spec, pods)
+    rewards = RewardManager(spec.rewards, pools, pods=workers.of_rewards)
     sandboxes, agent = Sandboxes(spec.environments, token), None
     following = asyncio.create_task(_follow_sandboxes(directory, sandboxes))
     if spec.rollout.agent and not spec.train.batches.replay:
-        address = os.environ[names.ENV_POD_IP] if workers else ""
-        agent = agent_of(spec.rollout.agent, workers, address, sandboxes)
+        address = os.environ[names.ENV_POD_IP] if workers.of_agent else ""
+        agent = agent_of(spec.rollout.agent, workers.of_agent, address, sandboxes)
     distillation = spec.algorithm.distillation
     teacher = Teacher(distillation, pools) if distillation and distillation.pool else None
     parts: list[RewardManager | Agent | Teacher] = [rewards, *(part for part in (agent, teacher) if part)]
@@ -160,7 +160,7 @@ async def _reinforcement(
         if teacher:
             await teacher.start()
         if agent:
-            if workers:
+            if workers.of_agent:
                 moved(progress, WORKERS)
             await agent.start()
             tokenizer = ToolTokenizer(tokenizer, agent.tools) if agent.tools else tokenizer
@@ -171,7 +171,7 @@ async def _reinforcement(
         control = _counted(control, train)
         room = PROBE_SEQUENCES if spec.keeps_requests else 0  # for a probe, which then meets a server that generates
         rollouts = RolloutPool(token, control.attempt, required_servers(spec), max(1, sequences(spec) - room))
-        reporter = _reporter(control.spec, progress, rollouts, pools, gangs, agent)
+        reporter = _reporter(control.spec, progress, rollouts, pools, gangs, [rewards, *([agent] if agent else [])])
         generator = Generator(control.spec, control.job_uid, tokenizer, rewards, rollouts, progress.heartbeat, agent)
         source: BatchSource = (
             RecordedBatches(control.spec)
@@ -181,22 +181,11 @@ async def _reinforcement(
         measuring = [*gangs.measuring, *([teacher.measure] if teacher else [])]
         driver = Driver(control, source, train, measuring, rollouts, pools, reporter, gangs)
         sandboxes.changed = reporter.show_phase
-        if workers:
-            workers.changed = reporter.show_phase
+        workers.follow(reporter.show_phase)
         yield driver, rollouts, gangs
     finally:
         following.cancel()
         await asyncio.gather(*(part.stop() for part in parts))
-
-
-def _pod_workers(spec: RLJobSpec, pods: PodListener) -> PodWorkers | None:
-    """None: the agent runs next to the driver, or there is none."""
-    agent = spec.rollout.agent
-    if agent is None or agent.workers is None:
-        return None
-    workers = PodWorkers(agent.timeout_seconds, agent.workers.replicas)
-    pods.admit(names.ROLE_WORKER, workers)
-    return workers
 
 
 def _counted(control: Control, data: Dataset) -> Control:
@@ -211,12 +200,12 @@ def _reporter(
     rollouts: RolloutPool,
     pools: Pools,
     gangs: Gangs,
-    agent: Agent | None = None,
+    further: Sequence[RewardManager | Agent] = (),
 ) -> Reporter:
     """What the attempt reports of its parts. An evaluation waits for no other gang's model."""
     return Reporter(
         progress,
-        is_served=lambda: rollouts.is_enough and pools.ready and (agent is None or agent.ready),
+        is_served=lambda: rollouts.is_enough and pools.ready and all(part.ready for part in further),
         loading=list if spec.evaluation.only else gangs.loading,
         answers=lambda: rollouts.awaited,
         alarms=Alarms(spec),

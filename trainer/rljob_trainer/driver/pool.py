@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.driver.served import Served
-from rljob_trainer.driver.serving import Serving
+from rljob_trainer.driver.serving import Served, Serving
 from rljob_trainer.driver.slots import Home, Slots
 from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized

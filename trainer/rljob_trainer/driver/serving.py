@@ -1,13 +1,13 @@
-"""The driver's connection to a rollout server that has the current policy."""
+"""The driver's connection to a rollout server that has the current policy, and what all of them have answered, in numbers."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.driver.slots import LoadedServer
-from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
+from rljob_trainer.wire.rollout_client import Generation, ReplicaLost, RolloutClient
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
 WATCH_SECONDS = 5.0
@@ -55,3 +55,28 @@ class Serving(LoadedServer):
             except ReplicaLost:
                 self.misses += 1
         return f"left {MISSES} questions unanswered"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Sums over all responses so far."""
+
+    tokens: int = 0
+    passes: int = 0
+    """Those that read guessed tokens."""
+    right: int = 0
+    """Guesses that the policy took."""
+
+    def with_more(self, answers: Iterable[Generation]) -> "Served":
+        found = list(answers)
+        return Served(
+            self.tokens + sum(len(g.tokens) for g in found),
+            self.passes + sum(g.guesses[0] for g in found),
+            self.right + sum(g.guesses[1] for g in found),
+        )
+
+    def metrics(self, before: "Served", seconds: float) -> dict[str, float]:
+        """Of what came since `before`, in so many seconds."""
+        found = {"rollout/tokens_per_s": (self.tokens - before.tokens) / seconds} if seconds else {}
+        passes, right = self.passes - before.passes, self.right - before.right
+        return found | ({"rollout/acceptance_length": 1 + right / passes} if passes else {})

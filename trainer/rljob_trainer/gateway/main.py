@@ -1,25 +1,58 @@
-"""The gateway's process: serve clients and the driver until SIGTERM."""
+"""The gateway's process: serve clients and the driver until SIGTERM, and write its report, as all pods of a job write one."""
 
 import asyncio
 import logging
+import os
 import signal
+import time
+import uuid
 from pathlib import Path
 
 from aiohttp import web
 
 from rljob_api import names
-from rljob_api.protocol import Control
+from rljob_api.protocol import Control, Report, ServiceReport
 from rljob_trainer.gateway.claim import GatewaySuperseded
 from rljob_trainer.gateway.keys import Keys
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.servers import SamplingServers
 from rljob_trainer.gateway.service import GatewayService
-from rljob_trainer.gateway.status import keep_reporting
 from rljob_trainer.gateway.wire.routes import Routes
 from rljob_trainer.gateway.work import WorkRoutes
-from rljob_trainer.textfile import read_text
+from rljob_trainer.textfile import read_text, replace
 from rljob_trainer.wire.gateway import SUPERSEDED
-from rljob_trainer.wire.launcher_files import follow_control
+from rljob_trainer.wire.launcher_files import follow_control, report_file
+
+REPORT_SECONDS = 0.5
+
+
+def service_report(service: GatewayService, samples: Samples, now: float) -> ServiceReport:
+    """`now`: by the monotonic clock."""
+    tally, limit = service.desk.tally, service.spec.idle_seconds
+    waiting = samples.waiting + sum(book.line.waiting for book in service.books.values())
+    return ServiceReport(
+        clients=len(service.names.sessions),
+        models=sum(not book.line.failed for book in service.books.values()),
+        waiting=waiting,
+        idle=limit is not None and not waiting and now - tally.active >= limit,
+        attempt=tally.attempt,
+        answered=tally.answered,
+        trained_tokens=tally.trained_tokens,
+        sampled_tokens=tally.sampled_tokens,
+    )
+
+
+async def keep_reporting(channel: Path, service: GatewayService, samples: Samples) -> None:
+    """Write every change of the report into the channel's directory, until cancelled."""
+    pod, boot, written = os.environ[names.ENV_POD_NAME], uuid.uuid4().hex, None
+    while True:
+        said = service_report(service, samples, time.monotonic())
+        if said != written:
+            written = said
+            report = Report(pod=pod, pod_uid=os.environ[names.ENV_POD_UID], boot_id=boot, state="running", service=said)
+            replace(report_file(channel, pod), report.dump_json())
+        await asyncio.sleep(REPORT_SECONDS)
+
 
 SWEEP_SECONDS = 5.0
 CONTROL_SECONDS = 0.2

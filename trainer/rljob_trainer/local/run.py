@@ -19,14 +19,11 @@ from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec.servers import Servers
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
-from rljob_trainer.local.earlier import Earlier, last_attempt, remember_rewards
-from rljob_trainer.local.evaluations import Evaluations
+from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards
 from rljob_trainer.local.gateway import Gateway
 from rljob_trainer.local.manifest import Job, assign_gpus, load
-from rljob_trainer.local.processes import Processes
-from rljob_trainer.local.progress import Display, continued, running, status_line, summary, warnings
-from rljob_trainer.local.servers import LocalServer
-from rljob_trainer.local.waits import Waits
+from rljob_trainer.local.processes import LocalServer, Processes
+from rljob_trainer.local.progress import Display, Evaluations, continued, running, status_line, summary, warnings
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK
 
@@ -117,7 +114,11 @@ class Here:
             for pod in (pod for role, pods in self._launchers() for pod in pods):
                 processes.add(pod, self._gpus[pod], "launch", "--rank", rank, "--driver", driver)
             for role, pods in self._servers():
-                command = (role,) if role in (names.ROLE_ROLLOUT, names.ROLE_WORKER) else ("pool", role)
+                command = (
+                    (role,)
+                    if role == names.ROLE_ROLLOUT
+                    else ("worker" if names.is_worker_role(role) else "pool", role)
+                )
                 for pod in pods:
                     processes.add(pod, self._gpus[pod], *command, "--port", str(self._ports[pod]))
             if self._gateway:

@@ -15,7 +15,7 @@ import torch
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.memory import Phase, PhaseName, phases
-from rljob_api.sizing.serving import server_defaults
+from rljob_api.sizing.replica import server_defaults
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError

@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.families import ADAPTED
 from rljob_api.rules.lora import MODULES_OF_FUSED, modules_of
-from rljob_api.sizing.serving import longest_context, server_defaults
+from rljob_api.sizing.replica import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
 from rljob_api.spec.roles import PoolSpec, Speculation

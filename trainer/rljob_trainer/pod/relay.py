@@ -1,28 +1,28 @@
-"""Between one process of an agent and the driver: a connection, and what goes back and forth on it (agents/remote.py)."""
+"""Between one process of a worker pod and the driver: a connection, and what goes back and forth on it (workers/remote.py)."""
 
 import asyncio
 import socket
 from collections.abc import Callable, Mapping
 
 from rljob_api import names
-from rljob_trainer.agents.remote import BEAT, BEAT_SECONDS, GOODBYE, SILENCE_SECONDS, frame, framed
-from rljob_trainer.rewards.worker_process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost, hello_of
 from rljob_trainer.wire.channel import encode
+from rljob_trainer.workers.process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost, hello_of
+from rljob_trainer.workers.remote import BEAT, BEAT_SECONDS, GOODBYE, SILENCE_SECONDS, frame, framed
 
 PIECE = 2**16
 
 
 async def connected(
-    driver: tuple[str, int], attempt: int, environment: Mapping[str, str]
+    driver: tuple[str, int], role: str, attempt: int, environment: Mapping[str, str]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that the driver has accepted. `driver`: address and port. `environment`: names the pod and has the token (names.ENV_*). Raises
-    OSError; EOFError when it was refused; ValueError."""
+    """A connection that the driver has accepted. `driver`: address and port. `role`: of the pod, which `environment` names, with the token
+    (names.ENV_*). Raises OSError; EOFError when it was refused; ValueError."""
     reader, writer = await asyncio.open_connection(*driver)
     try:
         connection: socket.socket = writer.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * SILENCE_SECONDS))
         token, pod = environment[names.ENV_ROLLOUT_TOKEN], environment[names.ENV_POD_NAME]
-        writer.write(encode({"role": names.ROLE_WORKER, "attempt": attempt, "token": token, "pod": pod}))
+        writer.write(encode({"role": role, "attempt": attempt, "token": token, "pod": pod}))
         async with asyncio.timeout(SILENCE_SECONDS):
             await frame(reader)
     except BaseException:
@@ -37,7 +37,7 @@ class Relay:
     def __init__(
         self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, loaded: Callable[[], None]
     ) -> None:
-        """`loaded` is called once the process has loaded the agent."""
+        """`loaded` is called once the process has loaded what it runs."""
         self._child, self._reader, self._writer, self._loaded = child, reader, writer, loaded
         self._said = ""
 

@@ -1,6 +1,6 @@
-"""PID 1 of a worker pod: runs the processes of the job's agent for the attempt that is under way, and reports.
+"""PID 1 of a worker pod: runs processes of an agent or of a reward function for the attempt that is under way, and reports.
 
-Each process has a connection of its own to the driver, which runs next to the trainer's rank 0 (agents/remote.py). Both begin and end together: a
+Each process has a connection of its own to the driver, which runs next to the trainer's rank 0 (workers/remote.py). Both begin and end together: a
 process that ends, or a connection that does, has a successor, as long as the attempt runs. So a pod that comes back joins again, and whatever the
 driver has given up ends here.
 """
@@ -25,17 +25,17 @@ from rljob_trainer.processes import adopt_orphans, reap
 log = logging.getLogger(__name__)
 
 
-async def main(channel: Channel, environment: Mapping[str, str], port: int) -> int:
+async def main(channel: Channel, environment: Mapping[str, str], role: str, port: int) -> int:
     """Run until SIGTERM. `environment`: names the pod and has the token (names.ENV_*). `port`: where it says whether it is ready."""
-    await until_terminated(WorkerPod(channel, environment, port).run())
+    await until_terminated(WorkerPod(channel, environment, role, port).run())
     return 0
 
 
 class WorkerPod:
     """`run` runs until cancelled."""
 
-    def __init__(self, channel: Channel, environment: Mapping[str, str], port: int) -> None:
-        self._channel, self._environment, self._port = channel, environment, port
+    def __init__(self, channel: Channel, environment: Mapping[str, str], role: str, port: int) -> None:
+        self._channel, self._environment, self._role, self._port = channel, environment, role, port
         self._boot_id = uuid.uuid4().hex
         self._orders: WorkerOrders | None = None
         self._lives: dict[WorkerLife, asyncio.Task[None]] = {}
@@ -59,11 +59,11 @@ class WorkerPod:
                 await self._end()
 
     def _refuse(self, mismatch: ProtocolMismatch) -> None:
-        self._mismatch = failure.classify(_of_this_pod(mismatch))
+        self._mismatch = failure.classify(_of_these_pods(mismatch, self._role))
         self._news.set()
 
     async def _act(self, tasks: asyncio.TaskGroup, control: Control | None) -> None:
-        self._mismatch, orders = None, WorkerOrders.of(control)
+        self._mismatch, orders = None, WorkerOrders.of(control, self._role)
         if orders == self._orders:
             return
         await self._end()
@@ -86,7 +86,7 @@ class WorkerPod:
         return any(life.has_loaded for life in self._lives)
 
     async def _answer_probes(self) -> None:
-        """GET /health: 503 while no process has loaded the agent."""
+        """GET /health: 503 while no process has loaded what it should run."""
 
         async def health(_: web.Request) -> web.Response:
             return web.Response(status=200 if self._is_ready else 503)
@@ -116,8 +116,9 @@ class WorkerPod:
         )
 
 
-def _of_this_pod(mismatch: ProtocolMismatch) -> ConfigurationError:
-    """Its image may be another than the job's."""
+def _of_these_pods(mismatch: ProtocolMismatch, role: str) -> ConfigurationError:
+    """Their image may be another than the job's."""
     rule = f"the image speaks protocol {names.PROTOCOL} of the control, the operator protocol {mismatch.theirs}"
     fix = "use one whose package rljob_trainer is of the operator's release; unset, these pods run spec.image"
-    return ConfigurationError("spec.rollout.agent.workers.template.image", "", rule, fix)
+    section = "rollout.agent" if role == names.ROLE_WORKER else f"rewards[{names.scorer_index(role)}]"
+    return ConfigurationError(f"spec.{section}.workers.template.image", "", rule, fix)

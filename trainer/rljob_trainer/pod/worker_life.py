@@ -9,24 +9,26 @@ from typing import NamedTuple
 from rljob_api import names
 from rljob_api.address import join_host_port
 from rljob_api.protocol import Control, Failure
+from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
-from rljob_trainer.agents.program import MAX_PROCESSES, MODULE, Program
+from rljob_trainer.agents.program import MODULE, Program
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
 from rljob_trainer.pod.relay import Relay, connected
-from rljob_trainer.rewards.worker_process import Child
+from rljob_trainer.rewards import program
+from rljob_trainer.workers.process import MAX_PROCESSES, Child
 
 RETRY_SECONDS = 0.5
 """Between two tries to connect: a driver that starts does not listen yet."""
 LONGEST_RETRY_SECONDS = 8.0
 """Once they have failed long enough to be reported."""
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
-"""Between two lives; doubled each time, until one has loaded the agent."""
+"""Between two lives; doubled each time, until one has loaded what it runs."""
 REFUSALS, UNREACHED = 20, 120
 """In a row, after which they are reported: a driver that ends or begins refuses some, and one begins late."""
 HANGUPS = 3
-"""Connections in a row that ended before a process had loaded the agent, after which that is reported: the end of an attempt is one."""
+"""Connections in a row that ended before a process had loaded what it runs, after which that is reported: the end of an attempt is one."""
 REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
-HUNG_UP = "the driver has closed the connection before the process had loaded the agent"
+HUNG_UP = "the driver has closed the connection before the process had loaded what it runs"
 END_SECONDS = 5.0
 """Between the last word of a process and its end."""
 
@@ -40,23 +42,36 @@ class WorkerOrders(NamedTuple):
     address: str
     """Of the driver."""
     port: int
+    role: str
+    """Of this pod."""
+    module: str
     command: tuple[str, ...]
-    """Arguments of each process."""
+    """Arguments of each process, which runs this module."""
     variables: Mapping[str, str]
     processes: int
 
     @classmethod
-    def of(cls, control: Control | None) -> "WorkerOrders | None":
-        """None: no attempt runs, or the job has no workers any more. What else the spec says, such as how many pods there are, is no matter of this
-        one."""
+    def of(cls, control: Control | None, role: str) -> "WorkerOrders | None":
+        """None: no attempt runs, or the job has no such workers any more. What else the spec says, such as how many pods there are, is no matter of
+        this one."""
         if control is None or control.command == "stop" or not control.service_port:
             return None
-        agent, trainer = control.spec.rollout.agent, control.gangs.get(names.ROLE_TRAINER)
-        if agent is None or agent.workers is None or trainer is None:
+        workers, trainer = control.spec.workers.get(role), control.gangs.get(names.ROLE_TRAINER)
+        if workers is None or trainer is None:
             return None
-        count = agent.workers.processes or min(cpus(), MAX_PROCESSES)
-        command = Program.of(agent).command
-        return cls(control.attempt, trainer.address, control.service_port, command, agent.env, count)
+        count = workers.processes or min(cpus(), MAX_PROCESSES)
+        return cls(control.attempt, trainer.address, control.service_port, role, *_program(control.spec, role), count)
+
+
+def _program(spec: RLJobSpec, role: str) -> tuple[str, tuple[str, ...], Mapping[str, str]]:
+    """Module, arguments and variables of the processes."""
+    if role == names.ROLE_WORKER:
+        assert spec.rollout.agent, "it has workers"
+        return MODULE, Program.of(spec.rollout.agent).command, spec.rollout.agent.env
+    reward = spec.rewards[names.scorer_index(role)]
+    function = program.python_of(reward)
+    assert function, "the spec was checked: only these have workers"
+    return program.MODULE, program.command(function, reward.timeout_seconds), {}
 
 
 class WorkerLife:
@@ -66,7 +81,7 @@ class WorkerLife:
         """`environment`: names the pod and has the token (names.ENV_*). `changed` is called when what follows here is another."""
         self._orders, self._environment, self._changed = orders, environment, changed
         self.has_loaded = False
-        """The process that runs has loaded the agent."""
+        """The process that runs has loaded what it should run."""
         self.failure: Failure | None = None
         """Why there is none that has."""
         self.pid: int | None = None
@@ -89,7 +104,7 @@ class WorkerLife:
         failed, refused = 0, False
         while True:
             try:
-                return await connected(driver, self._orders.attempt, self._environment)
+                return await connected(driver, self._orders.role, self._orders.attempt, self._environment)
             except (OSError, EOFError, ValueError) as error:
                 failed = 1 + (failed if refused is isinstance(error, EOFError) else 0)
                 refused = isinstance(error, EOFError)
@@ -105,7 +120,7 @@ class WorkerLife:
         """Run one process until it ends or the connection does. Why it failed; None: it did not."""
         kills = oom_kills()
         try:
-            child = await Child.start(MODULE, self._orders.command, self._orders.variables)
+            child = await Child.start(self._orders.module, self._orders.command, self._orders.variables)
         except (OSError, ValueError) as error:  # such as more variables, or processes, than the kernel allows
             return said(f"the process cannot be started: {error}")
         self.pid = child.pid
@@ -141,7 +156,7 @@ class WorkerLife:
 
 
 def said(text: str) -> Failure:
-    return Failure(kind="application", exception="AgentFailed", message=text[: failure.LONGEST_TEXT], time=time.time())
+    return Failure(kind="application", exception="WorkerFailed", message=text[: failure.LONGEST_TEXT], time=time.time())
 
 
 async def _how_it_ended(child: Child) -> Failure:

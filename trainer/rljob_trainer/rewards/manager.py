@@ -5,28 +5,23 @@ If an entry fails, the sample fails. A failure is never counted as a reward of 0
 
 import asyncio
 from collections import ChainMap
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rljob_api.spec.model import PythonReward, RewardSpec, VllmReward
-from rljob_trainer.machine import cpus
-from rljob_trainer.rewards import builtin
+from rljob_api.spec.model import RewardSpec, VllmReward
 from rljob_trainer.rewards.apart import apart
 from rljob_trainer.rewards.http_service import HttpService, Post
 from rljob_trainer.rewards.pool import Pools
-from rljob_trainer.rewards.python_file import PythonFile
+from rljob_trainer.rewards.program import python_of
+from rljob_trainer.rewards.python_file import PythonFile, RewardPods
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
 from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of
 from rljob_trainer.rewards.vllm_server import GenerativeJudge, RewardModel, Server
 
-MAX_WORKERS = 8
-"""At most so many processes for one reward file; each imports it."""
 MAX_REWARD = 3e38
 """Rewards are trained on in float32, and the mean of a step's rewards has to stay finite."""
 VLLM_RETRIES = 2
 """Of a server outside the job."""
-MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 
 
 class Scorer(Protocol):
@@ -73,11 +68,17 @@ class RewardManager:
         rewards: Sequence[RewardSpec],
         pools: Pools | None = None,
         scored: Callable[[RewardSpec], bool] = is_scored_by_driver,
+        pods: Mapping[int, RewardPods] | None = None,
     ):
-        """`pools`: those that entries name."""
-        self._rewards = rewards
+        """`pools`: those that entries name. `pods`: where entries run, by their index; all others run next to the driver."""
+        self._rewards, self._pods = rewards, pods or {}
         own = {i: spec for i, spec in enumerate(rewards) if scored(spec)}
-        self._scorers = {i: _scorer(f"spec.rewards[{i}]", spec, pools) for i, spec in own.items()}
+        self._scorers = {i: _scorer(f"spec.rewards[{i}]", spec, pools, self._pods.get(i)) for i, spec in own.items()}
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is any process in the pods of each entry that has pods."""
+        return all(found.ready for found in self._pods.values())
 
     async def start(self) -> None:
         """Start processes and connections. Raises ConfigurationError for a file that cannot be used or a variable that is not set."""
@@ -102,17 +103,15 @@ class RewardManager:
         return Reward(total, metrics, next((p.prediction for p in reversed(parts) if p.prediction is not None), None))
 
 
-def _scorer(field: str, spec: RewardSpec, pools: Pools | None) -> Scorer:
-    workers = min(cpus(), MAX_WORKERS)
-    if spec.python:
-        return PythonFile(f"{field}.python.path", spec.python.path, spec.python, spec.timeout_seconds, workers)
+def _scorer(field: str, spec: RewardSpec, pools: Pools | None, pods: RewardPods | None) -> Scorer:
+    if python := python_of(spec):
+        named = (f"{field}.rule", spec.rule) if spec.rule else (f"{field}.python.path", python.path)
+        return PythonFile(*named, python, spec.timeout_seconds, pods)
     if spec.http:
         return HttpService(f"{field}.http", spec.http, spec.timeout_seconds)
     if spec.vllm:
         return _model(f"{field}.vllm", spec.vllm, spec.timeout_seconds, pools)
     assert spec.rule is not None, "the spec was checked: exactly one kind of reward"
-    if spec.rule == "math":
-        return PythonFile(f"{field}.rule", spec.rule, MATHEMATICS, spec.timeout_seconds, workers)
     return Rule(spec.rule)
 
 

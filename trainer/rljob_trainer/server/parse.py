@@ -8,9 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from rljob_trainer.rewards.worker_process import WorkerLost
 from rljob_trainer.server.guard import error
 from rljob_trainer.server.parser_process import TurnReader
+from rljob_trainer.workers.process import WorkerLost
 
 
 class Escaped(JSONResponse):

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from rljob_trainer.model_files import model_config
 from rljob_trainer.rewards.worker import channel, die_with_parent, say
-from rljob_trainer.rewards.worker_process import Respawning, WorkerLost, WorkerProcess
 from rljob_trainer.server.parsing import answer
+from rljob_trainer.workers.process import Respawning, WorkerLost, WorkerProcess
 
 SECONDS = 10.0
 """Time limit of one turn, which takes milliseconds."""

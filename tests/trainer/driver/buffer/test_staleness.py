@@ -208,10 +208,10 @@ async def test_when_all_replicas_are_lost_beside_training_the_batch_is_begun_ane
         await publish(rank, 1, [a])
         await batch(rank)
         await asyncio.sleep(0.8)
-        told = await trained(rank, 2)
+        needed = await trained(rank, 2)
         a.dying = False
-        await publish(rank, 2, [a] if told else [])
-        if not told:
+        await publish(rank, 2, [a] if needed else [])
+        if not needed:
             await until(rank, "newcomers")
             await publish(rank, 2, [a])
         found = [await batch(rank)]

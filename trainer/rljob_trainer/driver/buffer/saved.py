@@ -3,11 +3,14 @@
 step-N.safetensors   a batch (batch_files.py)
 groups.safetensors   the samples of the groups as trajectories, in the same format; of incomplete ones, what has been generated
 buffer.json          data cursors of the batches; groups and their samples; the settings that all of it was generated with
+
+They are written in the background, while the next step trains.
 """
 
+import asyncio
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.manifest import Files, fingerprints
 from rljob_trainer.data.order import Cursor
-from rljob_trainer.driver.buffer import batch_files
+from rljob_trainer.driver.buffer import batch_files, saved
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.groups import Group
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
@@ -177,3 +180,21 @@ def _sample(described: Mapping[str, Any], found: Trajectory, position: int, inde
         kind, *of = described["failure"]
         result = FAILURES[kind](*of)
     return PartialSample(outcome=Outcome(position, index, result, **further))
+
+
+class BufferSave:
+    """The last save of the rollout buffer. `changed` is called when `files` has an answer."""
+
+    def __init__(self, spec: RLJobSpec, changed: Callable[[], None]):
+        self._spec, self._changed = spec, changed
+        self._writing: asyncio.Task[Files] | None = None
+
+    def begin(self, directory: Path, contents: BufferContents) -> None:
+        self._writing = asyncio.create_task(asyncio.to_thread(saved.write_hashed, directory, contents, self._spec))
+        self._writing.add_done_callback(lambda _: self._changed())
+
+    def files(self) -> dict[str, Any]:
+        """{"files": what was written}, as `DriverCalls.buffer_saved` answers; {} while it is written. Raises OSError when it could not be."""
+        if self._writing is None:
+            return {"files": {}}
+        return {"files": self._writing.result()} if self._writing.done() else {}

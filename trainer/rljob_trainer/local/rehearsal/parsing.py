@@ -3,10 +3,10 @@
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.parsing import FIELD
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.worker_process import WorkerLost
 from rljob_trainer.server.parser_process import TurnReader
 from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import RequestRefusedError
+from rljob_trainer.workers.process import WorkerLost
 
 
 class LocalParser:

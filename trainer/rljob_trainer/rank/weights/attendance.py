@@ -52,6 +52,7 @@ class Attendance:
         self.failed: dict[str, Loss] = {}
         self._clock = clock
         self._message = -1
+        self._concerned: frozenset[Member] = frozenset(self.members)
         self._lines: dict[str, Line] = {}
         self._signs = {member.name: (-1, clock()) for member in self.members}
         """By worker: the newest sign of life, and when it was new."""
@@ -64,21 +65,22 @@ class Attendance:
     def names(self) -> list[str]:
         return [member.name for member in self.members]
 
-    def see(self, message: int, lines: Mapping[str, Line]) -> None:
-        """`message`: number of the newest. `lines`: by worker."""
+    def see(self, message: int, lines: Mapping[str, Line], concerned: Sequence[Member] | None = None) -> None:
+        """`message`: number of the newest. `lines`: by worker. `concerned`: workers that the message asks to do something; None: all."""
         now = self._clock()
         self._message, self._lines = message, dict(lines)
+        self._concerned = frozenset(self.members if concerned is None else concerned)
         for worker, line in lines.items():
             if line.sign != self._signs[worker][0]:
                 self._signs[worker] = line.sign, now
 
     def all(self, state: Progress) -> bool:
-        """Whether all workers are in a state, concerning the newest message."""
-        return all(self._state(member) in _at_least(state) for member in self.members)
+        """Whether all workers that the newest message concerns are in a state about it."""
+        return not self.others(state)
 
     def others(self, state: Progress) -> list[str]:
-        """Pods with a worker that is not in that state."""
-        return [p for p, members in self.live.items() if any(self._state(m) not in _at_least(state) for m in members)]
+        """Pods with one of those workers that is not in that state."""
+        return self._pods(frozenset(m for m in self._concerned if self._state(m) not in _at_least(state)))
 
     def broken(self) -> bool:
         """Whether a worker has failed or refused, or is silent."""
@@ -89,10 +91,15 @@ class Attendance:
         return self._without(self._lost(self._why_not)) or self._without(self._lost(self._deaths().get))
 
     def leave_out_others(self, state: Progress) -> None:
-        """Leave out servers with a worker that is not in a state; all, if all are in it."""
+        """Leave out servers with a worker that the newest message concerns, and that is not in a state; all of these, if all are in it."""
         reasons = (self._lines[m.name].reason for m in self.members if self._state(m) == Progress.FAILED)
         why = BEHIND.format(next(reasons, "the transfer did not end"))
-        self._without(dict.fromkeys(self.others(state) or self.live, Loss(LossCause.BEHIND, why)))
+        behind = self.others(state) or self._pods(self._concerned)
+        self._without(dict.fromkeys(behind, Loss(LossCause.BEHIND, why)))
+
+    def _pods(self, workers: frozenset[Member]) -> list[str]:
+        """Of servers that take part."""
+        return [pod for pod, members in self.live.items() if not workers.isdisjoint(members)]
 
     def _without(self, lost: Mapping[str, Loss]) -> bool:
         self.failed |= lost

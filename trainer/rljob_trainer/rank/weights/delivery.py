@@ -1,13 +1,12 @@
 """A sender's side of one update of all servers: what it says to their workers (messages.py), and what it makes of their lines.
 
-What it sends goes through one group of itself and all workers. Who dies, hangs or refuses is left out with its server: the others make a new group,
-and get the bucket again that not all of them had.
+A bucket goes through a group of the sender and all workers that get it. Who dies, hangs or refuses is left out with its server: the others make a new
+group, and get the bucket again that not all of them had.
 """
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from rljob_trainer.rank.weights.attendance import Attendance, Loss
@@ -54,43 +53,35 @@ class Delivery:
         update: str,
         servers: Mapping[str, Sequence[Member]],
         awaits: Callable[[str], None],
+        kept: dict[tuple[Member, ...], KeptGroup],
     ) -> None:
-        """`servers`: by pod, in the order of the chain. `awaits`: see Publisher."""
+        """`servers`: by pod, in the order of the chain. `awaits`: see Publisher. `kept`: groups of earlier updates, of which this one takes those
+        that it uses."""
         self._transport, self._home, self._update, self._awaits = transport, home, update, awaits
         self._outbox = Outbox(home, update)
-        self._attendance = Attendance(servers)
-        self.group: KeptGroup | None = None
-        self._groups, self._buckets, self._fruitless = 0, 0, 0
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Workers of all servers that take part, in the order of the chain."""
-        return tuple(self._attendance.members)
+        self._attendance, self._servers, self._kept = Attendance(servers), servers, kept
+        self.groups: dict[tuple[Member, ...], KeptGroup] = {}
+        """That this update has used, by their members in the order of the chain."""
+        self._dropped: list[str] = []
+        """Groups that workers have not been asked to leave yet."""
+        self._concerned: Sequence[Member] | None = None
+        self._made, self._buckets, self._fruitless = 0, 0, 0
 
     @property
     def failed(self) -> dict[str, Loss]:
         """By pod: why its server was left out."""
         return self._attendance.failed
 
-    def join(self, kept: KeptGroup | None) -> None:
-        """Returns when all workers are connected. `kept`: the group of an earlier update of the same workers."""
-        self.group = kept
-        if not self._attendance.live:
-            return
-        if not (kept and self._together(_group(kept.name, kept.members, made=True), lambda: None, "connect")):
-            self._make_group()
-        self._fruitless = 0
-
-    def send(self, bucket: Bucket) -> None:
-        """Returns when all servers have received the bucket and verified the one before."""
-        while self._attendance.live:
-            if self._together(
-                self._announced(bucket), lambda: self._transfer(bucket), "receive weights", bucket.payload.numel()
-            ):
-                self._outbox.say(TURN_OVER)
+    def send(self, bucket: Bucket, gets: Callable[[Member], bool]) -> None:
+        """Returns when all workers that get the bucket have received it and verified the one before."""
+        said = self._outbox.said
+        while members := tuple(filter(gets, self._attendance.members)):
+            if self._join(members) and self._transfer(bucket, members):
                 break
+            self._drop(members)
             self._leave_out()
-            self._make_group()
+        if self._outbox.said > said:
+            self._outbox.say(TURN_OVER if self._attendance.live else ABANDONED)
         self._buckets, self._fruitless = self._buckets + 1, 0
 
     def end_phase(self) -> None:
@@ -100,32 +91,64 @@ class Delivery:
     def complete(self) -> None:
         """Returns when all servers have verified all buckets."""
         self._outbox.say(COMPLETE)
+        self._concerned = None
         while self._attendance.live and not self._all(Progress.DONE, "verify weights"):
             self._leave_out()
-            self._drop_group()
         self._outbox.clear()
 
     def close(self) -> None:
         """Abandon the update."""
         self._outbox.say(ABANDONED)
-        self._drop_group()
+        for members in [*self.groups]:
+            self._drop(members)
 
-    def _make_group(self) -> None:
-        """Have the servers that take part make a group, and leave out those with which that is impossible."""
+    def _join(self, members: tuple[Member, ...]) -> bool:
+        """Have these workers be a group. Returns whether they are."""
+        if members in self.groups:
+            return True
+        if kept := self._kept.pop(members, None):
+            self.groups[members] = kept
+            return self._together(members, self._group(kept.name, members, made=True), lambda: None, "connect")
         home = self._home.offer  # in the name, by which a door keeps the connections of all senders
-        while self._attendance.live:
-            self._drop_group()
-            name, members = f"{self._update}/{home.address}:{home.port}/{self._groups}", self.members
-            self._groups += 1
-            if self._together(_group(name, members), partial(self._connect, name, members), "connect") and self.group:
-                return
-            self._leave_out()
-        self._drop_group()
-        self._outbox.say(ABANDONED)
+        name = f"{self._update}/{home.address}:{home.port}/{self._made}"
+        self._made += 1
+        is_done = self._together(members, self._group(name, members), lambda: self._connect(name, members), "connect")
+        if members not in self.groups:  # but some workers may have connected
+            self._dropped.append(name)
+        return is_done and members in self.groups
 
-    def _together(self, message: Mapping[str, Any], act: Callable[[], None], what: str, size: int = 0) -> bool:
-        """Have all workers do what a message says while this end does its part. Returns whether they have. `size`: bytes that are transferred."""
+    def _group(self, name: str, members: Sequence[Member], made: bool = False) -> dict[str, Any]:
+        dropped, self._dropped = self._dropped, []
+        without = [own[0].server for pod, own in self._servers.items() if pod in self.failed]
+        return {"group": name, "members": members, "made": made, "dropped": dropped, "without": without}
+
+    def _connect(self, name: str, members: tuple[Member, ...]) -> None:
+        end = self._transport.connect(self._home, name, members, self._is_broken())
+        self.groups[members] = KeptGroup(name, members, end)
+
+    def _transfer(self, bucket: Bucket, members: tuple[Member, ...]) -> bool:
+        """Have a group receive a bucket. Returns whether all have it."""
+        group, size = self.groups[members], bucket.payload.numel()
+
+        def act() -> None:
+            group.end.send(bucket.payload)
+            group.end.wait(self._is_broken(size))
+
+        entries, transport = [e.as_json() for e in bucket.entries], group.end.describe(bucket.payload)
+        message = {"bucket": self._buckets, "group": group.name, "entries": entries, "transport": transport}
+        return self._together(members, message, act, "receive weights", size)
+
+    def _drop(self, members: tuple[Member, ...]) -> None:
+        if group := self.groups.pop(members, None):
+            group.end.close()
+            self._dropped.append(group.name)
+
+    def _together(
+        self, members: Sequence[Member], message: Mapping[str, Any], act: Callable[[], None], what: str, size: int = 0
+    ) -> bool:
+        """Have workers do what a message says while this end does its part. Returns whether they have. `size`: bytes that are transferred."""
         self._outbox.say(message)
+        self._concerned = members
         if not self._all(Progress.READY, what):
             return False
         limit = _seconds(size)
@@ -135,25 +158,6 @@ class Delivery:
             log.info("weights: could not %s: %s", what, error)
             limit = 0.0  # the others may have done theirs
         return self._all(Progress.DONE, what, limit)
-
-    def _announced(self, bucket: Bucket) -> dict[str, Any]:
-        assert self.group
-        transport = self.group.end.describe(bucket.payload)
-        return {"bucket": self._buckets, "entries": [e.as_json() for e in bucket.entries], "transport": transport}
-
-    def _transfer(self, bucket: Bucket) -> None:
-        assert self.group
-        self.group.end.send(bucket.payload)
-        self.group.end.wait(self._is_broken(bucket.payload.numel()))
-
-    def _connect(self, name: str, members: tuple[Member, ...]) -> None:
-        end = self._transport.connect(self._home, name, members, self._is_broken())
-        self.group = KeptGroup(name, members, end)
-
-    def _drop_group(self) -> None:
-        if self.group:
-            self.group.end.close()
-        self.group = None
 
     def _all(self, state: Progress, what: str, limit: float = float("inf")) -> bool:
         """Wait until all workers are in a state, or cannot come there any more."""
@@ -180,18 +184,18 @@ class Delivery:
         return now_and_then(POLL_SECONDS, is_broken)
 
     def _see(self) -> None:
-        self._attendance.see(self._outbox.said - 1, self._outbox.lines(self._attendance.names))
+        self._attendance.see(self._outbox.said - 1, self._outbox.lines(self._attendance.names), self._concerned)
 
     def _leave_out(self) -> None:
-        """Leave out the servers that are the cause of a failure, or, if that cannot be known, in the end those that are behind others."""
+        """Leave out the servers that are the cause of a failure, or, if that cannot be known, in the end those that are behind others. Nobody is in a
+        group with them any more."""
         if not self._attendance.leave_out():
             self._fruitless += 1
             if self._fruitless > MOST_FRUITLESS:
                 self._attendance.leave_out_others(Progress.DONE)
-
-
-def _group(name: str, members: Sequence[Member], made: bool = False) -> dict[str, Any]:
-    return {"group": name, "members": members, "made": made}
+        live = set(self._attendance.members)
+        for members in [members for members in self.groups if not live.issuperset(members)]:
+            self._drop(members)
 
 
 def _seconds(size: int) -> float:

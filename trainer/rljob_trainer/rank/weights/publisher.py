@@ -16,12 +16,14 @@ from rljob_trainer.failure import RolloutLost
 from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.call import ReplicaGoneError
 from rljob_trainer.rank.weights.rounds import Round
-from rljob_trainer.rank.weights.sender import Opened, Sender
+from rljob_trainer.rank.weights.sender import Opened, Sender, Sent
 from rljob_trainer.rank.weights.session import UpdateSession
 from rljob_trainer.rank.weights.watch import Watch
 from rljob_trainer.wire.parity import Probe
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.bucket import total
+from rljob_trainer.wire.weights.plan import Phase, Receivers
 from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 from rljob_trainer.wire.weights.transport import Transport
 
 
@@ -46,32 +48,41 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
     def __init__(self, name: str, sessions: Mapping[str, UpdateSession], awaits: Callable[[str], None]) -> None:
         """`sessions`: by pod."""
         self._name, self._round = name, Round(sessions, UpdateSession.abort, awaits)
-        self._workers: dict[str, tuple[Member, ...]] = {}
-        """By pod."""
+        self._opened = Opened(name, {})
 
     def open(self, offers: Sequence[Offer]) -> Opened:
         """The servers that open the update, in the order in which they were given. `offers`: of all senders.
 
         Raises AttemptSuperseded when a server knows a higher attempt.
         """
-        workers: dict[str, tuple[Member, ...]] = {}
+        workers: dict[str, dict[Member, TensorNames]] = {}
 
         def open_one(session: UpdateSession) -> None:
             workers[session.server.pod] = session.open(offers)
 
         self._round.run(open_one, "open an update")
-        self._workers = {pod: workers[pod] for pod in self._round.live}
-        return Opened(self._name, self._workers)
+        found = {pod: workers[pod] for pod in self._round.live}
+        receivers = Receivers.of({member.name: names for own in found.values() for member, names in own.items()})
+        self._opened = Opened(self._name, {pod: tuple(own) for pod, own in found.items()}, receivers)
+        return self._opened
 
-    def commit(self, version: PolicyVersion, lost: Mapping[str, str], probe: Probe | None) -> Published:
-        """Have all servers apply the update, but those that a sender has lost. `lost`: pod -> why.
+    def commit(self, version: PolicyVersion, sent: Sequence[Sent], probe: Probe | None) -> Published:
+        """Have all servers apply the update, but those that a sender has lost. `sent`: by all senders.
 
         Raises MismatchError when a server that has the weights disagrees with `probe`.
         """
+        lost = losses(part.failed for part in sent)
         for pod in lost.keys() & self._round.live.keys():
             self._round.drop(pod, lost[pod])
+        receivers, parts = self._opened.receivers, [part for by_rank in sent for part in by_rank.parts]
+        digests = [total(part.digest for part in own) for own in receivers.received(parts)]
         paused: list[float] = []
-        self._run(lambda session: paused.append(session.commit(version)), "apply weights")
+
+        def commit_one(session: UpdateSession) -> None:
+            workers = self._opened.servers[session.server.pod]
+            paused.append(session.commit(version, [digests[receivers.kind(worker)] for worker in workers]))
+
+        self._run(commit_one, "apply weights")
         difference = self._compare(probe) if probe else None
         return Published(version, list(self._round.live), self._round.failed, difference, max(paused, default=0.0))
 
@@ -81,7 +92,7 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
         return max(found, default=None)
 
     def _run(self, work: Callable[[UpdateSession], None], what: str) -> None:
-        watches = {pod: Watch(workers) for pod, workers in self._workers.items()}
+        watches = {pod: Watch(workers) for pod, workers in self._opened.servers.items()}
         self._round.run(work, what, lambda pod: watches[pod].lost())
 
     def __exit__(self, *raised: object) -> None:
@@ -132,7 +143,7 @@ class Publisher:
         with self.update(servers) as update:
             opened = update.open([self.sender.offer])
             sent = self.sender.send([Phase(tensors, sends=True)], opened, 0, heartbeat)
-            return update.commit(PolicyVersion(self.attempt, step, sent.digest), losses([sent.failed]), probe)
+            return update.commit(PolicyVersion(self.attempt, step, sent.digest), [sent], probe)
 
     def sleep(self, servers: list[RolloutEndpoint]) -> None:
         """Have servers release their memory. Raises ReplicaError for one that refuses, RolloutLost for one that is gone."""

@@ -1,8 +1,8 @@
-"""One rank's part of the policy, on its way to the servers: every bucket goes to all of them, while the next one is exported."""
+"""One rank's part of the policy, on its way to the servers: every bucket goes to all workers that get it, while the next one is exported."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,14 +10,11 @@ import torch
 
 from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
-from rljob_trainer.wire.weights.bucket import digest, pack, total
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.bucket import Bucket, digest, divided, pack, total
+from rljob_trainer.wire.weights.plan import Kinds, Phase, Receivers, SentPart
 from rljob_trainer.wire.weights.protocol import Member, Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 from rljob_trainer.wire.weights.transport import Transport
-
-MOST_GROUPS = 2
-"""Groups that live on between updates: that of all servers, and that of those which came later and got their first policy alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +24,46 @@ class Opened:
     name: str
     servers: dict[str, tuple[Member, ...]]
     """By pod: its workers."""
+    receivers: Receivers = field(default_factory=Receivers)
+
+    def as_json(self) -> list[Any]:
+        return [self.name, self.servers, self.receivers.as_json()]
+
+    @staticmethod
+    def from_json(data: Sequence[Any]) -> "Opened":
+        name, servers, receivers = data
+        workers = {pod: tuple(Member(*member) for member in members) for pod, members in servers.items()}
+        return Opened(name, workers, Receivers.from_json(receivers))
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What one rank has sent."""
 
-    digest: str
-    """Of its tensors (bucket.digest)."""
-    bytes: int
-    """Of its tensors."""
+    parts: list[SentPart]
     failed: dict[str, Loss]
-    """By pod: why it did not get them."""
+    """By pod: why its server did not get them."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all tensors."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def digest(self) -> str:
+        """Of all tensors."""
+        return total(part.digest for part in self.parts)
+
+    def as_json(self) -> list[Any]:
+        return [[[sorted(kinds), *rest] for kinds, *rest in self.parts], self.failed]
 
     @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> "Sent":
-        failed = {pod: Loss(LossCause(cause), why) for pod, (cause, why) in fields["failed"].items()}
-        return Sent(fields["digest"], fields["bytes"], failed)
+    def from_json(data: Sequence[Any]) -> "Sent":
+        parts, failed = data
+        return Sent(
+            [SentPart(frozenset(kinds), *rest) for kinds, *rest in parts],
+            {pod: Loss(LossCause(cause), why) for pod, (cause, why) in failed.items()},
+        )
 
 
 class Sender:
@@ -53,6 +73,8 @@ class Sender:
         self._transport, self._awaits = transport, awaits
         self._home = SenderStore(transport.address)
         self._groups: dict[tuple[Member, ...], KeptGroup] = {}
+        self._last: Set[tuple[Member, ...]] = frozenset()
+        """Those that the last update used."""
 
     @property
     def offer(self) -> Offer:
@@ -64,18 +86,18 @@ class Sender:
 
         All phases are exhausted even if every server fails. Raises what they raise; the servers keep their old weights then.
         """
-        delivery = Delivery(self._transport, self._home, opened.name, _chain(opened.servers, index), self._awaits)
-        digests, size, device = [], 0, self._memory()
+        servers = _chain(opened.servers, index)
+        delivery = Delivery(self._transport, self._home, opened.name, servers, self._awaits, self._groups)
+        parts, device, receivers = list[SentPart](), self._memory(), opened.receivers
         with ThreadPoolExecutor(1, "weights", initializer=partial(_use, device)) as pool:
             talk = _Talk(pool)
             try:
-                talk.add(lambda: delivery.join(self._groups.pop(delivery.members, None)))
                 for tensors, sends, _ in phases:
-                    for bucket in pack(tensors, self._transport.bucket_bytes, device) if sends else ():
-                        digests.append(digest(bucket.entries))
-                        size += sum(entry.size for entry in bucket.entries)
+                    packed = pack(tensors, self._transport.bucket_bytes, device) if sends else ()
+                    for kinds, bucket in divided(packed, receivers.get):
+                        parts.append(_part(kinds, bucket))
                         talk.wait()
-                        talk.add(partial(delivery.send, bucket))
+                        talk.add(partial(delivery.send, bucket, partial(receivers.gets, kinds)))
                         heartbeat()
                     talk.add(delivery.end_phase)
                     for _ in tensors:
@@ -85,18 +107,23 @@ class Sender:
             except BaseException:
                 talk.add(delivery.close)
                 raise
-        self._keep(delivery.group)
-        return Sent(total(digests), size, delivery.failed)
+        self._keep(delivery.groups)
+        return Sent(parts, delivery.failed)
 
-    def _keep(self, group: KeptGroup | None) -> None:
-        if group:
-            self._groups[group.members] = group
-        while len(self._groups) > MOST_GROUPS:
-            self._groups.pop(next(iter(self._groups))).end.close()
+    def _keep(self, used: Mapping[tuple[Member, ...], KeptGroup]) -> None:
+        """Between updates those groups live on that the last two of them used: servers that come later get their first policy alone."""
+        for members in self._groups.keys() - self._last:
+            self._groups.pop(members).end.close()
+        self._groups |= used
+        self._last = used.keys()
 
     def _memory(self) -> torch.device:
         """The device of buckets."""
         return torch.device("cuda", torch.cuda.current_device()) if self._transport.on_gpu else torch.device("cpu")
+
+
+def _part(kinds: Kinds, bucket: Bucket) -> SentPart:
+    return SentPart(kinds, digest(bucket.entries), sum(entry.size for entry in bucket.entries))
 
 
 def _use(device: torch.device) -> None:

@@ -8,14 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import OpenUpdate, Published, Publisher
 from rljob_trainer.rank.weights.sender import Opened, Sent
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
-from rljob_trainer.wire.weights.plan import Phase, TransferPlan
-from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
+from rljob_trainer.wire.weights.plan import Phase, Receivers, TransferPlan
+from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +41,7 @@ class Senders:
         self.leads = bool(self._own) if self.colocated else ranks.is_first
         """Whether this rank leads updates."""
         self._planned: TransferPlan | None = None
+        self._said = ""
 
     def publish(
         self,
@@ -67,9 +67,10 @@ class Senders:
             offers = [Offer(**offered[rank]["offer"]) for rank in senders]
             opened = self._everywhere(update.open(offers) if update else None)
             part = self._send(phases, opened, senders)
-            parts = [sent_by and Sent.from_json(sent_by) for sent_by in self._ranks.gather(part and asdict(part))]
+            parts = [sent_by and Sent.from_json(sent_by) for sent_by in self._ranks.gather(part and part.as_json())]
             sent()
             found = [part for rank, part in enumerate(parts) if part and rank in senders]
+            self._say_received(opened.receivers, found)
             published = self._commit(update, step, found, probe) if update else None
         return self._merged(published) if self.colocated else published
 
@@ -98,8 +99,7 @@ class Senders:
 
     def _everywhere(self, opened: Opened | None) -> Opened:
         """What this rank's leader has opened, on all ranks."""
-        name, servers = self._ranks.gather([opened.name, opened.servers] if opened else ["", {}])[self._leader]
-        return Opened(name, {pod: tuple(Member(*m) for m in members) for pod, members in servers.items()})
+        return Opened.from_json(self._ranks.gather((opened or Opened("", {})).as_json())[self._leader])
 
     def _send(
         self,
@@ -118,7 +118,7 @@ class Senders:
 
     def _commit(self, update: OpenUpdate, step: int, parts: Sequence[Sent], probe: Probe | None) -> Published:
         version = PolicyVersion(self._publisher.attempt, step, total(part.digest for part in parts))
-        return update.commit(version, losses(part.failed for part in parts), probe)
+        return update.commit(version, parts, probe)
 
     def _plan(self, sizes: Sequence[int | None], servers: int) -> None:
         """Log who sends what, when that is known and new."""
@@ -126,6 +126,13 @@ class Senders:
         if self._ranks.is_first and servers and plan.total and plan != self._planned:
             self._planned = plan
             log.info("%s", plan.sentence(servers))
+
+    def _say_received(self, receivers: Receivers, sent: Sequence[Sent]) -> None:
+        """Log what workers receive, when not all receive everything and that is new."""
+        sentence = receivers.sentence([part for by_rank in sent for part in by_rank.parts])
+        if self._ranks.is_first and sentence and sentence != self._said:
+            self._said = sentence
+            log.info("%s", sentence)
 
     def _merged(self, mine: Published | None) -> Published:
         """The result over all pods, on all ranks. Each pod exported the policy for itself, so their digests must agree."""

@@ -9,6 +9,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.call import ask
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 
 class UpdateSession:
@@ -21,16 +22,19 @@ class UpdateSession:
         """`update`: its name, the same at all servers. `keeps`: see Publisher."""
         self.server, self._token, self._attempt, self._update, self._keeps = server, token, attempt, update, keeps
 
-    def open(self, offers: Sequence[Offer]) -> tuple[Member, ...]:
-        """Have the workers receive what these senders send. Returns the workers."""
+    def open(self, offers: Sequence[Offer]) -> dict[Member, TensorNames]:
+        """Have the workers receive what these senders send. Returns what each worker does not need."""
         uid, senders = self.server.pod_uid, [asdict(offer) for offer in offers]
         body = {"server": uid, "senders": senders, "keep": self._keeps}
         answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, **body)
-        return tuple(Member(uid, worker, *door) for worker, door in enumerate(answer["doors"]))
+        workers = enumerate(zip(answer["doors"], answer["needless"], strict=True))
+        return {Member(uid, worker, *door): TensorNames.from_json(names) for worker, (door, names) in workers}
 
-    def commit(self, version: PolicyVersion) -> float:
-        """Returns when the replica serves the new policy: the seconds in which it generated nothing for that."""
-        answer = self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, step=version.step, digest=version.digest)
+    def commit(self, version: PolicyVersion, workers: Sequence[str]) -> float:
+        """`workers`: the digest of what each of them got. Returns when the replica serves the new policy: the seconds in which it generated nothing
+        for that."""
+        body = {"step": version.step, "digest": version.digest, "workers": workers}
+        answer = self._call(protocol.COMMIT, protocol.COMMIT_SECONDS, **body)
         return float(answer["paused"])
 
     def log_probs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

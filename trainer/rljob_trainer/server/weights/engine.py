@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from rljob_trainer.server.weights.adapters import AdapterUpdate, ExpectedAdapters
 from rljob_trainer.server.weights.expected import TIED, ExpectedTensors, RefusedUpdateError
 from rljob_trainer.server.weights.guesses import WithGuesses
+from rljob_trainer.server.weights.needless import needless
 from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.reload import InPlace, computes_with_what_it_loads
 from rljob_trainer.server.weights.room import shadow_device
@@ -29,6 +30,7 @@ from rljob_trainer.server.weights.source import Connection, WorkerEnd, WorkerPla
 from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
 from rljob_trainer.wire.weights.door import Door, own_address
 from rljob_trainer.wire.weights.protocol import CHAIN, IPC, NCCL, AttemptFence, Offer
+from rljob_trainer.wire.weights.tensor_names import TensorNames
 
 
 class Target(Protocol):
@@ -49,6 +51,17 @@ class Target(Protocol):
     def abandon(self) -> None:
         """The update will not be completed."""
         ...
+
+
+class Admitted(NamedTuple):
+    """A worker's answer when an update is opened."""
+
+    door: tuple[str, int]
+    """Where senders and other workers reach it."""
+    apart: bool
+    """Whether the update can be received without touching the model."""
+    needless: list[Any]
+    """Names (TensorNames as JSON) of tensors that it does not need."""
 
 
 class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):
@@ -79,19 +92,28 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         model = ExpectedTensors.of(Path(self.model_config.model), name, guesses=self._guesses)
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
+    @cached_property
+    def _needless(self) -> set[str]:
+        """Tensors that this worker does not need, where workers have layers or experts of their own, and keep them."""
+        found = self.parallel_config
+        own = found.pipeline_parallel_size > 1 or (found.enable_expert_parallel and not found.enable_eplb)
+        if isinstance(self.expected, ExpectedAdapters) or not own:
+            return set()
+        return needless(self.served, self.model_config, self.expected.described, self._with_output_layer)
+
     @property
     def worker(self) -> int:
         """The place of this worker in its server: in the order of data-parallel copies, and of ranks in each."""
         found = self.parallel_config
         return int(found.data_parallel_index * found.world_size + found.rank)
 
-    def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> tuple[tuple[str, int], bool]:
-        """Where senders and other workers reach this one; and whether the update can be received without touching the model. `serves`: the server
-        serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
+    def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> Admitted:
+        """`serves`: the server serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
         self._fence.admit(attempt)
         self._door = self._door or Door(own_address(offers[0].address))
         self._door.clear()
-        return self._door.address, self.vllm_config.lora_config is not None or (serves and self._has_shadow())
+        apart = self.vllm_config.lora_config is not None or (serves and self._has_shadow())
+        return Admitted(self._door.address, apart, TensorNames.of(self._needless).as_json())
 
     def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:
         """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""
@@ -103,14 +125,15 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._reception = Reception(place, update, self.end_cls, self.expected.check, self._load)
         self._reception.start(offers, kept)
 
-    def verify(self, attempt: int, expected: str) -> None:
-        """Check that the update is complete, and that it is what the trainer sent. Raises AttemptSuperseded, RefusedUpdateError, and what ended the
-        reception."""
+    def verify(self, attempt: int, digests: Sequence[str]) -> None:
+        """Check that this worker has all that it needs, and that it is what the trainer sent. `digests`: by worker. Raises AttemptSuperseded,
+        RefusedUpdateError, and what ended the reception."""
         self._fence.admit(attempt)
         if self._reception is None or self._target is None:
             raise RefusedUpdateError("this server has no update")
         names, received = self._reception.result(protocol.SILENT_SECONDS)
-        self.expected.check_complete(names)
+        self.expected.check_complete(names | self._needless)
+        expected = digests[self.worker]
         if received != expected:
             raise RefusedUpdateError(f"the update's digest is {received}, the trainer's {expected}")
         self._target.check()
@@ -242,9 +265,7 @@ class WorkerExtension:
     weight_transfer_engine: ReceivingEngine
     get_draft_model: Callable[[], Module | None]
 
-    def rljob_admit(
-        self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool
-    ) -> tuple[tuple[str, int], bool]:
+    def rljob_admit(self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool) -> Admitted:
         """See ReceivingEngine.admit."""
         self.weight_transfer_engine.draft = self.get_draft_model()
         return self.weight_transfer_engine.admit(attempt, [Offer(**sender) for sender in senders], serves)
@@ -253,9 +274,9 @@ class WorkerExtension:
         """See ReceivingEngine.start."""
         self.weight_transfer_engine.start(update, server, [Offer(**sender) for sender in senders], apart)
 
-    def rljob_verify(self, attempt: int, digest: str) -> None:
-        """Verify the whole update."""
-        self.weight_transfer_engine.verify(attempt, digest)
+    def rljob_verify(self, attempt: int, digests: Sequence[str]) -> None:
+        """See ReceivingEngine.verify."""
+        self.weight_transfer_engine.verify(attempt, digests)
 
     def rljob_apply(self) -> None:
         """Apply a verified update."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
-from rljob_trainer.wire.weights.bucket import Entry
+from rljob_trainer.wire.weights.bucket import Entry, torch_dtype
 
 TIED = "lm_head.weight"
 EXPERT_BIAS = ".e_score_correction_bias"
@@ -59,6 +60,11 @@ class ExpectedTensors:
         optional = {TIED} if config.get("tie_word_embeddings", False) else set()
         optional |= set() if guesses else {name for name in tensors if name.startswith(further)}
         return ExpectedTensors(tensors, frozenset(optional))
+
+    @property
+    def described(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and a permitted type of each."""
+        return {name: (shape, torch_dtype(min(dtypes))) for name, (shape, dtypes) in self.tensors.items()}
 
     def check(self, entries: Iterable[Entry]) -> None:
         """Raise RefusedUpdateError for an entry that is not a tensor of the model, or has another shape or type."""

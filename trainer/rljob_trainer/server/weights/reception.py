@@ -1,7 +1,7 @@
 """One update as a worker of a server receives it: in a thread of its own, so the server generates meanwhile.
 
 The worker takes buckets of all senders in turn, one at a time, and loads each while the next one is transferred. So it holds two buckets, however
-many senders there are; and all workers of all servers take them in the same order, as transfers that pass through all of them require.
+many senders there are; and all workers of all servers take those that concern them in the same order, as transfers through several of them require.
 """
 
 import threading
@@ -77,7 +77,7 @@ class Reception:
     @property
     def connections(self) -> dict[Offer, Connection]:
         """To all senders of a complete update."""
-        return {o: s.connection for o, s in zip(self._offers, self._sources, strict=True) if s.connection}
+        return {o: s.connection() for o, s in zip(self._offers, self._sources, strict=True)}
 
     def abandon(self) -> None:
         """End the thread and leave all senders, whose connections may be broken."""
@@ -158,14 +158,14 @@ class Reception:
 
     def _turn(self, source: Source) -> str:
         """Do what one sender says until its turn is over. Returns by which message."""
-        while True:
-            message = source.inbox.next(self._wait)
+        for message in source.turn():
             if isinstance(message, str):
                 return message
-            if "group" in message:
+            if "members" in message:
                 source.join(message)
             else:
                 self._receive_bucket(source, message)
+        raise AssertionError("a turn ends with a message that says so")
 
     def _receive_bucket(self, source: Source, message: dict[str, Any]) -> None:
         entries = [Entry.from_json(e) for e in message["entries"]]

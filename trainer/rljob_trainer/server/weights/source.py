@@ -1,6 +1,6 @@
 """One sender of an update, as a worker hears it: its messages, the group that it makes, and the buckets that come through that."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rljob_trainer.wire.weights import chain, ipc, nccl
 from rljob_trainer.wire.weights.door import Door, Membership
-from rljob_trainer.wire.weights.messages import GIVEN_UP, AbandonedError, Inbox
+from rljob_trainer.wire.weights.messages import GIVEN_UP, TURN_OVER, AbandonedError, Inbox, SenderMessage
 from rljob_trainer.wire.weights.polling import CalledOffError, now_and_then
 from rljob_trainer.wire.weights.protocol import Member
 from rljob_trainer.wire.weights.rendezvous import RemoteStore
@@ -31,14 +31,15 @@ class WorkerPlace:
 
 
 class Connection(NamedTuple):
-    """A group that lives on between updates."""
+    """A sender and the groups with it that live on between updates."""
 
     home: RemoteStore
-    group: str
-    end: WorkerEnd
+    groups: dict[str, WorkerEnd]
+    """By name."""
 
     def close(self) -> None:
-        self.end.close()
+        for end in self.groups.values():
+            end.close()
         self.home.close()
 
 
@@ -55,30 +56,49 @@ class Source:
     ) -> None:
         """`connection`: that of an earlier update, if it exists. `waiting` is called now and then while something is under way, and may raise."""
         self._place, self._end_cls, self._waiting = place, end_cls, waiting
-        self.connection = connection if isinstance(connection, Connection) else None
         self._home = connection.home if isinstance(connection, Connection) else connection
+        self._groups = connection.groups if isinstance(connection, Connection) else {}
+        self._used: set[str] = set()
+        """Groups that this update has used."""
+        self._own = place.server, place.worker
         self.inbox = Inbox(self._home, update, f"{place.server}/{place.worker}")
-        self._received = 0
-        """Buckets."""
+        self._received = -1
+        """Number of the last bucket."""
+        self._elsewhere = False
+        """The sender's turn is for other workers."""
+
+    def turn(self) -> Iterator[SenderMessage]:
+        """What the sender says until its turn is over for this worker; last, by which message. Nothing is awaited of a bucket for other workers: the
+        rest of that turn is read at the next one. Raises AbandonedError when the sender has left this worker out."""
+        while True:
+            message = self.inbox.next(self._waiting)
+            if not isinstance(message, str) and "members" in message:
+                self._heed(message)
+            if self._elsewhere:
+                self._elsewhere = message != TURN_OVER
+            elif isinstance(message, str) or self._concerns(message):
+                yield message
+                if isinstance(message, str):
+                    return
+            else:
+                self._elsewhere = True
+                yield TURN_OVER
+                return
 
     def join(self, message: dict[str, Any]) -> None:
-        """Become a member of a group. Raises AbandonedError when this worker is not named."""
+        """Become a member of a group."""
         group, members = message["group"], [Member(*member) for member in message["members"]]
-        names = [member[:2] for member in members]
-        if (self._place.server, self._place.worker) not in names:
-            raise AbandonedError(GIVEN_UP)
-        if message["made"] and not (self.connection and self.connection.group == group):
+        if message["made"] and group not in self._groups:
             self.inbox.failed("this worker is not connected")
             return
         self.inbox.ready()
-        place = names.index((self._place.server, self._place.worker))
-        if message["made"] or self._tried(lambda: self._connect(group, members, place)):
+        if message["made"] or self._tried(lambda: self._connect(group, members)):
+            self._used.add(group)
             self.inbox.done()
 
     def receive(self, message: dict[str, Any], payload: Tensor, meanwhile: Callable[[], None]) -> bool:
         """Receive a bucket. `meanwhile` is called when that is under way. Returns whether it is there, for the first time."""
-        assert self.connection, "a group comes before its buckets"
-        end = self.connection.end
+        end = self._groups[message["group"]]
         if not self._tried(lambda: end.receive(payload, message["transport"])):
             return False
         self.inbox.ready()
@@ -86,25 +106,35 @@ class Source:
         if not self._tried(lambda: end.wait(self._is_called_off())):
             return False
         self.inbox.done()
-        is_new = bool(message["bucket"] == self._received)
-        self._received += is_new
+        is_new = bool(message["bucket"] > self._received)
+        self._received = message["bucket"]
         return is_new
+
+    def connection(self) -> Connection:
+        """What lives on after a complete update: the groups that it has used."""
+        for group in self._groups.keys() - self._used:
+            self._groups.pop(group).close()
+        return Connection(self._home, self._groups)
 
     def close(self) -> None:
         """Leave the sender."""
-        self._leave_group()
-        self._home.close()
+        Connection(self._home, self._groups).close()
+        self._groups = {}
 
-    def _leave_group(self) -> None:
-        if self.connection:
-            self.connection.end.close()
-        self.connection = None
+    def _heed(self, message: dict[str, Any]) -> None:
+        """Leave groups that the sender has left."""
+        if self._place.server in message["without"]:
+            raise AbandonedError(GIVEN_UP)
+        for group in self._groups.keys() & message["dropped"]:
+            self._groups.pop(group).close()
 
-    def _connect(self, group: str, members: Sequence[Member], place: int) -> None:
-        self._leave_group()
-        own = Membership(self._home, group, members, place, self._place.door)
-        end = self._end_cls(own, self._is_called_off())
-        self.connection = Connection(self._home, group, end)
+    def _concerns(self, message: dict[str, Any]) -> bool:
+        """Whether a group, or a bucket, is for this worker."""
+        return self._own in _names(message["members"]) if "members" in message else message["group"] in self._groups
+
+    def _connect(self, group: str, members: Sequence[Member]) -> None:
+        own = Membership(self._home, group, members, _names(members).index(self._own), self._place.door)
+        self._groups[group] = self._end_cls(own, self._is_called_off())
 
     def _tried(self, act: Callable[[], None]) -> bool:
         """Whether it succeeded. If not, the sender learns why, or has called it off."""
@@ -125,3 +155,8 @@ class Source:
             return self.inbox.has_next
 
         return now_and_then(POLL_SECONDS, is_called_off)
+
+
+def _names(members: Sequence[Sequence[Any]]) -> list[tuple[str, int]]:
+    """Pod uid and place of each."""
+    return [(server, worker) for server, worker, *_ in members]

@@ -57,7 +57,8 @@ class WeightUpdates:
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
         """Have the workers receive an update from these senders. An update that was left open is abandoned.
 
-        Returns {"doors": [worker] -> host and port where senders and other workers reach it}.
+        Returns {"doors": [worker] -> host and port where senders and other workers reach it, "needless": [worker] -> the names of
+        tensors that it does not need (TensorNames)}.
         """
         session, server, senders = body["session"], body["server"], body["senders"]
         async with self._lock:
@@ -67,19 +68,20 @@ class WeightUpdates:
                 serves = self._gate.served() is not None
                 self._keeps = serves and body["keep"]
                 workers = await all_workers(engine, "rljob_admit", attempt, senders, serves)
-                apart = not self._asleep and all(possible for _, possible in workers)
+                apart = not self._asleep and all(possible for _, possible, _ in workers)
                 if not apart:
                     await (self._stand_still(engine) if self._keeps else self._stop_serving(engine))
                 await all_workers(engine, "rljob_receive", session, server, senders, apart)
-        return {"doors": [door for door, _ in workers]}
+        return {"doors": [door for door, _, _ in workers], "needless": [names for _, _, names in workers]}
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
-        """Verify the digest of the whole update, apply it, and serve the new policy. Returns {"paused": seconds without generation for it}."""
+        """Verify what each worker got by the digests `workers`, apply the update, and serve the new policy. Returns {"paused": seconds without
+        generation for it}."""
         version = PolicyVersion(attempt, body["step"], body["digest"])
         async with self._lock:
             self._check(body)
             async with self._abandon_on_error(engine, attempt):
-                await all_workers(engine, "rljob_verify", attempt, version.digest)
+                await all_workers(engine, "rljob_verify", attempt, body["workers"])
                 began = self._still_since or time.monotonic()
                 if self._keeps:
                     await self._pause(engine, "keep")

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,6 +91,27 @@ class _BucketBuilder:
             for (name, room), mark in zip(self._parts, marks, strict=True)
         )
         return Bucket(tuple(entries), payload)
+
+
+def divided[K](buckets: Iterable[Bucket], key: Callable[[str], K]) -> Iterator[tuple[K, Bucket]]:
+    """Yields each bucket, or what it has for each `key` of its tensors' names. With what is under way, that is no more than two buckets."""
+    for bucket in buckets:
+        found: dict[K, list[int]] = {}
+        for i, entry in enumerate(bucket.entries):
+            found.setdefault(key(entry.name), []).append(i)
+        yield from ((kind, _only(bucket, places)) for kind, places in found.items())
+        del bucket
+
+
+def _only(bucket: Bucket, places: Sequence[int]) -> Bucket:
+    """The tensors at these places. The payload is complete on all CUDA streams."""
+    if len(places) == len(bucket.entries):
+        return bucket
+    rooms = bucket.payload.split([padded(entry.size) for entry in bucket.entries])
+    payload = torch.cat([rooms[i] for i in places])
+    if payload.is_cuda:
+        torch.cuda.current_stream().synchronize()
+    return Bucket(tuple(bucket.entries[i] for i in places), payload)
 
 
 def payload_size(sizes: Iterable[int]) -> int:

@@ -4,14 +4,15 @@ They go through the sender's store (rendezvous.py), which takes a tenth of a mil
 after another, and every worker has one line, in which it says where it is:
 
     Group        make a group (transport.py) of these workers: the line is READY when the worker begins, DONE when it is connected
-    Bucket       receive it through the group: READY when the worker can, DONE when it is received and the one before it is verified
-    TURN_OVER    all have the bucket; take one of the next sender
+    Bucket       receive it through that group: READY when the worker can, DONE when it is received and the one before it is verified
+    TURN_OVER    the group has the bucket; take one of the next sender
     PHASE_OVER   the sender has no more buckets in this phase: workers take those of all senders in turn, and none of a phase before all senders
                  have ended the one before
     COMPLETE     DONE when all buckets of all senders are verified
     ABANDONED    the update will not be completed
 
-A sender says the next thing when all workers are DONE. If it says something before that, what it said last is called off: a worker has failed, and
+A group is of the workers that get its buckets: those that do not need any of their tensors go on to the next sender at once. A sender says the next
+thing when all workers that it concerns are DONE. If it says something before that, what it said last is called off: a worker has failed, and
 the others make a new group without it. A worker's line is FAILED when it could not do what was said, which need not be its fault, and REFUSED when it
 does not take the update; it then takes part no longer.
 """
@@ -29,8 +30,9 @@ GIVEN_UP = "the trainer has abandoned this update"
 """A worker's reason when one of its senders has, or has left it out; the others are not the cause."""
 TURN_OVER, PHASE_OVER, COMPLETE, ABANDONED = "turn over", "phase over", "complete", "abandoned"
 SenderMessage = dict[str, Any] | str
-"""A group {"group": name, "members": [Member], "made": whether it is that of an earlier update}, a bucket {"bucket": number, "entries": [Entry],
-"transport": what the transport needs}, or one of the above."""
+"""A group {"group": name, "members": [Member], "made": whether it is that of an earlier update, "dropped": [names of groups to leave], "without":
+[pod uids of servers that are left out]}, a bucket {"bucket": number, "group": name, "entries": [Entry], "transport": what the transport needs}, or
+one of the above."""
 
 LONGEST_PAUSE = 0.02
 """Seconds between two looks at the lines, in the end: there may be hundreds of workers."""

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_trainer.agents import workers
-from rljob_trainer.agents.process import AgentProcess
-from rljob_trainer.agents.remote import framed
-from rljob_trainer.agents.workers import NotLoaded, PodWorkers
+from rljob_trainer.agents.process import AT_ONCE, AgentProcess
+from rljob_trainer.agents.python_file import AgentPods
 from rljob_trainer.machine import loopback
-from rljob_trainer.rewards.worker_process import WorkerLost, WorkerTaken
+from rljob_trainer.workers import workers
+from rljob_trainer.workers.process import WorkerLost, WorkerTaken
+from rljob_trainer.workers.remote import framed
+from rljob_trainer.workers.workers import NotLoaded
 from trainer.pod.pods import SECONDS, until
 
 HELLO = {"takes": [], "concurrent": True, "tools": []}
@@ -21,9 +22,9 @@ HELLO = {"takes": [], "concurrent": True, "tools": []}
 @asynccontextmanager
 async def joined(
     count: int, hello: dict[str, object] = HELLO, replicas: int = 1
-) -> AsyncIterator[tuple[PodWorkers, list[asyncio.StreamWriter]]]:
+) -> AsyncIterator[tuple[AgentPods, list[asyncio.StreamWriter]]]:
     """So many processes that have said this, and their ends of the connections."""
-    found, writers = PodWorkers(5.0, replicas), list[asyncio.StreamWriter]()
+    found, writers = AgentPods(AgentProcess, 5.0, replicas), list[asyncio.StreamWriter]()
     names = iter([f"p{i}" for i in range(count)])
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -57,10 +58,10 @@ async def test_trajectories_go_to_the_process_with_the_fewest() -> None:
 async def test_those_who_wait_are_served_in_their_order_and_one_that_gives_up_keeps_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workers, "AT_ONCE", 1)
+    monkeypatch.setattr("rljob_trainer.agents.process.AT_ONCE", 1)
     served = list[str]()
 
-    async def take(pods: PodWorkers, name: str, until_then: asyncio.Event) -> None:
+    async def take(pods: AgentPods, name: str, until_then: asyncio.Event) -> None:
         async with pods.one():
             served.append(name)
             await until_then.wait()
@@ -109,7 +110,7 @@ async def test_who_waits_hears_that_the_first_process_could_not_load_the_agent()
 
 async def test_one_pod_that_cannot_load_the_agent_decides_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be on a node whose volume is missing, and fails before others have imported what they need."""
-    pods = PodWorkers(5.0, 3)
+    pods = AgentPods(AgentProcess, 5.0, 3)
     for _ in range(3):
         pods._refuse("bad", WorkerLost("no such file"))
     waiting = asyncio.create_task(pods.start())
@@ -130,7 +131,7 @@ async def test_one_pod_alone_fails_the_job_when_no_other_has_loaded_the_agent_in
     async with joined(1, replicas=3) as (pods, _):
         pods._refuse("bad", WorkerLost("no such file"))
         pods._refuse("worse", WorkerLost("no such file"))
-        assert (await pods.start())["tools"] == [], "one that has loaded it decides"
+        assert (await pods.start()).hello["tools"] == [], "one that has loaded it decides"
 
 
 async def test_who_wants_to_be_alone_gets_a_process_once_the_others_in_it_have_ended() -> None:
@@ -138,7 +139,7 @@ async def test_who_wants_to_be_alone_gets_a_process_once_the_others_in_it_have_e
         first, second = pods.one(), pods.one()
         chosen = [await one.__aenter__() for one in (first, second)]
         alone = asyncio.create_task(pods.one(alone=True).__aenter__())
-        await until(lambda: sorted(pods._places._taken.values()) == [1, workers.AT_ONCE + 1])
+        await until(lambda: sorted(pods._places._taken.values()) == [1, AT_ONCE + 1])
         other = next(process for process in chosen if pods._places._taken[process] == 1)
         async with pods.one() as process:
             assert process is other, "nothing joins it"
@@ -154,7 +155,7 @@ async def test_who_waits_to_be_alone_in_a_process_that_ends_does_not_wait_for_ev
     async with joined(1) as (pods, ends), pods.one():
         alone = pods.one(alone=True)
         waiting = asyncio.create_task(alone.__aenter__())
-        await until(lambda: set(pods._places._taken.values()) == {workers.AT_ONCE + 1})
+        await until(lambda: set(pods._places._taken.values()) == {AT_ONCE + 1})
         ends[0].close()
         assert (await asyncio.wait_for(waiting, SECONDS)).ended
         await alone.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""The driver's end of a process that runs a user's function (rewards/worker.py)."""
+"""The driver's end of a process that runs what a user wrote, next to the driver or in a pod of its own."""
 
 import asyncio
 import contextlib
@@ -11,14 +11,15 @@ import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rljob_api import names
 from rljob_trainer.processes import Family, end
-from rljob_trainer.rewards.request import RewardFailureKind
 
 log = logging.getLogger(__name__)
 
+MAX_PROCESSES = 8
+"""In one pod at most, unless the spec has a number; each imports what it runs."""
 GRACE_SECONDS = 2.0
 """An async function's process ends its late calls itself, without the others. It is ended as a whole if it does not."""
 LOOK_SECONDS = 2.0
@@ -34,9 +35,9 @@ LINE_LIMIT = 2**26
 class WorkerLost(Exception):
     """The process ended, or did not answer in time."""
 
-    def __init__(self, reason: str, kind: RewardFailureKind = "raised"):
+    def __init__(self, reason: str, kind: Literal["raised", "timeout"] = "raised"):
         super().__init__(reason)
-        self.kind: RewardFailureKind = kind
+        self.kind: Literal["raised", "timeout"] = kind
 
 
 class WorkerGone(WorkerLost):
@@ -135,8 +136,9 @@ class Child:
 class WorkerProcess:
     """One life of it, from `start` to `stop`."""
 
-    MODULE = "rljob_trainer.rewards.worker"
-    START_SECONDS = 60.0
+    MODULE: ClassVar[str]
+    """What it runs."""
+    START_SECONDS: ClassVar[float] = 60.0
 
     def __init__(self, peer: Peer, seconds: float):
         self._peer, self._seconds = peer, seconds
@@ -167,6 +169,11 @@ class WorkerProcess:
         return worker
 
     @property
+    def room(self) -> int:
+        """Calls at a time."""
+        return 1
+
+    @property
     def ended(self) -> bool:
         """No call will be answered any more."""
         return self._reader is None or self._reader.done()
@@ -178,13 +185,13 @@ class WorkerProcess:
 
     async def call(self, values: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
         """The function's answer. `seconds`: a limit of this call's own. Raises WorkerLost, after which it has to be stopped."""
+        if self.ended:
+            raise WorkerTaken("its process is gone")
         limit = seconds or self._seconds + (GRACE_SECONDS if self.concurrent else 0.0)
         number = next(self._numbers)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
             self._peer.write(pickle.dumps((number, values)))
-            if self.ended:
-                raise WorkerGone("its process is gone")
             returned = await asyncio.wait_for(answer, limit)
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error

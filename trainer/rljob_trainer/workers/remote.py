@@ -8,8 +8,8 @@ line that it leaves, whatever the process does.
 import asyncio
 import logging
 
-from rljob_trainer.rewards.worker_process import LINE_LIMIT
 from rljob_trainer.wire.channel import LENGTH
+from rljob_trainer.workers.process import LINE_LIMIT
 
 BEAT_SECONDS = 5.0
 """Interval at which a pod says that it is there."""
@@ -36,7 +36,7 @@ async def frame(reader: asyncio.StreamReader) -> bytes:
 
 
 class Remote:
-    """As worker_process.Peer. The pod stops the process when the connection ends, and bounds its processes meanwhile."""
+    """As process.Peer. The pod stops the process when the connection ends, and bounds its processes meanwhile."""
 
     def __init__(self, pod: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self.pod, self.taken = pod, False

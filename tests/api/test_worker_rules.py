@@ -1,0 +1,55 @@
+"""Rules of workers of rewards; those of agents are in broken.py, as the first of these is."""
+
+from typing import Any
+
+import pytest
+
+from api.specs import raw_spec
+from rljob_api.rules import validate
+
+WORKERS: dict[str, Any] = {"workers": {"replicas": 3, "processes": 2, "shmSize": "2Gi", "template": {"image": "own:1"}}}
+
+
+def violations(*rewards: dict[str, Any], **changes: Any) -> list[str]:
+    return [str(v) for v in validate(raw_spec(rewards=list(rewards), **changes), "demo").violations]
+
+
+def test_python_functions_and_mathematics_may_have_pods() -> None:
+    python = {"python": {"path": "/data/judge.py"}, "dataSource": "code"}
+    assert violations(python | WORKERS, {"rule": "math"} | WORKERS) == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"rule": "exactMatch"},
+        {"http": {"url": "http://judge"}},
+        {"vllm": {"url": "http://judge"}},
+        {"model": {"path": "/data/scores"}},
+    ],
+)
+def test_what_runs_elsewhere_has_no_workers(other: dict[str, Any]) -> None:
+    (found,) = violations({"rule": "math", "dataSource": "sums"}, other | WORKERS)
+    assert found.startswith("spec.rewards[1].workers = set: only python and rule: math run in processes of their own")
+
+
+def test_recorded_batches_are_scored_by_nobody() -> None:
+    (found,) = violations({"rule": "math"} | WORKERS, train={"batches": {"replay": "/data/other/batches"}})
+    assert found.startswith("spec.rewards[0].workers = set: recorded batches are replayed as they are")
+
+
+@pytest.mark.parametrize("replicas", [0, 4097])
+def test_their_number_is_bounded(replicas: int) -> None:
+    (found,) = violations({"rule": "math", "workers": {"replicas": replicas}})
+    assert found.startswith(f"spec.rewards[0].workers.replicas = {replicas}")
+
+
+def test_no_pool_has_the_role_of_their_pods() -> None:
+    (found,) = violations({"vllm": {"pool": "scorer0"}}, pools=[{"name": "scorer0", "model": "/m"}])
+    assert found.startswith("spec.pools[0].name = scorer0: names another role of the job")
+
+
+def test_a_setting_of_their_pods_is_checked_as_that_of_all_others() -> None:
+    workers = {"workers": {"template": {"env": [{"name": "RLJOB_ROLLOUT_TOKEN", "value": "x"}]}}}
+    (found,) = violations({"rule": "math"} | workers)
+    assert found.startswith("spec.rewards[0].workers.template.env[0].name = RLJOB_ROLLOUT_TOKEN: is set by rljob")
