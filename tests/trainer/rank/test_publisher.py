@@ -182,3 +182,15 @@ def test_a_server_that_hangs_costs_the_others_its_silence_and_not_the_update(
         assert 2.0 < time.monotonic() - began < 10.0
         over.set()
     assert published.ok == ["fine"] and "worker 0 neither received, loaded nor waited" in published.failed["hangs"]
+
+
+def test_a_server_that_ends_in_the_middle_of_its_answer_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer says no length, so what came looks complete."""
+    with Standing("cut") as cut, Standing("whole") as whole:
+        monkeypatch.setattr(cut, "open", lambda body: {"doors": Unwritten()})
+        published = publish(Publisher(1, "t", over_tcp(HERE)), 0, cut, whole)
+    assert published.ok == ["whole"] and "an answer that is cut off: ''" in published.failed["cut"]
+
+
+class Unwritten:
+    """What cannot be written as JSON, when the status has been sent."""

@@ -46,4 +46,7 @@ def ask(url: str, token: str, attempt: int, path: str, seconds: float, body: dic
         raise AttemptSuperseded(attempt, int(json.loads(text)["attempt"]))
     if status != http.HTTPStatus.OK:
         raise ReplicaRefusedError(f"{path}: {status}: {text[:500]}")
-    return json.loads(text)
+    try:
+        return json.loads(text)
+    except ValueError as error:  # an answer without a length ends where its server does
+        raise ReplicaGoneError(f"{path}: an answer that is cut off: {text[:100]!r}") from error
