@@ -31,7 +31,7 @@ class ClientLimits(Model):
 class ServiceClient(ClientLimits):
     """Limits of one client, in place of `service.limits`."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253)]
+    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$", max_length=253)]
     """Name of the client: that of the file with its key."""
 
 
