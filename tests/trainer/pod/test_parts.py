@@ -17,7 +17,6 @@ from rljob_api.protocol import Report, RolloutEndpoint
 from rljob_api.server_group import ServerGroup, ServerPart
 from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health, server_process, supervisor
-from rljob_trainer.rank.weights.attendance import losses
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.plan import Phase
@@ -283,7 +282,7 @@ def update(
         sent = publisher.sender.send([Phase(exported(), sends=True)], opened, 0, lambda: None)
         kill("applied")
         version = PolicyVersion(1, step, sent.digest)
-        return opening.commit(version, losses([sent.failed]), None), time.monotonic() - killed
+        return opening.commit(version, [sent], None), time.monotonic() - killed
 
 
 @pytest.mark.extra
