@@ -81,7 +81,11 @@ def test_all_copies_stop_and_go_on_together(server: Server, policies: dict[str, 
     publish(server, policies["new"], 5)
     for _ in range(3):
         answers = asyncio.run(interrupted(server))
-        assert {g.finish_reason for g in answers} == {"abort"} and {g.policy_step for g in answers} == {5}
+        reasons = {g.finish_reason for g in answers}
+        assert "abort" in reasons and "length" not in reasons, (
+            "a copy that continues comes to the longest length in half of its responses"
+        )
+        assert reasons <= {"abort", "stop"} and {g.policy_step for g in answers} == {5}
     assert difference(policies["new"], publish_and_generate(server, policies["new"])) < 1e-4
 
 
