@@ -259,6 +259,12 @@ class JobStatus(Wire):
     """Conditions, for people and for `kubectl wait`."""
 
     @property
+    def asked_besides_rollouts(self) -> dict[str, RoleStatus]:
+        """Counts of further pods that generation and scoring wait for, by what users call them."""
+        workers = {"workers": self.workers} if self.workers.desired else {}
+        return workers | self.scorers | {f"pool {name}": counted for name, counted in self.pools.items()}
+
+    @property
     def is_leaving(self) -> bool:
         """Whether the job gives up its nodes to a job of higher priority, and still holds some."""
         return self.preemption is not None and not self.preemption.released

@@ -6,7 +6,7 @@
 import json
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -214,6 +214,15 @@ def literal(value: Literal) -> str:
 
 Check = Callable[[RLJobSpec], Iterable[Violation]]
 """A rule that all jobs have to keep: a Rule, or a function for what CEL cannot say."""
+
+
+def repeated(field: str, values: Sequence[str], fix: str) -> Iterator[Violation]:
+    """Values that stand earlier in the list. `field`: with {} for the place."""
+    for i, value in enumerate(values):
+        if value in values[:i]:
+            yield Violation(field.format(i), value, "stands twice", fix)
+
+
 PLACEHOLDER = re.compile(r"\{(\d|[a-z][\w.]*)\}")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import AGENT, RL, Check, Rule, Violation, field, present, size
+from rljob_api.rules.engine import AGENT, RL, Check, Rule, Violation, field, present, repeated, size
 from rljob_api.spec import RLJobSpec
 
 NONE = size("environments").equals(0)
@@ -35,11 +35,7 @@ OBJECT_RULES = (
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Agents claim sandboxes by the name of their environment."""
     named = [pool.name for pool in spec.environments]
-    for i, name in enumerate(named):
-        if name in named[:i]:
-            yield Violation(
-                f"spec.environments[{i}].name", name, "stands twice", "every environment has a name of its own"
-            )
+    yield from repeated("spec.environments[{}].name", named, "every environment has a name of its own")
 
 
 RULES: tuple[Check, ...] = (*OBJECT_RULES, name_violations)

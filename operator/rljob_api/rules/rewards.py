@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from rljob_api import names
-from rljob_api.rules.engine import TEACHER, Check, Rule, Violation, count, field, present
+from rljob_api.rules.engine import TEACHER, Check, Rule, Violation, count, field, present, repeated
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import Judge, RewardSpec, VllmReward
 
@@ -78,12 +78,11 @@ VLLM_LOG_PROBS = 20
 
 def name_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Names of pools are unique, and none is a role: they are the roles of their pods."""
-    for i, pool in enumerate(spec.pools):
-        where = f"spec.pools[{i}].name"
-        if _is_taken(pool.name):
-            yield Violation(where, pool.name, "names another role of the job", "choose another name")
-        if pool.name in [other.name for other in spec.pools[:i]]:
-            yield Violation(where, pool.name, "stands twice", "every pool has a name of its own")
+    named = [pool.name for pool in spec.pools]
+    for i, name in enumerate(named):
+        if _is_taken(name):
+            yield Violation(f"spec.pools[{i}].name", name, "names another role of the job", "choose another name")
+    yield from repeated("spec.pools[{}].name", named, "every pool has a name of its own")
 
 
 def _is_taken(name: str) -> bool:

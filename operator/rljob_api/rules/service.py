@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rljob_api.rules.engine import Check, Rule, Violation, present, size
+from rljob_api.rules.engine import Check, Rule, Violation, present, repeated, size
 from rljob_api.rules.volumes import paths, volume_of
 from rljob_api.spec import RLJobSpec
 
@@ -36,9 +36,7 @@ def keys_violations(spec: RLJobSpec) -> Iterator[Violation]:
 def client_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """A client's limits are found by its name."""
     named = [client.name for client in spec.service.clients]
-    for i, name in enumerate(named):
-        if name in named[:i]:
-            yield Violation(f"spec.service.clients[{i}].name", name, "stands twice", "every client has one entry")
+    yield from repeated("spec.service.clients[{}].name", named, "every client has one entry")
 
 
 RULES: tuple[Check, ...] = (*OBJECT_RULES, keys_violations, client_violations)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from rljob_api import names
 from rljob_api.base import Model
-from rljob_api.rules.engine import Check, Violation
+from rljob_api.rules.engine import Check, Violation, repeated
 from rljob_api.rules.fields import names_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import AbsolutePath, Volume
@@ -52,8 +52,9 @@ def volume_violations(spec: RLJobSpec) -> Iterator[Violation]:
         if volume.name.startswith(OUR_VOLUMES):
             yield Violation(f"{field}.name", volume.name, f"`{OUR_VOLUMES}` begins names of rljob's", "rename it")
         yield from _mount(f"{field}.mountPath", volume.mount_path)
-    yield from _twice("name", [v.name for v in spec.volumes])
-    yield from _twice("mountPath", [v.mount_path.rstrip("/") for v in spec.volumes])
+    mounts = [v.mount_path.rstrip("/") for v in spec.volumes]
+    yield from repeated("spec.volumes[{}].name", [v.name for v in spec.volumes], "every volume has its own")
+    yield from repeated("spec.volumes[{}].mountPath", mounts, "every volume has its own")
 
 
 def _mount(field: str, path: str) -> Iterator[Violation]:
@@ -86,12 +87,6 @@ def _source(field: str, kind: str, given: object) -> Iterator[Violation]:
         yield Violation(f"{field}.{key}", "unset", "is required", fix)
     elif not isinstance(name, str):
         yield Violation(f"{field}.{key}", as_written(name), *SENTENCES["string_type"](name, {}))
-
-
-def _twice(field: str, values: list[str]) -> Iterator[Violation]:
-    for i, value in enumerate(values):
-        if value in values[:i]:
-            yield Violation(f"spec.volumes[{i}].{field}", value, "stands twice", "every volume has its own")
 
 
 def path_violations(spec: RLJobSpec) -> Iterator[Violation]:

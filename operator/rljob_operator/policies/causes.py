@@ -210,10 +210,8 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     message = f"no progress for {limit} s while {doing} at step {progress.step if progress else status.progress.step}"
     if role == "rollouts":
         message += f"; the trainer is waiting for its rollouts, of which {status.rollout.ready} answer"
-        further = {"workers": status.workers} if status.workers.desired else {}
-        further |= status.scorers
-        further |= {f"pool {name}": counted for name, counted in status.pools.items()}
-        message += "".join(f", and {name}, of which {counted.text} do" for name, counted in further.items())
+        further = status.asked_besides_rollouts.items()
+        message += "".join(f", and {name}, of which {counted.text} do" for name, counted in further)
         message += "".join(f", and sandboxes {name}, {found.text} free" for name, found in status.environments.items())
     elif progress and progress.awaiting:
         message += f": {progress.awaiting}"

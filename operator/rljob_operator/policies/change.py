@@ -1,6 +1,6 @@
 """What a policy returns: the next status, and what is to be done along with it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,15 +45,16 @@ class Change:
     ungate: tuple[Ungate, ...] = ()
     """Pods whose gate is removed."""
 
-    def then(self, other: "Change") -> "Change":
-        """This change and, after it, another: the other's status, and what is to be done for both."""
+    @staticmethod
+    def all(changes: Sequence["Change"]) -> "Change":
+        """One change after another, of which there is at least one: the last one's status, and what is to be done for all."""
         return Change(
-            other.status,
-            self.events + other.events,
-            self.due + other.due,
-            self.delete + other.delete,
-            self.force + other.force,
-            self.ungate + other.ungate,
+            changes[-1].status,
+            tuple(event for change in changes for event in change.events),
+            tuple(at for change in changes for at in change.due),
+            tuple(pod for change in changes for pod in change.delete),
+            tuple(pod for change in changes for pod in change.force),
+            tuple(one for change in changes for one in change.ungate),
         )
 
 

@@ -83,12 +83,7 @@ def decide(s: Snapshot) -> Decision:
     for policy in POLICIES:
         changes.append(policy(s, status))
         status = changes[-1].status
-    due = [at for change in changes for at in change.due]
-    return Decision(
-        status,
-        tuple(replace(event, message=one_line(event.message)) for change in changes for event in change.events),
-        tuple(pod for change in changes for pod in change.delete),
-        tuple(pod for change in changes for pod in change.force),
-        tuple(one for change in changes for one in change.ungate),
-        max(0.0, min(due) - s.now) if due else None,
-    )
+    total = Change.all(changes)
+    events = tuple(replace(event, message=one_line(event.message)) for event in total.events)
+    due = max(0.0, min(total.due) - s.now) if total.due else None
+    return Decision(total.status, events, total.delete, total.force, total.ungate, due)

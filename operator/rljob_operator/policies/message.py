@@ -208,9 +208,7 @@ def _start_point(status: JobStatus) -> str:
 
 def _servers(status: JobStatus) -> str:
     """Counts of the rollouts, workers, scorers and pools that generation waits for."""
-    counts = {"rollouts": status.rollout} | ({"workers": status.workers} if status.workers.desired else {})
-    counts |= status.scorers
-    counts |= {f"pool {name}": counted for name, counted in status.pools.items()}
+    counts = {"rollouts": status.rollout} | status.asked_besides_rollouts
     said = [f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items()]
     said += [f"sandboxes {name}, {found.ready}/{found.desired} free" for name, found in status.environments.items()]
     return ", ".join(said)

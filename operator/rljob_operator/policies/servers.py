@@ -44,11 +44,12 @@ class Step:
 def run_servers(s: Snapshot, status: JobStatus) -> Change:
     steps = [_next(s, status, server) for server in _wanted(s, status)]
     servers = [step.server for step in steps]
-    change = Change(set_(status, servers=servers) if servers != status.servers else status)
+    changes = [Change(set_(status, servers=servers) if servers != status.servers else status)]
     for step in steps:
-        change = change.then(Change(_without(change.status, step.delete), step.events, step.due, step.delete))
-    released = [step for step in steps if step.delete]
-    return change.then(Change(change.status, (_given_up(released),))) if released else change
+        changes.append(Change(_without(changes[-1].status, step.delete), step.events, step.due, step.delete))
+    if released := [step for step in steps if step.delete]:
+        changes.append(Change(changes[-1].status, (_given_up(released),)))
+    return Change.all(changes)
 
 
 def _given_up(released: list[Step]) -> Event:

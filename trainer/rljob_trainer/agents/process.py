@@ -105,7 +105,10 @@ class AgentProcess(WorkerProcess):
         if "question" not in reply:
             return super()._received(reply)
         if asked := self._asked.get(reply.pop("number")):
-            asked.give_up(reply["question"]) if "given_up" in reply else asked.begin(**reply)
+            if "given_up" in reply:
+                asked.give_up(reply["question"])
+            else:
+                asked.begin(**reply)
         return None
 
     def _send(self, kind: str, number: int, value: Any) -> None:

@@ -104,8 +104,8 @@ class GatewayService:
 
     def _no_room(self, client: str) -> str | None:
         """Why this client gets no further model."""
-        trained = [book for book in self.books.values() if not book.line.failed]
-        return self._limits.models(client, sum(self.owner(book) == client for book in trained), len(trained))
+        trained, own = _not_failed(self.living()), _not_failed(self.books_of(client))
+        return self._limits.models(client, len(own), len(trained))
 
     async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "") -> None:
         """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.
@@ -182,6 +182,13 @@ class GatewayService:
         session = self.names.sessions.get(session_of(book.line.model))
         return session.client if session else ""
 
+    def books_of(self, client: str) -> list[Book]:
+        return [book for book in self.books.values() if self.owner(book) == client]
+
+    def saved_by(self, client: str) -> Mapping[str, SavedModel]:
+        """What a client has saved, by its paths."""
+        return {path: saved for path, saved in self.names.saved.items() if saved.client == client}
+
     def share(self, client: str) -> int:
         return self._limits.share(client)
 
@@ -195,7 +202,7 @@ class GatewayService:
         client = self.owner(book)
         if "/" not in name or name in self.names.saved:
             return None
-        return self._limits.saved(client, sum(saved.client == client for saved in self.names.saved.values()))
+        return self._limits.saved(client, len(self.saved_by(client)))
 
     async def has_saved(self, book: Book, seq: int, directory: str) -> None:
         """A request has written a directory for a client."""
@@ -262,6 +269,10 @@ class GatewayService:
             if session := self.names.sessions.get(session_of(model)):
                 kept[session.client] += book.line.uncovered + book.line.answers
         return kept
+
+
+def _not_failed(books: list[Book]) -> list[Book]:
+    return [book for book in books if not book.line.failed]
 
 
 def creation(book: Book) -> CreateModel:

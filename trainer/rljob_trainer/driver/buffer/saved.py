@@ -20,7 +20,7 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.checkpoint.files import write_json
 from rljob_trainer.checkpoint.manifest import Files, fingerprints
 from rljob_trainer.data.order import Cursor
-from rljob_trainer.driver.buffer import batch_files, saved
+from rljob_trainer.driver.buffer import batch_files
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.groups import Group
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
@@ -190,7 +190,7 @@ class BufferSave:
         self._writing: asyncio.Task[Files] | None = None
 
     def begin(self, directory: Path, contents: BufferContents) -> None:
-        self._writing = asyncio.create_task(asyncio.to_thread(saved.write_hashed, directory, contents, self._spec))
+        self._writing = asyncio.create_task(asyncio.to_thread(write_hashed, directory, contents, self._spec))
         self._writing.add_done_callback(lambda _: self._changed())
 
     def files(self) -> dict[str, Any]:

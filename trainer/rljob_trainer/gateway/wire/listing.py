@@ -1,7 +1,7 @@
 """What clients ask about what they have: runs, which are models, what these have saved, and sessions. They see nothing of other clients."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -46,16 +46,22 @@ class ListingRoutes:
     async def runs(self, client: str, request: web.Request) -> RouteAnswer:
         """Models that are trained, and those of which something is saved, by their names."""
         page = ListPage.model_validate(dict(request.query))
-        found, cursor = page.cut(sorted(self._trained(client) | {s.model for s in self._saved(client).values()}))
+        found, cursor = page.cut(
+            sorted(self._trained(client) | {s.model for s in self._service.saved_by(client).values()})
+        )
         return {"training_runs": [self._run(client, run) for run in found], "cursor": cursor}
 
     async def checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
         run = request.match_info["run"]
-        return {"checkpoints": [_checkpoint(path, s) for path, s in self._saved(client).items() if s.model == run]}
+        return {
+            "checkpoints": [
+                _checkpoint(path, s) for path, s in self._service.saved_by(client).items() if s.model == run
+            ]
+        }
 
     async def all_checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
         """Of all runs; the newest first."""
-        newest = sorted(self._saved(client).items(), key=lambda item: item[1].time, reverse=True)
+        newest = sorted(self._service.saved_by(client).items(), key=lambda item: item[1].time, reverse=True)
         found, cursor = ListPage.model_validate(dict(request.query)).cut(newest)
         return {"checkpoints": [_checkpoint(path, saved) for path, saved in found], "cursor": cursor}
 
@@ -78,21 +84,18 @@ class ListingRoutes:
         return {}
 
     def _run(self, client: str, run: str) -> dict[str, Any]:
-        saved = [s for s in self._saved(client).values() if s.model == run]
+        saved = [s for s in self._service.saved_by(client).values() if s.model == run]
         rank = saved[0].rank if saved else creation(self._service.book(client, run)).rank
         described = {"training_run_id": run, "base_model": self._base, "model_owner": client, "is_lora": True}
         session = self._service.names.sessions.get(session_of(run))
         heard = time.time() - (time.monotonic() - session.heard) if session else 0.0
         return described | {"lora_rank": rank, "last_request_time": _time(max([heard, *(s.time for s in saved)]))}
 
-    def _saved(self, client: str) -> Mapping[str, SavedModel]:
-        return {path: saved for path, saved in self._service.names.saved.items() if saved.client == client}
-
     def _sessions(self, client: str) -> list[str]:
         return [name for name, session in self._service.names.sessions.items() if session.client == client]
 
     def _trained(self, client: str) -> set[str]:
-        return {book.line.model for book in self._service.living() if self._service.owner(book) == client}
+        return {book.line.model for book in self._service.books_of(client)}
 
 
 def _checkpoint(path: str, saved: SavedModel) -> dict[str, Any]:

@@ -101,6 +101,11 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
             return set()
         return needless(self.served, self.model_config, self.expected.described, self._with_output_layer)
 
+    @cached_property
+    def _needless_names(self) -> list[Any]:
+        """The same in few words: a large mixture has tens of thousands of names, and every update asks."""
+        return TensorNames.of(self._needless).as_json()
+
     @property
     def worker(self) -> int:
         """The place of this worker in its server: in the order of data-parallel copies, and of ranks in each."""
@@ -113,7 +118,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._door = self._door or Door(own_address(offers[0].address))
         self._door.clear()
         apart = self.vllm_config.lora_config is not None or (serves and self._has_shadow())
-        return Admitted(self._door.address, apart, TensorNames.of(self._needless).as_json())
+        return Admitted(self._door.address, apart, self._needless_names)
 
     def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:
         """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +30,8 @@ class TensorNames:
         )
 
     def __contains__(self, name: str) -> bool:
+        if not self.boxes:
+            return False
         text, numbers = _apart(name)
         boxes = (box for box in self._by_text.get(text, ()) if len(box) == len(numbers))
         return any(all(map(frozenset.__contains__, box, numbers)) for box in boxes)
@@ -50,6 +52,7 @@ class TensorNames:
         return found
 
 
+@lru_cache(maxsize=1024)  # a name is looked up in one set after another
 def _apart(name: str) -> tuple[str, tuple[int, ...]]:
     return NUMBER.sub("{}", name), tuple(map(int, NUMBER.findall(name)))
 
