@@ -17,10 +17,9 @@ from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.watch.devices import DeviceInventory
-from rljob_operator.watch.drain_requests import DrainRequests
 from rljob_operator.watch.events import EventHandlers
 from rljob_operator.watch.kopf_side import KopfSide
+from rljob_operator.watch.polled import DeviceInventory, DrainRequests
 from rljob_operator.watch.reflector import Watches, reflect
 from rljob_operator.watch.relist import Relist
 

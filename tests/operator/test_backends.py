@@ -21,8 +21,7 @@ from rljob_operator.kube import api
 from rljob_operator.kube.api import kind_of
 from rljob_operator.reconcile.reconciler import Reconciler
 from rljob_operator.render import scheduler_objects
-from rljob_operator.render.gang import stateful_set
-from rljob_operator.render.template import pod_template
+from rljob_operator.render.template import pod_template, stateful_set
 from rljob_operator.schedulers import SCHEDULERS
 from simulator.cluster import FakeCluster
 from simulator.counted import counted

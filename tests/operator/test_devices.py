@@ -6,7 +6,7 @@ import pytest
 
 from placement.device_objects import DRIVER, FULL, make_claim, make_class, make_slice, make_template
 from rljob_operator.kube.api import ApiError, NotFound
-from rljob_operator.watch.devices import DeviceInventory
+from rljob_operator.watch.polled import DeviceInventory
 from rljob_placement.devices import API, IMPLICIT, KINDS, NOT_LISTED
 from simulator.cluster import FakeCluster
 from simulator.crowd import Crowd

@@ -13,8 +13,8 @@ from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, path
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.operator import Operator, Options
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.watch import drain_requests
-from rljob_operator.watch.drain_requests import DrainRequests
+from rljob_operator.watch import polled
+from rljob_operator.watch.polled import DrainRequests
 from simulator.objects import node_object
 from simulator.world import NAMESPACE, World
 
@@ -205,7 +205,7 @@ async def test_an_operator_reconciles_nothing_before_it_knows_the_requests(caplo
 async def test_a_kind_that_cannot_be_listed_holds_jobs_up_only_for_a_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(drain_requests, "FIRST_LOOK", 0.01)
+    monkeypatch.setattr(polled, "FIRST_LOOK", 0.01)
     requests = DrainRequests(Refusing(ApiError(500, "etcd")), site().feed.cache, [DRAIN])  # type: ignore[arg-type]
     await requests.look(DRAIN)
     await requests.known()

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from rljob_api import reasons
 from rljob_api.status import Restarts
 from rljob_operator.policies.causes import Cause, recorded_cause
-from rljob_operator.policies.restarts import backoff
-from rljob_operator.times import seconds, stamp
+from rljob_operator.times import backoff, seconds, stamp
 from simulator.makers import NOW, Job, checkpoint, make_job
 from simulator.world import NAMESPACE, World
 

@@ -15,7 +15,7 @@ from rljob_api.protocol import Control
 from rljob_api.server_group import ServerGroup
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
-from rljob_operator.policies.restarts import LONGEST_BACKOFF
+from rljob_operator.times import LONGEST_BACKOFF
 from simulator.cluster import Crash
 from simulator.feed import HOSTILE, PROMPT
 from simulator.world import NAMESPACE, World, of_rollouts

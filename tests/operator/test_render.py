@@ -10,8 +10,8 @@ from rljob_api import names
 from rljob_api.protocol import Control, GangAddress, RolloutEndpoint
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, LastFailure, RLJobMeta
+from rljob_operator.model.children import metadata
 from rljob_operator.render import render, template
-from rljob_operator.render.meta import metadata
 from rljob_operator.render.template import pod_template
 from rljob_operator.times import stamp
 from simulator.makers import META, NOW, Job, make_job

@@ -7,7 +7,7 @@ import pytest
 from rljob_api.policy import JobPolicy
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.schedulers.builtin import cycle
-from rljob_operator.schedulers.builtin.preemption import Holder
+from rljob_operator.schedulers.builtin.reservations import Holder
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.gang import Demand, Gang, Plan, Stay

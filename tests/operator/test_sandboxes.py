@@ -8,7 +8,7 @@ import pytest
 from rljob_api import names
 from rljob_api.backends import BACKENDS, BackendName
 from rljob_operator.cache.pods import parse_pod
-from rljob_operator.policies.sandboxes import LEAST_SECONDS, STUCK_SECONDS
+from rljob_operator.policies.pods import LEAST_SECONDS, STUCK_SECONDS
 from rljob_operator.render import render
 from rljob_operator.render.template import pod_template
 from rljob_operator.schedulers import SCHEDULERS

@@ -1,6 +1,6 @@
-"""Children of a job: who controls one, whether it is as it should be, and why one could not be written, in terms of the job's spec. And why pods of a
-StatefulSet do not exist: a quota, a LimitRange, a PriorityClass that does not exist, an admission webhook. The controller of the StatefulSet says so
-in events only, which are read when pods have been missing for some time."""
+"""Children of a job: what marks them as its own, whether one is as it should be, and why one could not be written, in terms of the job's spec. And
+why pods of a StatefulSet do not exist: a quota, a LimitRange, a PriorityClass that does not exist, an admission webhook. The controller of the
+StatefulSet says so in events only, which are read when pods have been missing for some time."""
 
 import logging
 import re
@@ -171,3 +171,21 @@ def _role(stateful_set: Mapping[str, Any]) -> str:
 
 def _time(event: Object) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def metadata(job: RLJobMeta, name: str, role: str | None = None) -> dict[str, Any]:
+    """Labels, and this job, by its uid, as the controller: children of another job of the same name are not ours."""
+    owner = {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": names.labels(job.name, role),
+        "ownerReferences": [owner],
+    }

@@ -7,7 +7,7 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.accounting import account, account_end
-from rljob_operator.policies.attempt import advance_attempt
+from rljob_operator.policies.attempt import advance_attempt, count_restart, succeed
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
 from rljob_operator.policies.lifecycle import (
@@ -17,19 +17,23 @@ from rljob_operator.policies.lifecycle import (
     enforce_pending_deadline,
     expire_override,
     free_pods,
+    name_gateway,
+    sleep_when_idle,
 )
 from rljob_operator.policies.message import postpone_spec
 from rljob_operator.policies.nodes import blame_nodes, judge_nodes, leave_nodes
 from rljob_operator.policies.opening import open_attempt
 from rljob_operator.policies.placement import assign_nodes
-from rljob_operator.policies.pods import delete_pods, replace_account, replace_token, report_stuck_pods
-from rljob_operator.policies.preemption import leave_for_priority
+from rljob_operator.policies.pods import (
+    delete_pods,
+    replace_account,
+    replace_sandboxes,
+    replace_token,
+    report_stuck_pods,
+)
 from rljob_operator.policies.progress import record_progress, record_server_failures
-from rljob_operator.policies.restarts import count_restart, succeed
-from rljob_operator.policies.sandboxes import replace_sandboxes
+from rljob_operator.policies.release import leave_for_priority, release_stranded
 from rljob_operator.policies.servers import run_servers
-from rljob_operator.policies.service import name_gateway, sleep_when_idle
-from rljob_operator.policies.stranded import release_stranded
 
 POLICIES: tuple[Policy, ...] = (
     consume_request,  # a request of `kubectl rljob`, once

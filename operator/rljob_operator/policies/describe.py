@@ -20,12 +20,12 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_unfit, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, set_
+from rljob_operator.policies.lifecycle import service_status
 from rljob_operator.policies.message import message, pod_problem, state
 from rljob_operator.policies.nodes import leaves_later, needed, why
 from rljob_operator.policies.placement import on_nodes, refusal_message, unscheduled
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.policies.servers import server_name, unready
-from rljob_operator.policies.service import service_status
 from rljob_operator.times import stamp
 
 ConditionValue = tuple[bool | None, str, str]

@@ -19,8 +19,8 @@ from rljob_operator.policies.opening import next_target, opening_problems, resum
 from rljob_operator.policies.placement import is_refused, refusal_message
 from rljob_operator.policies.pods import stuck_pods
 from rljob_operator.policies.progress import current_progress
-from rljob_operator.policies.restarts import retry_at
-from rljob_operator.policies.stranded import release_note
+from rljob_operator.policies.release import release_note
+from rljob_operator.policies.ungating import retry_at
 from rljob_operator.times import seconds, stamp
 
 

@@ -13,9 +13,8 @@ from rljob_operator.policies.causes import member_status
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.nodes import are_judged, leaving_problem
 from rljob_operator.policies.placement import ranks
-from rljob_operator.policies.restarts import is_backing_off
 from rljob_operator.render.template import newest_hashes
-from rljob_operator.times import seconds, stamp
+from rljob_operator.times import is_backing_off, seconds, stamp
 
 MOST_NAMED = 3
 """Pods that stand in and are named in the event."""

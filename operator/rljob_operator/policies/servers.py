@@ -19,8 +19,7 @@ from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import BY_KIND, why_gone
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.progress import failure_sentence
-from rljob_operator.policies.restarts import backoff, is_backing_off
-from rljob_operator.times import is_ahead, is_past, seconds, stamp
+from rljob_operator.times import backoff, is_ahead, is_backing_off, is_past, seconds, stamp
 
 MOST_NAMED = 5
 """Servers that one event names."""

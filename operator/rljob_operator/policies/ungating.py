@@ -10,11 +10,21 @@ from rljob_api.status import JobStatus
 from rljob_operator.model.ordinals import target
 from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open
 from rljob_operator.policies.change import Ungate
-from rljob_operator.policies.restarts import retry_at
 from rljob_operator.schedulers.builtin.request import required_names
+from rljob_operator.times import backoff, is_backing_off
 
 PodNames = Mapping[str, list[str]]
 """Names of the pods that are wanted, by role."""
+
+
+def retry_at(s: Snapshot, pod: str) -> float:
+    """When a pod of this name may start again after those that its kubelet has failed, in seconds since the epoch; 0: at once. Otherwise a node that
+    admits no pod of the job, as one with a broken GPU, would get the next one within a second, for ever."""
+    last = s.failed.get(pod)
+    if last is None or not last.times:
+        return 0.0
+    until = last.at + backoff(s.lifecycle.backoff_seconds, last.times)
+    return until if is_backing_off(until, s.now) else 0.0
 
 
 def retries(s: Snapshot) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
-from rljob_operator.model.children import controls
+from rljob_operator.model.children import controls, metadata
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.render.access import (
@@ -18,9 +18,7 @@ from rljob_operator.render.access import (
     sandbox_network_policy,
 )
 from rljob_operator.render.channel import control, report
-from rljob_operator.render.gang import resized, stateful_set, token
-from rljob_operator.render.meta import metadata
-from rljob_operator.render.template import newest_hashes, newest_templates
+from rljob_operator.render.template import newest_hashes, newest_templates, resized, stateful_set, token
 from rljob_operator.schedulers import scheduler_of
 
 Object = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.status import RLJobMeta
-from rljob_operator.render.meta import metadata
+from rljob_operator.model.children import metadata
 
 RBAC_GROUP = "rbac.authorization.k8s.io"
 

@@ -9,10 +9,10 @@ from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.children import metadata
 from rljob_operator.model.ordinals import gateway_pod
 from rljob_operator.model.servers import answering_head, group
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.render.meta import metadata
 
 
 def report(job: RLJobMeta, role: str, name: str) -> dict[str, Any]:

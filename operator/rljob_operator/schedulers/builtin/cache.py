@@ -14,9 +14,8 @@ from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import is_held
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.model.snapshot import is_open
-from rljob_operator.schedulers.builtin.backfill import remaining
-from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
+from rljob_operator.schedulers.builtin.reservations import Holder, remaining
 from rljob_operator.times import seconds
 from rljob_placement.claims import Claimed, claimed
 from rljob_placement.cluster import Node

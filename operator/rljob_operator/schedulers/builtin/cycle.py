@@ -6,8 +6,7 @@ from dataclasses import replace
 from rljob_api.placement_status import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
-from rljob_operator.schedulers.builtin.backfill import done_by, ends_before
-from rljob_operator.schedulers.builtin.preemption import Holder, claim, freed, reservation
+from rljob_operator.schedulers.builtin.reservations import Holder, claim, done_by, ends_before, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
 from rljob_placement.gang import Demand, Gang, Plan, Stay

@@ -13,7 +13,7 @@ from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
-from rljob_operator.schedulers.builtin.backfill import remaining
+from rljob_operator.schedulers.builtin.reservations import remaining
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.claims import Claimed
 from rljob_placement.cluster import Node

@@ -12,7 +12,6 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.schedulers.builtin.backfill import ends_before
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
 from rljob_operator.schedulers.builtin.cycle import (
     MOST_CLAIMS,
@@ -23,8 +22,8 @@ from rljob_operator.schedulers.builtin.cycle import (
     refuge,
     schedule_pending,
 )
-from rljob_operator.schedulers.builtin.preemption import Holder
 from rljob_operator.schedulers.builtin.request import JobView, relocation, scheduling_request
+from rljob_operator.schedulers.builtin.reservations import Holder, ends_before
 from rljob_placement.cluster import Cluster, Node
 
 REFUGE_SECONDS = 10.0
