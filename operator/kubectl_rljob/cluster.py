@@ -18,8 +18,9 @@ from yaml import YAMLError
 
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from rljob_api import json_text, names
+from rljob_api import names
 from rljob_api.policy import JobPolicy
+from rljob_api.text import load_json
 
 CONNECT_SECONDS = 10
 READ_SECONDS = 30
@@ -182,7 +183,7 @@ class Cluster:
     ) -> dict[str, Any]:
         response = self._send(method, path, query or {}, body, what=what)
         try:
-            answer = json_text.loads(response.read())
+            answer = load_json(response.read())
         except HTTPError as error:
             raise UserError(f"{what}: the connection was lost: {error}", transient=True) from error
         except ValueError as error:

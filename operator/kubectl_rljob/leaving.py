@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubectl_rljob.planning import Plan
-from rljob_api.progress_status import ProgressStatus
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine, speed
 from rljob_api.spec import RLJobSpec
+from rljob_api.status_parts import ProgressStatus
 
 SLACK = 1.25
 """By how much longer than the median a step may take, in a time that is proposed."""

@@ -5,16 +5,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kubectl_rljob.errors import UserError
-from rljob_api.manifest import jobs
-from rljob_api.manifest.jobs import Manifest, ManifestError
-from rljob_api.manifest.overrides import OverrideError
+from rljob_api import manifest
+from rljob_api.manifest import Manifest, ManifestError, OverrideError
 
 
 def read(file: str, settings: Iterable[str] = ()) -> list[Manifest]:
     """All RLJobs of a YAML or JSON file (`-`: standard input), with `settings` put in. Raises UserError."""
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
-        return jobs.read(text, settings)
+        return manifest.read(text, settings)
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

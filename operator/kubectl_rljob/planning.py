@@ -8,16 +8,14 @@ from pydantic.alias_generators import to_camel
 
 from kubectl_rljob import fitting
 from rljob_api import names
-from rljob_api.manifest.jobs import Manifest
+from rljob_api.manifest import Manifest
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing import network
-from rljob_api.sizing.arrival import Arrival, RolloutHost, arrival, rollout_host
 from rljob_api.sizing.devices import Device, smallest
 from rljob_api.sizing.layout import Amounts, Layout, pods_of
-from rljob_api.sizing.limits import memory_limit
 from rljob_api.sizing.memory import (
     CacheMemory,
     HostMemory,
@@ -32,9 +30,9 @@ from rljob_api.sizing.memory import (
     trainer_memory,
 )
 from rljob_api.sizing.network import Cards, Flow
+from rljob_api.sizing.replica import Arrival, RolloutHost, arrival, rollout_host
 from rljob_api.sizing.shape import Shape
-from rljob_api.sizing.stage import operations, shares
-from rljob_api.sizing.volume import VolumeSpace, volume_space
+from rljob_api.sizing.stage import VolumeSpace, operations, shares, volume_space
 from rljob_api.spec import RLJobSpec
 
 Value = TypeVar("Value")
@@ -204,10 +202,10 @@ class Plan:
         if (counted := self._counted()) is None:
             return []
         spec, shape = counted
-        trainers = fitting.of_host("trainer", host_memory(spec, shape).total, memory_limit(spec.trainer.template))
+        trainers = fitting.of_host("trainer", host_memory(spec, shape).total, spec.trainer.template.memory_limit)
         if not self.device:
             return [*trainers]
-        arriving, limit = self.arrival(), memory_limit(spec.rollout.template)
+        arriving, limit = self.arrival(), spec.rollout.template.memory_limit
         rollouts = fitting.of_host("rollout", arriving[1].total, limit) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
         cache = self.cache()

@@ -8,10 +8,10 @@ from typing import Any
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.planning import Plan
 from rljob_api import names
-from rljob_api.placement_status import PlacementReport, PlacementStatus
 from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
+from rljob_api.status_parts import PlacementReport, PlacementStatus
 from rljob_placement.claims import Claimed, claimed, uses_devices
 from rljob_placement.cluster import Cluster
 from rljob_placement.devices import Devices

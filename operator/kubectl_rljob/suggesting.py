@@ -9,7 +9,7 @@ from itertools import chain, product
 from typing import Any, NamedTuple
 
 from kubectl_rljob.planning import Plan
-from rljob_api.manifest.jobs import Manifest
+from rljob_api.manifest import Manifest
 from rljob_api.rules import Violation
 from rljob_api.rules.layout import RANKS_CHECKS
 from rljob_api.rules.model import model_violations
@@ -20,7 +20,7 @@ from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine, Speed, speed
 from rljob_api.sizing.split import WAYS, even_split
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.gang import Parallelism, Recompute
+from rljob_api.spec.processes import Parallelism, Recompute
 
 SHOWN = 5
 SECONDS = 10.0

@@ -7,10 +7,17 @@ from pydantic import Field
 from rljob_api import names
 from rljob_api.accounting import Accounting
 from rljob_api.base import Model, Wire
-from rljob_api.placement_status import NodeStatus, PlacementStatus, Preemption
-from rljob_api.progress_status import CheckpointStatus, ProgressStatus, ServiceStatus
 from rljob_api.protocol import Command, Failure, Member
-from rljob_api.server_status import RolloutFailure, ServerStatus
+from rljob_api.status_parts import (
+    CheckpointStatus,
+    NodeStatus,
+    PlacementStatus,
+    Preemption,
+    ProgressStatus,
+    RolloutFailure,
+    ServerStatus,
+    ServiceStatus,
+)
 
 State = Literal["Pending", "Starting", "Running", "Restarting", "Suspending", "Suspended", "Succeeded", "Failed"]
 ConditionType = Literal[

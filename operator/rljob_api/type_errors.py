@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from rljob_api.nearest import nearest
+from rljob_api.text import nearest
 
 LONGEST, QUOTE = 80, "'"
 """Longest value in a message, in characters; the quotes that pydantic puts around names."""

@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 
 from rljob_api import names
-from rljob_api.manifest.yaml_text import documents
 from rljob_api.rules import Violation, validate
 from rljob_api.rules.fields import wrong_values
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import path_of
+from rljob_api.yaml_text import documents
 from rljob_import.engine import NAME, Imported, convert
 from rljob_import.options import Options
 from rljob_import.readers.trees import Unreadable, document

@@ -4,8 +4,8 @@ And the report of a placement: where stages and rollouts are, and how many bytes
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from rljob_api.placement_status import Crossing, PlacementReport
 from rljob_api.quantity import rounded
+from rljob_api.status_parts import Crossing, PlacementReport
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.gang import Demand, Gang, Plan, Stay
 from rljob_placement.space import capacity, common, refusal

@@ -1,6 +1,6 @@
 import pytest
 
-from rljob_api.address import http_url, join_host_port
+from rljob_api.text import http_url, join_host_port
 
 
 @pytest.mark.parametrize(

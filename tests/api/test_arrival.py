@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.sizing.arrival import (
+from rljob_api.sizing.memory import GIB, phases
+from rljob_api.sizing.replica import (
     GPU_BUCKET,
     GPU_ROOM,
     HOST_ROOM,
@@ -17,7 +18,6 @@ from rljob_api.sizing.arrival import (
     rollout_host,
     where,
 )
-from rljob_api.sizing.memory import GIB, phases
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from api.hostile_specs import LARGEST, NEAR, PLACES, deep, hostile_specs, placed, texts
 from api.specs import raw_spec
-from rljob_api.nearest import limited, nearest
 from rljob_api.quantity import parse
 from rljob_api.rules import validate
 from rljob_api.rules.engine import LONGEST
-from rljob_api.rules.extent import DEEPEST, MOST_VALUES, extent
 from rljob_api.rules.key_tables import TRANSFORMER_CONFIG
-from rljob_api.rules.validator import MOST
-from rljob_api.text import one_line
+from rljob_api.rules.validator import DEEPEST, MOST, MOST_VALUES, extent
+from rljob_api.text import limited, nearest, one_line
 
 SMALL, LARGE = 60, 400
 """How many validations of an ordinary spec one of a small, and of a large spec may cost: about 40 and 250 ms."""

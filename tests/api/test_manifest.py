@@ -7,8 +7,8 @@ import yaml
 
 from api.specs import raw_spec
 from rljob_api import names
-from rljob_api.manifest.jobs import ManifestError, read
-from rljob_api.manifest.yaml_text import documents
+from rljob_api.manifest import ManifestError, read
+from rljob_api.yaml_text import documents
 
 
 def job(name: str = "demo", **metadata: str) -> str:

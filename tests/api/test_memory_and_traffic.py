@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
-from rljob_api.sizing.arrival import COLOCATED_BUCKET
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
@@ -17,6 +16,7 @@ from rljob_api.sizing.memory import (
     rollout_memory,
     trainer_memory,
 )
+from rljob_api.sizing.replica import COLOCATED_BUCKET
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec

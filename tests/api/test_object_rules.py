@@ -10,7 +10,7 @@ from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.rules.engine import count, either, field, literal, present, size
 from rljob_api.rules.validator import OBJECT_RULES
-from rljob_api.schema import cel
+from rljob_api.schema import crd
 
 
 @pytest.mark.parametrize(("changes", "path"), BROKEN)
@@ -25,8 +25,8 @@ def test_every_rule_is_broken_by_one_of_the_examples() -> None:
 
 
 def test_the_crd_has_every_rule_and_its_messages_are_whole_sentences() -> None:
-    found = [rule for rules in cel.validations().values() for rule in rules]
-    assert len(found) == len(OBJECT_RULES) + len(cel.IMMUTABLE)
+    found = [rule for rules in crd.validations().values() for rule in rules]
+    assert len(found) == len(OBJECT_RULES) + len(crd.IMMUTABLE)
     for rule in found:
         assert not re.search(r"[{}]\d|\n", rule["message"])
         assert re.fullmatch(r"spec\.[\w.\[\]]+.+[;:] .+", rule["message"])

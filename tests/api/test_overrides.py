@@ -3,8 +3,7 @@
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.manifest.jobs import read
-from rljob_api.manifest.overrides import Override, OverrideError, applied
+from rljob_api.manifest import Override, OverrideError, applied, read
 from rljob_api.rules import validate
 
 SPEC = {"a": {"b": 1, "c": [10, {"d": 2}]}, "e": "x"}

@@ -5,13 +5,12 @@ import pytest
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.sizing import network
-from rljob_api.sizing.arrival import arrival
 from rljob_api.sizing.layout import pods_of, required_pods, required_servers, servers_per_pod, wanted_servers
 from rljob_api.sizing.memory import GIB, cache_memory, rollout_memory
-from rljob_api.sizing.replica import parameters, sent_per_token, sequences
+from rljob_api.sizing.replica import arrival, parameters, sent_per_token, sequences
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.servers import Servers
+from rljob_api.spec.processes import Servers
 
 SERVERS = {"replicas": 3, "minReplicas": 2, "nodes": 4, "tensorParallel": 8, "pipelineParallel": 2}
 

@@ -18,7 +18,7 @@ from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Site, preview
 from kubectl_rljob.printers import data, failure, status, text
 from kubectl_rljob.printers import plan as plan_page
-from rljob_api.manifest.jobs import Manifest
+from rljob_api.manifest import Manifest
 from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.devices import Device
 from rljob_placement.devices import Devices

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cli.conftest import Rljob
 from importer.test_golden_files import CASES, DATA_SETS, HERE, V1
-from rljob_api.manifest.yaml_text import documents
 from rljob_api.rules import validate
+from rljob_api.yaml_text import documents
 from rljob_import.options import Options
 from rljob_import.readers.trees import Unreadable
 from rljob_import.report import flow, imported

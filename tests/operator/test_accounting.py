@@ -8,9 +8,9 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.accounting import PHASES, Accounting, divided, goodput
-from rljob_api.progress_status import ProgressStatus
 from rljob_api.protocol import Failure, Progress
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import ProgressStatus
 from rljob_operator.kube.api import ApiError
 from rljob_operator.policies.describe import is_display
 from rljob_operator.times import seconds, stamp

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import PlacementStatus, PodAssignment
+from rljob_api.status_parts import PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.policies.describe import is_display

@@ -6,9 +6,9 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.leave_nodes import LeaveNodes
-from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Failure
+from rljob_api.status_parts import NodeStatus
 from rljob_operator.kube.api import Object
 from rljob_operator.model.ordinals import MOST_NODES, REMEMBERED_SECONDS
 from rljob_operator.policies.nodes import STUCK_SECONDS, names_gpu

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from api.specs import raw_spec
 from rljob_api import names
-from rljob_api.placement_status import PlacementStatus, PodAssignment
 from rljob_api.quantity import Resources, add
+from rljob_api.status_parts import PlacementStatus, PodAssignment
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.cache.nodes import parse_usage
 from rljob_operator.cache.pods import parse_pod

@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from rljob_api import reasons
-from rljob_api.progress_status import CheckpointStatus, ProgressStatus
 from rljob_api.protocol import Point, Progress
 from rljob_api.rules import Violation
 from rljob_api.spec.run import CheckpointSpec
+from rljob_api.status_parts import CheckpointStatus, ProgressStatus
 from rljob_operator.times import stamp
 from simulator.makers import NOW, Job, checkpoint, make_job
 

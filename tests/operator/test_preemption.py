@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import Preemption
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.run import LifecycleSpec
+from rljob_api.status_parts import Preemption
 from rljob_operator.cache.pods import parse_pod
 from rljob_operator.kube.api import ApiError
 from rljob_operator.times import stamp

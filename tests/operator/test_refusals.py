@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import Exclusion, PlacementStatus, PodAssignment
 from rljob_operator.policies.placement import (
     EXCLUDED_SECONDS,
     MOST,

@@ -3,8 +3,8 @@
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.progress_status import CheckpointStatus
 from rljob_api.protocol import RESUME_STEP
+from rljob_api.status_parts import CheckpointStatus
 from simulator.makers import checkpoint, make_job
 from simulator.world import NAMESPACE, World
 

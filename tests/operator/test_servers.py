@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import Preemption
 from rljob_api.protocol import Failure, Report
 from rljob_api.server_group import ServerGroup, ServerPart
-from rljob_api.server_status import ServerStatus
+from rljob_api.status_parts import Preemption, ServerStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.policies.decide import decide
 from rljob_operator.render.template import pod_template, template_hash

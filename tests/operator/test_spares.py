@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import NodeStatus
+from rljob_api.status_parts import NodeStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.metrics import Metrics
 from rljob_operator.model.ordinals import wanted_ordinals

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rljob_api import names
-from rljob_api.address import http_url
 from rljob_api.protocol import Control, Report, ServiceReport
+from rljob_api.text import http_url
 from rljob_operator.kube.api import Object
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
-from rljob_api.sizing.arrival import Arrival, RolloutHost
 from rljob_api.sizing.devices import Device
 from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, Phase
-from rljob_api.sizing.volume import VolumeSpace
+from rljob_api.sizing.replica import Arrival, RolloutHost
+from rljob_api.sizing.stage import VolumeSpace
 
 
 def parts(estimates: Sequence[Estimate]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers.text import cut, plural, table
 from rljob_api import names
-from rljob_api.placement_status import Crossing, PlacementReport
+from rljob_api.status_parts import Crossing, PlacementReport
 from rljob_placement.explain import WHOLE
 
 STAGES = 6

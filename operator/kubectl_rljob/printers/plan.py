@@ -13,7 +13,6 @@ from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
 from rljob_api.sizing.layout import Amounts, Layout
-from rljob_api.sizing.limits import memory_limit
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.model import LoraSpec
@@ -65,14 +64,14 @@ def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
         if plan.device and (found_phases := plan.phases()):
             blocks += [memory.by_phase(found_phases, plan.device)]
         if host := plan.host():
-            blocks += memory.of_host("trainer", host, memory_limit(plan.spec.trainer.template))
+            blocks += memory.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
             blocks += [memory.cache(cache, plan.device)]
         if arriving := plan.arrival():
             place, held = arriving
             blocks += [
                 memory.arrival(place),
-                *memory.of_host("rollout", held, memory_limit(plan.spec.rollout.template)),
+                *memory.of_host("rollout", held, plan.spec.rollout.template.memory_limit),
             ]
         blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():

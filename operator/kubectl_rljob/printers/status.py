@@ -16,12 +16,11 @@ from kubectl_rljob.printers.failure import said, where
 from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
-from rljob_api.placement_status import NodeStatus
-from rljob_api.progress_status import ProgressStatus, ServiceStatus
 from rljob_api.protocol import Failure
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import LastFailure, RoleStatus, SpareStatus, StuckPod
+from rljob_api.status_parts import NodeStatus, ProgressStatus, ServiceStatus
 
 LINES = 25
 EVENTS = 6

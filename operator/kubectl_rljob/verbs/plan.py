@@ -20,14 +20,14 @@ from kubectl_rljob.printers import suggest as suggested
 from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as suggestions
-from rljob_api.manifest.jobs import Manifest
-from rljob_api.placement_status import PlacementStatus
+from rljob_api.manifest import Manifest
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing import devices
 from rljob_api.sizing.devices import DEVICES, RATES, Device
 from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine
+from rljob_api.status_parts import PlacementStatus
 from rljob_placement.cluster import OCCUPYING, essential
 from rljob_placement.devices import API, KINDS, NOT_SERVED, Devices
 

@@ -13,7 +13,7 @@ from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
 from kubectl_rljob.volume_pod import temporary, trying
 from rljob_api import names
-from rljob_api.manifest.jobs import Manifest
+from rljob_api.manifest import Manifest
 from rljob_api.policy import JobPolicy
 from rljob_api.rules.engine import lines
 from rljob_api.spec import RLJobSpec

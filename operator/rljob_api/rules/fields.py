@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, get_args
 from pydantic import ValidationError
 
 from rljob_api.base import UNREADABLE, Model
-from rljob_api.nearest import nearest
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.words import ADVICE, WORDS
 from rljob_api.spec import RLJobSpec
+from rljob_api.text import nearest
 from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, problems
 
 Location = Iterable[str | int]

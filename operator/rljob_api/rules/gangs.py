@@ -8,7 +8,7 @@ from rljob_api.rules import data, keys, layout
 from rljob_api.rules.engine import Check, Violation, as_given
 from rljob_api.rules.ranks import Ranks
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.gang import Gang
+from rljob_api.spec.processes import Gang
 from rljob_api.spec.roles import CriticSpec, Offload
 
 SHARED_RULES = (*layout.OBJECT_RULES, *data.TOKEN_RULES)

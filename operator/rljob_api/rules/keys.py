@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 
 from rljob_api import names
-from rljob_api.nearest import nearest
 from rljob_api.rules.engine import Check, Violation
 from rljob_api.rules.key_tables import (
     OWNED_POOL_ARGUMENTS,
@@ -15,6 +14,7 @@ from rljob_api.rules.key_tables import (
 from rljob_api.rules.ranks import Ranks, of_the_trainer
 from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
+from rljob_api.text import nearest
 
 TRANSFORMER = "trainer.transformerConfig"
 LARGEST = 2**53

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rljob_api.rules.engine import CONTEXT, PIPELINE, SIZES, TENSOR, Check, Rule, Violation, field
 from rljob_api.rules.ranks import Ranks, of_the_trainer
 from rljob_api.sizing.layout import Layout
-from rljob_api.spec.gang import Recompute
+from rljob_api.spec.processes import Recompute
 
 RANKS = (field("trainer.nodes") * field("trainer.processesPerNode")).named("nodes x processesPerNode")
 RANKS_OF_A_COPY = (TENSOR * PIPELINE * CONTEXT).named("tensor x pipeline x context")

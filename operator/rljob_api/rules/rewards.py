@@ -1,11 +1,13 @@
-"""What tells good responses from bad ones: rewards, the pools that they ask, and the teacher of a distillation."""
+"""What tells good responses from bad ones: rewards, the pools that they ask, and the teacher of a distillation. And the pods of their own in which
+reward functions and agents run."""
 
 import re
 from collections.abc import Iterator
 
 from rljob_api import names
-from rljob_api.rules.engine import TEACHER, Check, Rule, Violation, count, field, present, repeated
+from rljob_api.rules.engine import AGENT, TEACHER, Check, Rule, Violation, count, field, present, repeated
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import MOST_PODS
 from rljob_api.spec.model import Judge, RewardSpec, VllmReward
 
 REWARD_KINDS = ("rule", "python", "http", "vllm", "model")
@@ -201,8 +203,30 @@ def _scored_by_models_only(rewards: list[RewardSpec]) -> bool:
     return all(reward.model for reward in rewards)
 
 
+MOST_CONNECTIONS = 8 * MOST_PODS
+"""Of worker processes to the driver: those of as many pods as a job may have, with as many processes as they have by default at most."""
+
+
+def _connections(section: str = "", items: str = "") -> Rule:
+    """How many processes of its workers a section may have. `section`: it or its entries have `workers`."""
+    replicas, processes = field(f"{section}workers.replicas"), field(f"{section}workers.processes")
+    given = present(f"{section}workers.processes")
+    few = present(f"{section}workers").implies(given.implies(replicas * processes <= MOST_CONNECTIONS))
+    return Rule(
+        f"{section}workers.processes",
+        few if items else AGENT.implies(few),
+        f"the driver has a connection for each process, and at most {MOST_CONNECTIONS}, with {{0}}",
+        "lower one of them",
+        (replicas,),
+        items=items,
+    )
+
+
+WORKER_RULES = (_connections("rollout.agent."), _connections(items="rewards"))
+
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
+    *WORKER_RULES,
     reward_violations,
     worker_violations,
     name_violations,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rljob_api.families import parsers_of
-from rljob_api.nearest import nearest
 from rljob_api.rules.engine import (
     ADVANTAGE,
     AGENT,
@@ -22,6 +21,7 @@ from rljob_api.rules.engine import (
 )
 from rljob_api.rules.key_tables import REASONING_PARSERS, TOOL_PARSERS
 from rljob_api.spec import RLJobSpec
+from rljob_api.text import nearest
 
 ASKED_BY_THE_DRIVER = ("environment", "openEnv")
 """Kinds of agents that run in no process of ours."""

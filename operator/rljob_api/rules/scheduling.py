@@ -13,8 +13,7 @@ from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import MOST_PODS, MOST_SERVER_PODS
-from rljob_api.spec.servers import Servers
-from rljob_api.spec.workers import Workers
+from rljob_api.spec.processes import Servers, Workers
 from rljob_api.type_errors import path_of, problems
 
 QUEUED, LEVELED, PRIORITIZED, PREEMPTING = (

@@ -1,4 +1,5 @@
-"""The CustomResourceDefinition, generated from the models.
+"""The CustomResourceDefinition, generated from the models, with the rules that the API server checks itself, as CEL: OBJECT_RULES of rules/, the
+job's name, and fields that may not change.
 
 python -m rljob_api.schema.crd            # print
 python -m rljob_api.schema.crd FILE       # write
@@ -11,9 +12,35 @@ from typing import Any
 import yaml
 
 from rljob_api import names
-from rljob_api.schema import cel
+from rljob_api.rules.validator import JOB_NAME, OBJECT_RULES
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+
+Validation = dict[str, str]
+
+NAME: Validation = {
+    "rule": f"self.metadata.name.size() <= {names.MAX_JOB_NAME} && self.metadata.name.matches('^{JOB_NAME}$')",
+    "message": f"metadata.name: at most {names.MAX_JOB_NAME} lower-case letters, digits and '-', beginning with a letter",
+}
+
+IMMUTABLE = {
+    "task": "the checkpoints are of this one; create a new job",
+    "checkpoint.path": "a run does not move; create a new job",
+    "model.path": "the checkpoints hold this model; create a new job",
+}
+
+
+def validations() -> dict[tuple[str, ...], list[Validation]]:
+    """Entries of `x-kubernetes-validations`, by the path of the schema that has them."""
+    found: dict[tuple[str, ...], list[Validation]] = {(): []}
+    for rule in OBJECT_RULES:
+        found.setdefault((*rule.items.split("."), "[]") if rule.items else (), []).append(rule.kubernetes())
+    found[()] += [
+        {"rule": f"self.{path} == oldSelf.{path}", "message": f"spec.{path} is immutable: {why}"}
+        for path, why in IMMUTABLE.items()
+    ]
+    return found
+
 
 Schema = dict[str, Any]
 
@@ -45,7 +72,7 @@ _SCALE = {
 def crd() -> dict[str, Any]:
     """The whole object."""
     spec = structural(RLJobSpec.model_json_schema(by_alias=True))
-    for path, rules in cel.validations().items():
+    for path, rules in validations().items():
         _at(spec, path)["x-kubernetes-validations"] = rules
     status = _open(structural(JobStatus.model_json_schema(by_alias=True, mode="serialization"))) | {
         "default": UNOBSERVED
@@ -61,7 +88,7 @@ def crd() -> dict[str, Any]:
             "spec": spec,
             "status": status,
         },
-        "x-kubernetes-validations": [cel.NAME],
+        "x-kubernetes-validations": [NAME],
     }
     version = {
         "name": names.VERSION,

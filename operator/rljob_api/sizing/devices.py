@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rljob_api import quantity
-from rljob_api.nearest import nearest
+from rljob_api.text import nearest
 
 GIB = 2**30
 DEVICES: Mapping[str, float] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rljob_api import names
 from rljob_api.sizing.split import named
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.servers import Servers
+from rljob_api.spec.processes import Servers
 
 
 @dataclass(frozen=True, slots=True)

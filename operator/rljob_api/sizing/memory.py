@@ -20,9 +20,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from rljob_api import names
-from rljob_api.sizing.arrival import in_transfer
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
-from rljob_api.sizing.replica import SERVER_SHARE, layers, parameters, sequences, server_defaults
+from rljob_api.sizing.replica import SERVER_SHARE, in_transfer, layers, parameters, sequences, server_defaults
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
     FLOAT,

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rljob_api.config_json import OF_DELTA_NETS, OF_LATENTS, unfit
+from rljob_api.config_json import OF_DELTA_NETS, OF_LATENTS, DeltaNets, Latent, unfit
 from rljob_api.families import ADAPTED, has_delta_nets, language_of, targets_of
-from rljob_api.sizing.attention import DeltaNets, Latent
 from rljob_api.spec.model import LoraSpec
 
 

@@ -19,7 +19,7 @@ from rljob_api.spec.common import (
     Texts,
     Verbatim,
 )
-from rljob_api.spec.workers import Workers
+from rljob_api.spec.processes import Workers
 
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
 VariableValue = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=16384)]

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
+from rljob_api import quantity
 from rljob_api.base import Model
 
 
@@ -145,6 +146,12 @@ class Template(Model):
     """Name of the Kubernetes PriorityClass of this role's pods."""
     termination_grace_period_seconds: PositiveInt = 60
     """Seconds that a deleted pod has to finish its step and save."""
+
+    @property
+    def memory_limit(self) -> float:
+        """Bytes of limits.memory; 0: there is no limit. Raises ValueError for what is no quantity."""
+        limits = self.resources.limits
+        return quantity.parse(limits["memory"]) / 1000 if "memory" in limits else 0.0
 
 
 class Sampling(Model):

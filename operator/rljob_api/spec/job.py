@@ -21,14 +21,12 @@ from rljob_api.spec.common import (
     Template,
     Volumes,
 )
-from rljob_api.spec.gang import Gang, Recompute
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
+from rljob_api.spec.processes import Gang, Recompute, Servers, Workers
 from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
 from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
-from rljob_api.spec.servers import Servers
 from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
-from rljob_api.spec.workers import Workers
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
 Pods = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang

@@ -21,8 +21,7 @@ from rljob_api.spec.common import (
     Texts,
     Verbatim,
 )
-from rljob_api.spec.gang import Gang
-from rljob_api.spec.workers import Workers
+from rljob_api.spec.processes import Gang, Workers
 
 LoraTarget = Literal[
     "linear_qkv",

@@ -21,8 +21,7 @@ from rljob_api.spec.common import (
     Template,
     Verbatim,
 )
-from rljob_api.spec.gang import Gang, Parallelism, Recompute
-from rljob_api.spec.servers import Servers
+from rljob_api.spec.processes import Gang, Parallelism, Recompute, Servers
 from rljob_api.spec.train import Optimizer
 
 

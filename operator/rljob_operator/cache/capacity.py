@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from rljob_api import names
-from rljob_api.placement_status import PlacementStatus
 from rljob_api.quantity import Resources, add
+from rljob_api.status_parts import PlacementStatus
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.cache.nodes import Node, Usage

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import ValidationResult, Violation
-from rljob_api.rules.extent import extent
+from rljob_api.rules.validator import extent
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.type_errors import first_problem
 from rljob_operator.cache.cache import same_but_version, strip_managed_fields

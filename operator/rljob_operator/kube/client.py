@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 
 import aiohttp
 
-from rljob_api import json_text, names
-from rljob_api.text import one_line
+from rljob_api import names
+from rljob_api.text import load_json, one_line
 from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, kind_of, path, resource
 from rljob_operator.kube.credentials import Credentials
 
@@ -195,7 +195,7 @@ class KubernetesApi:
 def _parsed(text: bytes, what: str) -> Object:
     """An answer that claims success and is not JSON comes from a proxy in between, not from the API server."""
     try:
-        found: Object = json_text.loads(text)
+        found: Object = load_json(text)
     except ValueError as error:
         raise ApiError(0, one_line(f"{what}: the answer is not JSON: {text[:200].decode(errors='replace')}")) from error
     return found

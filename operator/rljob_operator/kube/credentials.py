@@ -10,7 +10,7 @@ from urllib.request import getproxies
 import aiohttp
 import kopf
 
-from rljob_api.address import join_host_port
+from rljob_api.text import join_host_port
 
 log = logging.getLogger(__name__)
 

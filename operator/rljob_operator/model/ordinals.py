@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 
 from rljob_api import names
-from rljob_api.placement_status import NodeStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import NodeStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.servers import divide
 from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open

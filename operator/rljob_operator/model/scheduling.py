@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from rljob_api.placement_status import PlacementReport
 from rljob_api.quantity import Resources
+from rljob_api.status_parts import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Gang, Plan, Stay

@@ -10,7 +10,7 @@ from itertools import count
 
 from rljob_api import names
 from rljob_api.server_group import ServerGroup
-from rljob_api.server_status import ServerStatus
+from rljob_api.status_parts import ServerStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Server, Snapshot
 

@@ -9,18 +9,17 @@ from itertools import groupby
 from typing import Any
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import NodeStatus
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.protocol import Control, Member, Report, ServiceReport
 from rljob_api.rules import Violation
 from rljob_api.server_group import ServerPart
-from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.model import RewardSpec
 from rljob_api.spec.run import LifecycleSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_api.status_parts import NodeStatus, ServerStatus
 from rljob_operator.cache.pods import FailedPod, Pod
 from rljob_operator.model.children import ChildProblem, controls
 from rljob_operator.model.scheduling import SchedulingResult

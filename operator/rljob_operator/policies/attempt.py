@@ -4,9 +4,9 @@ that counts, one that does not, failure or success."""
 from collections.abc import Iterator
 
 from rljob_api import reasons
-from rljob_api.progress_status import CheckpointStatus
 from rljob_api.protocol import RESUME_STEP
 from rljob_api.status import Attempt, JobStatus, LastFailure, Restarts
+from rljob_api.status_parts import CheckpointStatus
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import (
     Cause,

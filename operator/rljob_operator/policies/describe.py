@@ -2,7 +2,6 @@
 set from the first reconcile on, with the generation that they refer to."""
 
 from rljob_api import names, reasons
-from rljob_api.server_status import ServerStatus
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import EnvironmentPool
@@ -15,6 +14,7 @@ from rljob_api.status import (
     SpareStatus,
     State,
 )
+from rljob_api.status_parts import ServerStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_unfit, target

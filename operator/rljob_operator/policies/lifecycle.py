@@ -11,10 +11,10 @@ import hashlib
 from pydantic import ValidationError
 
 from rljob_api import names, reasons
-from rljob_api.address import http_url
-from rljob_api.progress_status import ServiceStatus
 from rljob_api.protocol import Request
 from rljob_api.status import JobStatus, Override
+from rljob_api.status_parts import ServiceStatus
+from rljob_api.text import http_url
 from rljob_api.type_errors import first_problem
 from rljob_operator.model.ordinals import gateway_pod
 from rljob_operator.model.snapshot import Snapshot, is_open

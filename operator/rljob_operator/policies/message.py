@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import PlacementStatus
 from rljob_api.protocol import Progress
 from rljob_api.rules.engine import lines
 from rljob_api.sizing.layout import gang_sizes, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, LastFailure, State
+from rljob_api.status_parts import PlacementStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot, is_open, sized

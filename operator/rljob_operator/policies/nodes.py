@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import NodeStatus
 from rljob_api.protocol import Failure
 from rljob_api.status import Attempt, JobStatus
+from rljob_api.status_parts import NodeStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import MOST_NODES, REMEMBERED_SECONDS, excluded, is_bad, observed

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import Exclusion, PlacementStatus, PodAssignment
 from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import Exclusion, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot

@@ -7,11 +7,10 @@ import hashlib
 from pathlib import Path
 
 from rljob_api import names, reasons
-from rljob_api.progress_status import CheckpointStatus, ProgressStatus
 from rljob_api.protocol import Checkpoint, Failure, Progress
-from rljob_api.server_status import RolloutFailure
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, Restarts
+from rljob_api.status_parts import CheckpointStatus, ProgressStatus, RolloutFailure
 from rljob_api.text import one_line
 from rljob_operator.cache.reports import coarse_phase
 from rljob_operator.model.snapshot import Snapshot, is_open

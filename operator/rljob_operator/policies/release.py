@@ -14,9 +14,9 @@ the job is placed without them.
 from dataclasses import replace
 
 from rljob_api import names, reasons
-from rljob_api.placement_status import Preemption
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import Preemption
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import frees_its_node, is_held
 from rljob_operator.model.snapshot import Snapshot, is_open

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from rljob_api import names, reasons
 from rljob_api.server_group import ServerPart
-from rljob_api.server_status import RolloutFailure, ServerStatus
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import RolloutFailure, ServerStatus
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import frees_its_node, target
 from rljob_operator.model.servers import answering_head

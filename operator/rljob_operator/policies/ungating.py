@@ -5,8 +5,8 @@ pods together.
 from collections.abc import Iterator, Mapping
 
 from rljob_api import names
-from rljob_api.placement_status import PlacementStatus
 from rljob_api.status import JobStatus
+from rljob_api.status_parts import PlacementStatus
 from rljob_operator.model.ordinals import target
 from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open
 from rljob_operator.policies.change import Ungate

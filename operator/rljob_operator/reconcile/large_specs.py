@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from rljob_api.rules import ValidationResult, Violation
-from rljob_api.rules.extent import extent_violations
+from rljob_api.rules.validator import extent_violations
 from rljob_operator.cache.jobs import LazyValidation
 from rljob_operator.kube.api import Key
 from rljob_operator.times import stamp

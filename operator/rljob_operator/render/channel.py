@@ -3,11 +3,11 @@
 from typing import Any
 
 from rljob_api import names, reasons
-from rljob_api.address import http_url, join_host_port
 from rljob_api.protocol import Control, GangAddress, Resume, RolloutEndpoint, SandboxAddress
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
+from rljob_api.text import http_url, join_host_port
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.children import metadata
 from rljob_operator.model.ordinals import gateway_pod

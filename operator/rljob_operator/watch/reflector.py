@@ -1,6 +1,6 @@
 """Reflectors of jobs, pods and reports: each lists its kind, then watches it from the list's version, for ever.
 
-kopf could not read jobs that users have nested too deep for Python, and would end (see rljob_api/json_text.py). It could watch pods and reports. But
+kopf could not read jobs that users have nested too deep for Python, and would end (see rljob_api/text.py). It could watch pods and reports. But
 nearly all events are theirs, and kopf takes most of a millisecond of processor time for each event (a task, a
 queue, three loggers, the handler's arguments): about as much as everything else that the operator does for a job (docs/evidence/cpus.md).
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import aiohttp
 
-from rljob_api import json_text
+from rljob_api.text import load_json
 from rljob_operator.kube.api import ApiError, Gone, Object, error, path
 from rljob_operator.kube.client import TIMEOUT, WatchLimiter
 from rljob_operator.kube.credentials import Credentials
@@ -56,7 +56,7 @@ class Watches:
             async with self._session.get(url, params=query, headers=headers, timeout=limits) as response:
                 await self._check(response, what)
                 async for line in lines(response.content.iter_any()):
-                    yield _event(json_text.loads(line), what)
+                    yield _event(load_json(line), what)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as broken:
             raise ApiError(0, f"{what}: {broken!r}") from broken
 

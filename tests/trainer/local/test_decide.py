@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
-from rljob_api.manifest.jobs import ManifestError
+from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Checkpoint, Failure, Point, Progress, Report
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance

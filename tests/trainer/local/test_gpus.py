@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from api.specs import raw_spec
-from rljob_api.manifest.jobs import ManifestError
+from rljob_api.manifest import ManifestError
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.local.manifest import assign_gpus
 from rljob_trainer.machine import gpus

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
-from rljob_api.manifest.jobs import ManifestError
+from rljob_api.manifest import ManifestError
 from rljob_trainer.local.manifest import load
 
 HEAD = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "local"}}

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from rljob_api.address import http_url
-from rljob_api.manifest.jobs import ManifestError
+from rljob_api.manifest import ManifestError
+from rljob_api.text import http_url
 from rljob_trainer.local.manifest import Job
 from rljob_trainer.machine import free_port, is_free
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from rljob_api.base import Model
-from rljob_api.manifest.jobs import ManifestError, read
-from rljob_api.manifest.overrides import OverrideError
+from rljob_api.manifest import ManifestError, OverrideError, read
 from rljob_api.rules.engine import Violation, lines
 from rljob_api.rules.volumes import volume_of
 from rljob_api.spec import RLJobSpec

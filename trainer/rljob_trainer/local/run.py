@@ -12,11 +12,11 @@ from itertools import chain
 from pathlib import Path
 
 from rljob_api import names
-from rljob_api.address import http_url
-from rljob_api.manifest.jobs import ManifestError
+from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
 from rljob_api.sizing.layout import gang_sizes, pods_of
-from rljob_api.spec.servers import Servers
+from rljob_api.spec.processes import Servers
+from rljob_api.text import http_url
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards

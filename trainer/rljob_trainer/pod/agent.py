@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from rljob_api.address import join_host_port
+from rljob_api.text import join_host_port
 from rljob_trainer import failure
 from rljob_trainer.pod.fork_server import ForkRequest, lead_session, run_module
 from rljob_trainer.pod.logs import tail

@@ -9,8 +9,8 @@ from rljob_api.rules.lora import MODULES_OF_FUSED, modules_of
 from rljob_api.sizing.replica import longest_context, server_defaults
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LORA_RANKS
+from rljob_api.spec.processes import Servers
 from rljob_api.spec.roles import PoolSpec, Speculation
-from rljob_api.spec.servers import Servers
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.machine import any_address, loopback
 from rljob_trainer.pod.part import PodPart

@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping
 
 from rljob_api import names
-from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, RolloutEndpoint
+from rljob_api.text import http_url
 from rljob_trainer.machine import VISIBLE, free_port, gpus
 from rljob_trainer.pod.arguments import server_arguments, server_environment
 from rljob_trainer.pod.server_process import ServerProcess

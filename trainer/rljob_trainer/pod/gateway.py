@@ -17,9 +17,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rljob_api import names
-from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, ServiceReport
 from rljob_api.spec.service import ServiceSpec
+from rljob_api.text import http_url
 from rljob_trainer import failure
 from rljob_trainer.pod.channel import Channel, ProtocolMismatch
 from rljob_trainer.pod.first_process import keep_following, keep_reporting, until_terminated

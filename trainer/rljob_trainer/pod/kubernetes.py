@@ -19,8 +19,8 @@ from urllib.parse import urlencode
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
 from rljob_api import names
-from rljob_api.address import join_host_port
 from rljob_api.protocol import Control, Report
+from rljob_api.text import join_host_port
 from rljob_trainer.pod.channel import control_of
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

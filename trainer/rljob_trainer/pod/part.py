@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.protocol import Control
 from rljob_api.server_group import ServerGroup
-from rljob_api.spec.servers import Servers
+from rljob_api.spec.processes import Servers
 from rljob_trainer.machine import interface_of
 from rljob_trainer.pod import health
 from rljob_trainer.pod.health import HealthCheck, Lost

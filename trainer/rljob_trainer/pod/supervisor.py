@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rljob_api import names
-from rljob_api.address import http_url
 from rljob_api.protocol import Control, Failure, Report, RolloutEndpoint
 from rljob_api.rules.lora import with_targets
 from rljob_api.server_group import ServerGroup
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
+from rljob_api.spec.processes import Servers
 from rljob_api.spec.roles import PoolSpec
-from rljob_api.spec.servers import Servers
+from rljob_api.text import http_url
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
 from rljob_trainer.pod.channel import Channel

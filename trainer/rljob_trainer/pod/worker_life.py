@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rljob_api import names
-from rljob_api.address import join_host_port
 from rljob_api.protocol import Control, Failure
 from rljob_api.spec import RLJobSpec
+from rljob_api.text import join_host_port
 from rljob_trainer import failure
 from rljob_trainer.agents.program import MODULE, Program
 from rljob_trainer.machine import cpus, memory_limit, oom_kills

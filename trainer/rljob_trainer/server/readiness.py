@@ -16,7 +16,7 @@ import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 
-from rljob_api.address import http_url
+from rljob_api.text import http_url
 from rljob_trainer.machine import loopback
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from rljob_api.placement_status import PlacementReport
+from rljob_api.status_parts import PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.schedulers.builtin.reservations import Holder, claim, done_by, ends_before, freed, reservation

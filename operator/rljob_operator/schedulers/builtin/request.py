@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from rljob_api import names
-from rljob_api.placement_status import PodAssignment
 from rljob_api.policy import DEFAULT_POLICY
 from rljob_api.sizing.layout import gang_sizes, placed_pods, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
+from rljob_api.status_parts import PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rljob_api.manifest.jobs import ManifestError
+from rljob_api.manifest import ManifestError
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, unheard_end
 from rljob_trainer.driver.buffer.assembly import Outcome

@@ -4,7 +4,7 @@ import psutil
 import torch
 from torch.nn import Module
 
-from rljob_api.sizing.arrival import Room, where
+from rljob_api.sizing.replica import Room, where
 from rljob_trainer.machine import memory_limit
 
 

@@ -4,7 +4,7 @@ which is made anew when a member is lost: `SenderEnd` is its end at the sender, 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rljob_api.sizing.arrival import COLOCATED_BUCKET, CPU_BUCKET, GPU_BUCKET
+from rljob_api.sizing.replica import COLOCATED_BUCKET, CPU_BUCKET, GPU_BUCKET
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
 from rljob_trainer.wire.weights.protocol import Member, backend

@@ -1,10 +1,13 @@
-"""The schema of a chart's values, from the CRD's structural schema: JSON schema, draft 07, which Helm reads.
+"""JSON schemas, draft 07, from the CRD's structural schema: of a manifest, for editors that complete and check YAML as it is written, and of the
+values of the chart rljob-job, which Helm reads.
 
-python -m rljob_api.schema.values FILE    # write that of the chart rljob-job
+python -m rljob_api.schema.json_schema editor FILE
+python -m rljob_api.schema.json_schema chart FILE
 """
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,5 +58,26 @@ def job_chart() -> Schema:
     }
 
 
+def manifest_schema() -> Schema:
+    """Of a manifest. What Kubernetes itself defines, such as metadata, is left open."""
+    spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": names.KIND,
+        "type": "object",
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"const": names.API_VERSION},
+            "kind": {"const": names.KIND},
+            "metadata": {"type": "object"},
+            "spec": values_schema(spec),
+        },
+    }
+
+
+SCHEMAS: dict[str, tuple[Callable[[], Schema], int]] = {"editor": (manifest_schema, 1), "chart": (job_chart, 2)}
+"""Each schema, and by how many blanks it is indented."""
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(job_chart(), indent=2) + "\n")
+    made, indent = SCHEMAS[sys.argv[1]]
+    Path(sys.argv[2]).write_text(json.dumps(made(), indent=indent) + "\n")

@@ -1,8 +1,111 @@
-"""Where the pods of a job are, and why: the part of its status about nodes."""
+"""Parts of a job's status: what its processes have reported of their work (progress, checkpoints, the clients of a service), its vLLM servers of
+several pods, and where its pods are, and why."""
 
 from typing import Literal
 
 from rljob_api.base import Wire
+from rljob_api.protocol import Checkpoint, Failure, Point
+from rljob_api.server_group import ServerPart
+
+
+class ProgressStatus(Wire):
+    """Progress as rank 0 reports it, refreshed at most every 30 s while nothing else changes."""
+
+    attempt: int = 0
+    """Number of the attempt that this progress is of: the last one that has chosen its checkpoint."""
+    step: int = 0
+    """Steps that are done."""
+    steps: int = 0
+    """Steps of the whole job; 0: not known yet."""
+    text: str = ""
+    """Steps that are done and steps of the whole job, such as `120/500`, for a column of `kubectl get`."""
+    phase: str = ""
+    """What the trainer is doing: fetching, loading, waiting, generating, scoring, training, syncing, saving, evaluating or
+    finishing."""
+    policy_step: int = 0
+    """Step of the policy that rollout servers received last."""
+    metric: str = ""
+    """Main metric of the last step, for a column of `kubectl get`: `reward 0.612` (the mean), or `loss 1.234` for tasks without rewards."""
+    metrics: dict[str, float] = {}
+    """Metrics of the last step, by name."""
+    history: list[Point] = []
+    """Main metrics of earlier steps, thinned out over the run."""
+    pace: float | None = None
+    """Median duration of the last ten steps, in seconds; unset: no step is done yet."""
+    saving: float | None = None
+    """Seconds that the last checkpoint took until it was complete; unset: none was saved yet."""
+    evaluation: dict[str, float] = {}
+    """`first` and `last` mean reward on the held-out prompts; without rewards, mean loss on the held-out examples."""
+    export: str = ""
+    """Directory of the exported Hugging Face model, once it is written."""
+    started_from: int | None = None
+    """Step of the checkpoint that the attempt started from; 0: the model itself; unset: it has not chosen one yet."""
+    backend: str = ""
+    """Layers and kernels that the trainer uses."""
+    warnings: list[str] = []
+    """What the trainer warns of while it continues, such as rewards from which nothing is learnt."""
+    updated_at: str = ""
+    """When the trainer last reported progress."""
+
+
+class ServiceStatus(Wire):
+    """What the gateway of a service reports."""
+
+    clients: int = 0
+    """Sessions of clients that live."""
+    models: int = 0
+    """Models that clients train."""
+    waiting: int = 0
+    """Requests that wait for trainers or rollouts."""
+    trained_tokens: int = 0
+    """Tokens of training that the gateway has answered since its process began."""
+    sampled_tokens: int = 0
+    """Tokens that were sampled since then."""
+    address: str = ""
+    """Where clients in the cluster find it."""
+
+
+class CheckpointStatus(Wire):
+    latest: Checkpoint | None = None
+    """The newest complete checkpoint."""
+    kept: list[Checkpoint] = []
+    """All complete checkpoints that the job can go back to, oldest first."""
+
+
+class ServerStatus(Wire):
+    """One server of several pods: which ones, and its current generation, in which all of them started together."""
+
+    role: str
+    """`rollout`, or the name of a pool."""
+    index: int
+    """Number of the server in its role, the end of its name."""
+    ordinals: list[int]
+    """Ordinals of its pods, by node rank. The first is the head."""
+    generation: int = 0
+    """Number of the current or last generation; 0: none yet."""
+    parts: list[ServerPart] = []
+    """The pods of the generation that runs, by node rank; empty: none runs, and the next starts when all pods are there."""
+    started_at: str = ""
+    """When the generation that runs was started."""
+    ended_boot: str = ""
+    """Boot of the pod whose container ended the last generation. Until it has started again, its report is still of that boot."""
+    failures: int = 0
+    """Failures in a row. A generation that ran for 20 minutes resets them."""
+    not_before: str = ""
+    """When the next generation may start at the earliest, after a failure."""
+    stranded_since: str = ""
+    """Since when some of its pods hold nodes although others have none, held against `lifecycle.strandedSeconds`; empty: that is not so."""
+    released_until: str = ""
+    """Until when its pods, which were released for that reason, wait. Only with schedulers that do not start them together."""
+
+
+class RolloutFailure(Wire):
+    """The last failure of a rollout server, or of a pool's. Its pod has restarted the server, and the attempt continues."""
+
+    pod: str
+    """Name of the pod whose server failed."""
+    failure: Failure
+    """Failure that the pod reported."""
 
 
 class PodAssignment(Wire):
