@@ -4,14 +4,14 @@ import click
 
 from kubectl_rljob.options import with_global
 from kubectl_rljob.session import Session
-from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, trial, volume, watch
+from kubectl_rljob.verbs import change, importing, logs, metrics, plan, show, trial, volume
 from kubectl_rljob.verbs.about import completion, version
 
 PROGRAM = "kubectl rljob"
 VERBS = (
     show.list_,
     show.status,
-    watch.watch,
+    show.watch,
     metrics.metrics,
     metrics.samples,
     logs.logs,

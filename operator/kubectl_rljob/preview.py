@@ -12,9 +12,8 @@ from rljob_api.pod_patch import NO_PATCH, PodPatch
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.status_parts import PlacementReport, PlacementStatus
-from rljob_placement.claims import Claimed, claimed, uses_devices
 from rljob_placement.cluster import Cluster
-from rljob_placement.devices import Devices
+from rljob_placement.devices import Claimed, Devices, claimed, uses_devices
 from rljob_placement.explain import lacking_further, report
 from rljob_placement.gang import Gang
 from rljob_placement.gang import Plan as Placed

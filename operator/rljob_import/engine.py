@@ -9,7 +9,7 @@ from pydantic_core import PydanticUndefined
 
 from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
-from rljob_import.options import Options
+from rljob_import import Options
 from rljob_import.settings import REFUSED, Given, NotANumber, Rule, Settings, System, said_of_rows, show
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 

@@ -13,9 +13,9 @@ from rljob_api.rules.fields import wrong_values
 from rljob_api.spec import RLJobSpec
 from rljob_api.type_errors import path_of
 from rljob_api.yaml_text import documents
+from rljob_import import Options
 from rljob_import.engine import NAME, Imported, convert
-from rljob_import.options import Options
-from rljob_import.readers.trees import Unreadable, document
+from rljob_import.readers.hydra import Unreadable, document
 from rljob_import.systems.choice import SYSTEMS
 from rljob_import.table import Note, Outcome, Problem
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rljob_import.options import Options
+from rljob_import import Options
 from rljob_import.table import Field, Note, Outcome, Problem, Row, Said, same_value
 
 MOST = 2**31 - 1

@@ -1,15 +1,166 @@
-"""Finds a node for every trainer and every rollout of the minimum, all or nothing, and for as many further rollouts as fit."""
+"""Finds a node for every trainer and every rollout of the minimum, all or nothing, and for as many further rollouts as fit.
+
+A placement is improved: two pods are exchanged, or one is moved, as long as that lowers the cost (Kernighan and Lin 1970, with single exchanges). For
+small gangs, branch and bound then finds the best placement, if it ends within its limit.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
 from rljob_placement.gang import Gang, Plan, Stay
-from rljob_placement.improve import improve, perfect
 from rljob_placement.space import Places, Problem, Space, space
 from rljob_placement.start import nearest, starts
+
+ALL_PAIRS = 48
+"""Largest gang, in pods, for which every exchange is tried. In a larger one, only those that bring a pod near one that it exchanges bytes with."""
+NEIGHBOURS = 8
+"""Exchanges that are tried for a pod of a larger gang, for each domain of a pod that it exchanges bytes with."""
+EPSILON = 1e-9
+"""Smallest relative gain that counts."""
+LARGEST = 10
+"""Largest gang, in pods, that is searched exactly."""
+BRANCHES = 20_000
+"""Branches after which the exact search ends."""
+
+
+def improve(places: Places, limit: int) -> None:
+    """Improves `places` in place, until nothing helps or the problem has looked up `limit` costs."""
+    problem = places.problem
+    better = True
+    while better and problem.looked < limit:
+        better = False
+        for pod in range(problem.pods):
+            better |= _improve(places, pod)
+
+
+def _improve(places: Places, pod: int) -> bool:
+    if pod in places.problem.fixed or not places.problem.at(pod, places.of[pod], places.of):
+        return False
+    better = _move(places, pod)
+    for other in _partners(places, pod):
+        better |= _exchange(places, pod, other)
+    return better
+
+
+def _partners(places: Places, pod: int) -> Iterator[int]:
+    """Pods of the same kind with which exchanges are tried."""
+    problem = places.problem
+    kind = range(problem.trainers) if problem.is_trainer(pod) else range(problem.trainers, problem.pods)
+    free = (other for other in kind if other != pod and other not in problem.fixed)
+    if problem.pods <= ALL_PAIRS:
+        yield from free
+        return
+    paths = problem.space.paths
+    wanted = {paths[places.of[other]]: NEIGHBOURS for other, _ in problem.near[pod]}
+    wanted.pop(paths[places.of[pod]], None)
+    for other in free:
+        left = wanted.get(paths[places.of[other]], 0)
+        if left:
+            wanted[paths[places.of[other]]] = left - 1
+            yield other
+
+
+def _exchange(places: Places, one: int, other: int) -> bool:
+    problem, of = places.problem, places.of
+    a, b = of[one], of[other]
+    if a == b:
+        return False
+    before = problem.at(one, a, of, but=other) + problem.at(other, b, of, but=one)
+    after = problem.at(one, b, of, but=other) + problem.at(other, a, of, but=one)
+    if after >= before * (1 - EPSILON):
+        return False
+    of[one], of[other] = b, a
+    return True
+
+
+def _move(places: Places, pod: int) -> bool:
+    """Moves a pod to the best node with capacity. Of nodes in the same domain only one is tried."""
+    problem = places.problem
+    if not places.may_leave(pod):
+        return False
+    start = places.take(pod)
+    used = {places.of[other] for other, _ in problem.near[pod]}
+    wanted = {problem.space.paths[n] for n in used if n >= 0}
+    best, chosen = problem.at(pod, start, places.of) * (1 - EPSILON), start
+    tried: set[tuple[str, ...]] = set()
+    for n, path in enumerate(problem.space.paths):
+        if (path in tried and n not in used) or (path not in wanted and problem.pods > ALL_PAIRS):
+            continue
+        if n == start or not places.has_capacity(pod, n):
+            continue
+        tried.add(path)
+        cost = problem.at(pod, n, places.of)
+        if cost < best:
+            best, chosen = cost, n
+    places.put(pod, chosen)
+    return chosen != start
+
+
+@dataclass(slots=True)
+class Search:
+    """Branch and bound: depth first, cheapest nodes first. Of nodes that do not differ only the first is tried."""
+
+    problem: Problem
+    best: float
+    found: Places | None = None
+    branches: int = 0
+    order: list[int] = field(default_factory=list)
+
+    def run(self, places: Places, depth: int, cost: float) -> None:
+        if cost >= self.best or self.branches >= BRANCHES:
+            return
+        if depth == len(self.order):
+            self.best, self.found = cost * (1 - 1e-12), places.copy()
+            return
+        pod = self.order[depth]
+        options = sorted((self.problem.at(pod, n, places.of), n) for n in self._nodes(places, pod, depth))
+        for more, node in options:
+            self.branches += 1
+            places.put(pod, node)
+            self.run(places, depth + 1, cost + more)
+            places.take(pod)
+
+    def _nodes(self, places: Places, pod: int, depth: int) -> Iterator[int]:
+        s, seen = self.problem.space, set[tuple[object, ...]]()
+        must = self._must(places, depth) if self.problem.is_trainer(pod) else False
+        occupied = set(places.of)
+        for n in range(len(s.nodes)):
+            if not places.has_capacity(pod, n) or (must and places.trainers.get(n, 0) >= s.kept[n]):
+                continue
+            if n not in occupied:
+                alike = (s.paths[n], s.kept[n], *s.capacity[n])
+                if alike in seen:
+                    continue
+                seen.add(alike)
+            yield n
+
+    def _must(self, places: Places, depth: int) -> bool:
+        """Whether all trainers that are left have to go to nodes where pods stay, since no more than these are left."""
+        kept = self.problem.space.kept
+        unmet = sum(max(0, k - places.trainers.get(n, 0)) for n, k in enumerate(kept))
+        return unmet >= sum(self.problem.is_trainer(pod) for pod in self.order[depth:])
+
+
+def perfect(places: Places) -> Places:
+    """The best placement of a small gang, if it is found; otherwise the given one."""
+    problem = places.problem
+    if problem.pods > LARGEST:
+        return places
+    order = [p for p in range(problem.pods) if p not in problem.fixed]
+    start = Places.empty(problem)
+    search = Search(problem, problem.cost(places.of) * (1 - 1e-9), order=order)
+    search.run(start, 0, _between_fixed(problem, start))
+    return search.found or places
+
+
+def _between_fixed(problem: Problem, start: Places) -> float:
+    """Cost of the links between pods that stay."""
+    return sum(problem.at(pod, node, start.of) for pod, node in problem.fixed.items() if pod < problem.pods) / 2
+
 
 BEST = 2
 """Number of starting points that are improved: the cheapest ones."""

@@ -14,7 +14,7 @@ from cli.makers import make_checkpoint, make_job, make_spec, running
 from cli.test_suspend_resume import request_of
 from kubectl_rljob import complete, errors
 from kubectl_rljob.printers.curves import plot
-from kubectl_rljob.verbs import watch
+from kubectl_rljob.verbs import show
 from rljob_api import reasons
 
 FAILURE = """\
@@ -199,7 +199,7 @@ def test_watch_tells_an_api_error_from_a_failed_job_by_its_exit_code(
     api.refuse = (403, "rljobs is forbidden")
     assert rljob("watch", "demo").code == errors.REFUSED
     api.refuse = (503, "etcd is away")
-    monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(show, "PATIENCE_SECONDS", 0.1)
     screen = rljob("watch", "demo", "--interval", "0.05")
     assert screen.code == errors.REFUSED
     assert screen.err.endswith("error: rljob demo in namespace research: etcd is away (HTTP 503)\n")
@@ -297,5 +297,5 @@ def test_watch_does_not_end_before_the_operator_has_taken_up_a_request_to_resume
         job = api.jobs["research", "demo"]
         job["status"] |= {"state": "Succeeded", "request": request_of(job).nonce}
 
-    monkeypatch.setattr(watch.time, "sleep", operator)
+    monkeypatch.setattr(show.time, "sleep", operator)
     assert (rljob("watch", "demo").code, len(looks)) == (errors.DONE, 1)

@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from cli.conftest import Rljob
+from rljob_import import Options
 from rljob_import.engine import convert, default_of
-from rljob_import.options import Options
-from rljob_import.readers.trees import resolve
+from rljob_import.readers.hydra import resolve
 from rljob_import.report import imported, repeated
 from rljob_import.systems.choice import SYSTEMS
 from rljob_import.table import Outcome, Problem

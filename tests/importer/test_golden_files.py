@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from rljob_api.rules import validate
-from rljob_import.options import Options
+from rljob_import import Options
 from rljob_import.report import Result, imported
 
 HERE = Path(__file__).parent / "cases"

@@ -10,8 +10,8 @@ from cli.conftest import Rljob
 from importer.test_golden_files import CASES, GROUP, HERE, INFINITE, VERL, spec_of
 from importer.test_values import text_of
 from rljob_api.rules import validate
-from rljob_import.options import Options
-from rljob_import.readers.trees import Unreadable
+from rljob_import import Options
+from rljob_import.readers.hydra import Unreadable
 from rljob_import.report import Result, imported
 
 VAL = "data.val_files=/data/v.parquet trainer.test_freq=5 "

@@ -8,8 +8,8 @@ import pytest
 
 from importer.test_golden_files import CASES, HERE, result
 from importer.test_values import options_of
+from rljob_import import SYSTEMS as NAMES
 from rljob_import.engine import convert
-from rljob_import.options import SYSTEMS as NAMES
 from rljob_import.reference import tables
 from rljob_import.settings import System
 from rljob_import.systems.choice import SYSTEMS

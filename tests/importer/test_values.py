@@ -13,8 +13,8 @@ from cli.conftest import Rljob
 from importer.test_golden_files import CASES, DATA_SETS, HERE, V1
 from rljob_api.rules import validate
 from rljob_api.yaml_text import documents
-from rljob_import.options import Options
-from rljob_import.readers.trees import Unreadable
+from rljob_import import Options
+from rljob_import.readers.hydra import Unreadable
 from rljob_import.report import flow, imported
 from rljob_import.shared.values import divisor
 from rljob_import.systems.choice import SYSTEMS

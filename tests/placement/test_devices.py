@@ -9,9 +9,8 @@ from api.specs import make_spec
 from placement.device_objects import DRIVER, FULL, make_claim, make_class, make_slice, make_template
 from placement.makers import make_cluster, make_node
 from rljob_api.pod_patch import NO_PATCH, PodPatch
-from rljob_placement.claims import claimed
 from rljob_placement.cluster import Cluster
-from rljob_placement.devices import IMPLICIT, Allocation, Devices
+from rljob_placement.devices import IMPLICIT, Allocation, Devices, claimed
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
 from rljob_placement.selectors import Device, Unreadable, selects

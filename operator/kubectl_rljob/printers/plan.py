@@ -1,5 +1,6 @@
-"""The page of `plan`: what a spec amounts to, and what is wrong with it."""
+"""The page of `plan`: what a spec amounts to, and what is wrong with it. And that of `plan --suggest`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -7,11 +8,13 @@ from typing import Any
 from kubectl_rljob.leaving import Leaving, too_short
 from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
-from kubectl_rljob.printers import memory, network, placement
+from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
+from kubectl_rljob.suggesting import Search, Suggestion
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
+from rljob_api.sizing.devices import GIB
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
@@ -59,25 +62,25 @@ def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
         ]
         blocks += [defaults(plan)] if plan.taken or plan.unread else []
         blocks += [pods(plan.spec)]
-        if estimates := plan.memory():
-            blocks += [memory.parts(estimates)]
+        if held_by := plan.memory():
+            blocks += [estimates.parts(held_by)]
         if plan.device and (found_phases := plan.phases()):
-            blocks += [memory.by_phase(found_phases, plan.device)]
+            blocks += [estimates.by_phase(found_phases, plan.device)]
         if host := plan.host():
-            blocks += memory.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
+            blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
-            blocks += [memory.cache(cache, plan.device)]
+            blocks += [estimates.cache(cache, plan.device)]
         if arriving := plan.arrival():
             place, held = arriving
             blocks += [
-                memory.arrival(place),
-                *memory.of_host("rollout", held, plan.spec.rollout.template.memory_limit),
+                estimates.arrival(place),
+                *estimates.of_host("rollout", held, plan.spec.rollout.template.memory_limit),
             ]
-        blocks += [memory.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
+        blocks += [estimates.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
         if space := plan.volume():
-            blocks += [memory.volume(space)]
+            blocks += [estimates.volume(space)]
         if traffic := plan.traffic():
-            blocks += [network.table_of(traffic, plan.cards)]
+            blocks += [estimates.between_nodes(traffic, plan.cards)]
         if unpublished := images(plan.spec):
             blocks += [unpublished]
         if not plan.violations:
@@ -199,3 +202,49 @@ def tokens(spec: RLJobSpec) -> list[str]:
         f"at most {parts}{a.longest:,} per {sample}, {a.longest * a.samples_per_step:,} per step",
         f"at most {spec.train.tokens_per_micro_batch:,} per micro-batch and data-parallel rank",
     ]
+
+
+HEADER = (
+    *("#", "TRAINER", "RECOMPUTE", "SERVER", "GIB OF A GPU", "KV CACHE"),
+    *("GENERATE", "TRAIN", "UPDATE", "TOKENS/S"),
+)
+
+
+def suggestions(base: Plan, search: Search) -> str:
+    assert base.spec and base.device and base.cards
+    ranks = f"{plural(base.spec.trainer.nodes, 'pod')} x {base.spec.trainer.processes_per_node}"
+    place = f"{ranks} GPUs of {base.device.bytes / GIB:.1f} GiB, {base.cards.text} a node"
+    looked = f"{search.tried:,} layouts" + ("" if search.whole else ", as many as there was time for,")
+    head = f"RLJob {base.name}: the fastest of {looked} that fit on {place}"
+    if not search.found:
+        why = [f"{count:,} {reason}" for reason, count in sorted(search.against.items(), key=lambda found: -found[1])]
+        return (
+            f"RLJob {base.name}: none of {looked} fits on {place}: {', '.join(why)}\ndocs/sizing.md has what to change"
+        )
+    rows = [_row(number, found) for number, found in enumerate(search.found, 1)]
+    note = "Seconds and tokens/s are modelled and not measured, with every sample at its longest (docs/sizing.md#suggested-layouts)."
+    options = [f"{number}: {_options(found.settings)}" for number, found in enumerate(search.found, 1)]
+    return "\n\n".join([head, table(HEADER, rows), note, "\n".join(options)])
+
+
+def _row(number: int, found: Suggestion) -> tuple[Any, ...]:
+    spec = found.plan.spec
+    assert spec
+    cache = found.plan.cache()
+    return (
+        number,
+        str(Layout.of(spec, names.ROLE_TRAINER)),
+        spec.trainer.recompute.granularity,
+        f"tp{spec.rollout.tensor_parallel}" if cache else "-",
+        f"{max(phase.total for phase in found.plan.phases()) / GIB:.1f}",
+        f"{cache.there / GIB:.1f}" if cache else "-",
+        *(f"{seconds:.1f}" for seconds in (found.speed.generate, found.speed.train, found.speed.update)),
+        f"{found.speed.tokens_per_second:,.0f}",
+    )
+
+
+def _options(settings: dict[str, Any]) -> str:
+    """What to add to the command, or to write into the manifest."""
+    if not settings:
+        return "as the manifest has it"
+    return " ".join(f"--set '{path}={json.dumps(value)}'" for path, value in settings.items())

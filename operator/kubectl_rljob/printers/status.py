@@ -10,10 +10,10 @@ from rich.cells import cell_len, set_cell_size
 from kubectl_rljob import planning
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.leaving import Leaving, too_short
-from kubectl_rljob.printers import accounting, placement
+from kubectl_rljob.printers import placement
 from kubectl_rljob.printers.curves import FORMATS, course, curve, line, number
 from kubectl_rljob.printers.failure import said, where
-from kubectl_rljob.printers.text import age, clip, columns, cut, duration, moment, one_line, table
+from kubectl_rljob.printers.text import age, clip, columns, cut, duration, gpu_hours, moment, one_line, table
 from kubectl_rljob.terminal import WIDEST
 from rljob_api import names
 from rljob_api.protocol import Failure
@@ -164,7 +164,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
     placed = placement.line(s.placement.report, width) if s.placement else []
     waiting = [cut(f"{'UNREADY':<{KEY}}{text}", width) for text in unready(job)]
     served = [cut(service_line(s.service), width)] if s.service.address else []
-    used = accounting.line(s.accounting, now, width)
+    used = gpu_hours(s.accounting, now, width)
     return [
         *table(("ROLE", "READY", "GPUS", "STATUS", "INFO"), cells, width).split("\n"),
         *spares,

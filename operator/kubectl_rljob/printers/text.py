@@ -14,6 +14,7 @@ from rich.text import Text
 
 from kubectl_rljob.job import Job
 from kubectl_rljob.terminal import WIDEST
+from rljob_api.accounting import Accounting, goodput
 from rljob_api.protocol import Checkpoint
 
 NONE = "<none>"
@@ -127,3 +128,16 @@ def checkpoints(kept: Sequence[Checkpoint], now: datetime, width: int) -> str:
     """One line per complete checkpoint, oldest first."""
     rows = [(c.step, c.attempt, age(c.time, now), c.layout, c.path) for c in kept]
     return table(CHECKPOINTS, rows, width)
+
+
+def gpu_hours(known: Accounting, now: datetime, width: int) -> list[str]:
+    """GPU-hours until now, the share of each phase, largest first, and the goodput; nothing for a job that has held no GPU."""
+    counted = moment(known.until)
+    spent = known.at((now - counted).total_seconds()) if counted else {}
+    total = sum(spent.values())
+    if not total:
+        return []
+    largest = sorted(spent.items(), key=lambda entry: -entry[1])
+    shares = ", ".join(f"{phase} {100 * amount / total:.0f} %" for phase, amount in largest)
+    kept = 100 * (goodput(spent) or 0.0)
+    return [cut(f"GPU-HOURS   {total / 3600:,.1f}, goodput {kept:.0f} %: {shares}", width)]

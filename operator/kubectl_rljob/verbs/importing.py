@@ -11,7 +11,7 @@ from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.options import verb
 from kubectl_rljob.session import Session
-from rljob_import.options import SYSTEMS, Options
+from rljob_import import SYSTEMS, Options
 
 
 def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -113,7 +113,7 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
     """Says of which file it is that it cannot be read."""
-    from rljob_import.readers.trees import Unreadable
+    from rljob_import.readers.hydra import Unreadable
 
     try:
         yield

@@ -7,19 +7,18 @@ from typing import Any
 
 import click
 
-from kubectl_rljob import errors, manifest, options
+from kubectl_rljob import errors, inputs, options
 from kubectl_rljob.errors import UserError
+from kubectl_rljob.inputs import adapter_config, model_config
 from kubectl_rljob.leaving import Leaving, expected
-from kubectl_rljob.model import adapter_config, model_config
 from kubectl_rljob.options import output, verb
 from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
-from kubectl_rljob.printers import suggest as suggested
 from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
-from kubectl_rljob.suggesting import suggest as suggestions
+from kubectl_rljob.suggesting import suggest as search_layouts
 from rljob_api.manifest import Manifest
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing import devices
@@ -101,7 +100,7 @@ def plan(
     config, device = model_config(model) if model else None, _device(gpu, model) if gpu else None
     others = _others(models_of, model)
     given = adapter_config(adapters) if adapters else None
-    manifests = manifest.read(filename, settings)
+    manifests = inputs.read(filename, settings)
     policy, unread = (DEFAULT_POLICY, "") if offline else session.job_policy(operator_namespace)
     between = _cards(network or NETWORK) if network or suggest else None
     planned = partial(
@@ -146,11 +145,11 @@ def _suggest(
     searched = []
     for job, base in jobs:
         machine = _machine(base)
-        searched.append((base, suggestions(job, base, machine, partial(_on, base.device, planned))))
+        searched.append((base, search_layouts(job, base, machine, partial(_on, base.device, planned))))
     if output:
         session.terminal.data(data.render([found.dump(base.name) for base, found in searched], output))
     else:
-        session.terminal.show("\n\n".join(suggested.page(base, found) for base, found in searched))
+        session.terminal.show("\n\n".join(page.suggestions(base, found) for base, found in searched))
     if not all(found.found for _, found in searched):
         raise click.exceptions.Exit(errors.REFUSED)
 

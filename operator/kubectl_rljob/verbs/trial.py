@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from kubectl_rljob import kubectl, manifest, options
+from kubectl_rljob import inputs, kubectl, options
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import verb
@@ -50,7 +50,7 @@ def try_(
     and what supervised tasks learn from. Every mistake is named with its file and line; exit code 1 if there is one.
     Needs kubectl, and the rights to create, exec into and delete pods.
     """
-    (given, *others) = manifest.read(filename, settings)
+    (given, *others) = inputs.read(filename, settings)
     if others:
         raise UserError(f"{filename}: holds {1 + len(others)} jobs: keep one in a file")
     cluster = session.cluster()

@@ -13,8 +13,7 @@ from rljob_api.leave_nodes import reason, requested_node
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.cache.jobs import CachedJob
 from rljob_operator.kube.api import Api, ApiError, Key, NotFound, Object
-from rljob_placement.claims import uses_devices
-from rljob_placement.devices import API, KINDS, NOT_LISTED, NOT_SERVED, Devices, resources_of
+from rljob_placement.devices import API, KINDS, NOT_LISTED, NOT_SERVED, Devices, resources_of, uses_devices
 
 INTERVAL, ABSENT_INTERVAL = 10.0, 60.0
 """Seconds between two looks, and until one at a kind that the cluster does not have, or that may not be read."""

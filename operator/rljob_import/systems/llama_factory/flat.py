@@ -4,18 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.spec.run import LifecycleSpec
-from rljob_import.readers.hydra import plain
-from rljob_import.readers.trees import Unreadable, tree_of
+from rljob_import.readers.hydra import Unreadable, plain, tree_of
 from rljob_import.settings import Settings, Source, System, show
 from rljob_import.shared import places, values
 from rljob_import.shared.adapters import adapters
-from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import (
     Layout,
     recompute,
     transformer_config,
     virtual_pipeline,
 )
+from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import items, place
 from rljob_import.systems.llama_factory import v1
 from rljob_import.systems.llama_factory.rows import ROWS, SFT_LOSSES

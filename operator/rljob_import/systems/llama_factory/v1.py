@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_import.readers.trees import Unreadable, flatten
+from rljob_import.readers.hydra import Unreadable, flatten
 from rljob_import.settings import Settings, Source, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import adapters
-from rljob_import.shared.amounts import Length
 from rljob_import.shared.megatron import Layout
+from rljob_import.shared.training import Length
 from rljob_import.shared.values import LLAMA_FACTORY, place
 from rljob_import.table import Field, Note, Outcome, Problem, Said, becomes, implied, lacks, must, read
 

@@ -4,18 +4,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.spec.run import MOST_CHECKPOINTS, LifecycleSpec
-from rljob_import.readers.hydra import plain
-from rljob_import.readers.trees import Unreadable, flatten, resolve, tree_of
+from rljob_import.readers.hydra import Unreadable, flatten, plain, resolve, tree_of
 from rljob_import.settings import Settings, Source, System, show
 from rljob_import.shared import places, values
-from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
-from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import (
     Layout,
     recompute,
     transformer_config,
     virtual_pipeline,
 )
+from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor
 from rljob_import.systems.rlinf.reasoning_rows import ROWS
 from rljob_import.table import Field, Note, Outcome, Problem, Said

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_import.readers.hydra import plain
-from rljob_import.readers.trees import Unreadable, flatten, resolve, tree_of
+from rljob_import.readers.hydra import Unreadable, flatten, plain, resolve, tree_of
 from rljob_import.settings import Settings, Source, System
 from rljob_import.shared import places
 from rljob_import.shared.values import ROLL

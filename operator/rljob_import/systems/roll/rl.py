@@ -8,7 +8,7 @@ from rljob_api.rules.algorithm import WIDEST_SEQUENCE_CLIP
 from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings
 from rljob_import.shared import places
-from rljob_import.shared.algorithms import AGGREGATIONS, own, responses
+from rljob_import.shared.training import AGGREGATIONS, own, responses
 from rljob_import.shared.values import SEQUENCE_CLIP, divisor, items
 from rljob_import.systems.roll.rl_rows import REWARD_KEYS
 from rljob_import.systems.roll.run import gpus, has_critic, machine, response

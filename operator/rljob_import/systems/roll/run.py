@@ -6,8 +6,8 @@ from rljob_import.readers.arithmetic import devices
 from rljob_import.settings import NotANumber, Settings
 from rljob_import.shared import places
 from rljob_import.shared.adapters import adapters
-from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import divisor, items
 from rljob_import.table import Field, Said
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from rljob_import.readers.hydra import plain
-from rljob_import.readers.trees import flatten, resolve, tree_of
+from rljob_import.readers.hydra import flatten, plain, resolve, tree_of
 from rljob_import.settings import Source
 from rljob_import.systems.trinity.rl import TRINITY
 from rljob_import.systems.trinity.supervised import DPO, SFT

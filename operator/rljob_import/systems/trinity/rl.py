@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places, values
-from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
-from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.trinity.rl_rows import ROWS, TASKS
 from rljob_import.systems.trinity.rows import ACTOR, CRITIC, REF

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places, values
-from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import Layout
+from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import IMAGES
 from rljob_import.systems.trinity.rl import decay, layout
 from rljob_import.systems.trinity.rows import ACTOR, EVERY_MODEL, OPTIMIZER, REF, RUN, SUBSET, TRAINER

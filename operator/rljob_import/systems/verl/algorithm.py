@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_import.settings import Settings
-from rljob_import.shared.algorithms import AGGREGATIONS, ESTIMATORS, own
+from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, own
 from rljob_import.shared.values import items, place
 from rljob_import.systems.verl.distillation import TAUGHT, alone
 from rljob_import.systems.verl.rows import ACTOR

@@ -5,9 +5,18 @@ from typing import Any
 
 import yaml
 
-from rljob_import.readers.hydra import command_line, launch, plain, scalar
+from rljob_import.readers.hydra import (
+    Unreadable,
+    command_line,
+    document,
+    flatten,
+    launch,
+    plain,
+    resolve,
+    scalar,
+    tree_of,
+)
 from rljob_import.readers.shell import Shell
-from rljob_import.readers.trees import Unreadable, document, flatten, resolve, tree_of
 from rljob_import.readers.words import Variables
 from rljob_import.settings import Settings, Source, System
 from rljob_import.shared.adapters import verl_has_adapters

@@ -6,9 +6,8 @@ from rljob_api.spec.run import LifecycleSpec
 from rljob_import.settings import Settings, show
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters
-from rljob_import.shared.algorithms import responses
-from rljob_import.shared.amounts import Length, Warmup
 from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.training import Length, Warmup, responses
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.verl.algorithm import has_reference, is_gae
 from rljob_import.systems.verl.distillation import distillation

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters, verl_rows
-from rljob_import.shared.amounts import Length
 from rljob_import.shared.megatron import (
     Layout,
     layout_rows,
@@ -15,6 +14,7 @@ from rljob_import.shared.megatron import (
     transformer_row,
     virtual_pipeline,
 )
+from rljob_import.shared.training import Length
 from rljob_import.shared.values import MULTI_TOKEN, VERL, choice
 from rljob_import.systems.verl.algorithm import environment
 from rljob_import.systems.verl.roles import optimizer

@@ -17,8 +17,8 @@ from rljob_operator.model.snapshot import is_open
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
 from rljob_operator.schedulers.builtin.reservations import Holder, remaining
 from rljob_operator.times import seconds
-from rljob_placement.claims import Claimed, claimed
 from rljob_placement.cluster import Node
+from rljob_placement.devices import Claimed, claimed
 
 
 class SchedulerCache:

@@ -15,8 +15,8 @@ from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.schedulers.builtin.reservations import remaining
 from rljob_operator.times import is_ahead, seconds
-from rljob_placement.claims import Claimed
 from rljob_placement.cluster import Node
+from rljob_placement.devices import Claimed
 from rljob_placement.gang import Demand, Gang, Stay
 
 EXCLUDED_SECONDS = 600.0

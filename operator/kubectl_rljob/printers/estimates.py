@@ -1,12 +1,13 @@
-"""What the GPUs of a job have to hold, in GiB."""
+"""What the GPUs and hosts of a job have to hold, in GiB, and what crosses the network cards of the busiest node."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
 from rljob_api.sizing.devices import Device
 from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, Phase
+from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost
 from rljob_api.sizing.stage import VolumeSpace
 
@@ -93,3 +94,25 @@ def volume(found: VolumeSpace) -> str:
 
 def _gib(count: float | None) -> str:
     return "-" if not count else f"{count / GIB:.1f}"
+
+
+FLOWS = {
+    "generation": "generation of a step",
+    "update": "an update of the servers",
+    "batch": "the hand-over of a batch",
+}
+
+
+def between_nodes(traffic: Mapping[str, Flow], cards: Cards | None) -> str:
+    """With the least time, where the cards were named."""
+    rows = [
+        (
+            FLOWS[name],
+            f"{flow.sent / GB:,.1f}",
+            f"{flow.received / GB:,.1f}",
+            f"{flow.seconds(cards):.2f}" if cards else "-",
+        )
+        for name, flow in traffic.items()
+    ]
+    at = f"SECONDS AT {cards.text}" if cards else "SECONDS (--network)"
+    return table(("BETWEEN NODES, GB", "OUT OF A POD", "INTO A POD", at), rows)

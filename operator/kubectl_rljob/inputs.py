@@ -1,8 +1,10 @@
-"""config.json of the model that `plan` counts with, and adapter_config.json of adapters to begin from: from a directory, a file, or a hub."""
+"""What verbs read from files and hubs: RLJobs; config.json of the model that `plan` counts with; adapter_config.json of adapters to begin from."""
 
 import json
 import os
 import re
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException, HTTPMessage
@@ -13,7 +15,25 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from kubectl_rljob.errors import UserError
+from rljob_api import manifest
+from rljob_api.manifest import Manifest, ManifestError, OverrideError
 from rljob_api.rules.lora import CONFIG
+
+
+def read(file: str, settings: Iterable[str] = ()) -> list[Manifest]:
+    """All RLJobs of a YAML or JSON file (`-`: standard input), with `settings` put in. Raises UserError."""
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text()
+        return manifest.read(text, settings)
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {file}: is not UTF-8") from error
+    except ManifestError as error:
+        raise UserError(f"{file}: {error}") from error
+    except OverrideError as error:
+        raise UserError(str(error)) from error
+
 
 HUB = "https://huggingface.co"
 HUB_ID = re.compile(r"(?:hf://)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
