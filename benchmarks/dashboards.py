@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.panels import draw
 from docs.pictures.svg import THEMES
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.metrics import Metrics
+from rljob_operator.endpoints import Metrics
 from rljob_operator.times import stamp
 
 ROOT = Path(__file__).parents[1]

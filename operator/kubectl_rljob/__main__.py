@@ -7,7 +7,7 @@ import click
 
 from kubectl_rljob import command_line, errors
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.session import Session
+from kubectl_rljob.options import Session
 from kubectl_rljob.terminal import Terminal
 
 

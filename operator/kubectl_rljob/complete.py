@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from click.shell_completion import CompletionItem, ShellComplete
 
 from kubectl_rljob.command_line import PROGRAM, root
-from kubectl_rljob.session import Session
+from kubectl_rljob.options import Session
 from kubectl_rljob.terminal import Terminal, visible
 
 NO_FILES = ":4"

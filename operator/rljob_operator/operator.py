@@ -8,20 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
-from rljob_operator import health
+from rljob_operator import endpoints
 from rljob_operator.cache.cluster import CAPACITY, ClusterCache
+from rljob_operator.endpoints import Metrics
 from rljob_operator.kube.api import Key
 from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
-from rljob_operator.metrics import Metrics
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.watch.events import EventHandlers
+from rljob_operator.watch.events import EventHandlers, Relist
 from rljob_operator.watch.kopf_side import KopfSide
 from rljob_operator.watch.polled import DeviceInventory, DrainRequests
 from rljob_operator.watch.reflector import Watches, reflect
-from rljob_operator.watch.relist import Relist
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class Operator:
 
     def __init__(self, options: Options, credentials: Credentials) -> None:
         self._options = options
-        self._health = health.HealthCheck()
+        self._health = endpoints.HealthCheck()
         # Apart from the other requests, so that a renewal never waits behind them
         self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)
         self._elector = LeaderElector(
@@ -74,7 +73,7 @@ class Operator:
 
     async def run(self) -> None:
         """Runs until a signal or an error."""
-        server = await health.serve(self._options.health_port, self._problem, self._metrics.text)
+        server = await endpoints.serve(self._options.health_port, self._problem, self._metrics.text)
         acting = asyncio.create_task(self._elector.lead(self._act))
         acting.add_done_callback(lambda _: self._kopf.stop())
         try:

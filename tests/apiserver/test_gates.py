@@ -10,8 +10,7 @@ from rljob_api import names
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.kube.api import ApiError
 from rljob_operator.kube.client import KubernetesApi
-from rljob_operator.schedulers.base import REQUIRED
-from rljob_operator.schedulers.builtin.gate import operations
+from rljob_operator.schedulers.base import REQUIRED, operations
 
 pytestmark = pytest.mark.slow
 NAMESPACE = "default"

@@ -16,7 +16,7 @@ from e2e.cluster.steps import BIN
 from e2e.control_plane import ControlPlane
 from e2e.intruder import Trial, as_pod, outcome, trials
 from e2e.kube import CommandFailed, Kube, wait_for
-from kubectl_rljob import volume_pod
+from kubectl_rljob import pod_access
 from kubectl_rljob.job import Job
 from rljob_api import names
 from rljob_api.status import RLJobMeta
@@ -54,7 +54,7 @@ def children(meta: RLJobMeta, **changes: Any) -> list[dict[str, Any]]:
     job = make_job(scheduling={"backend": "none"}, **changes).having(job=meta, fresh_token="secret").with_pods()
     snapshot = job.snapshot()
     found = render(snapshot, snapshot.status)
-    return found + [pod for o in found if o["kind"] == "StatefulSet" for pod in pods(o)]
+    return found + [pod for o in found if o["kind"] == "StatefulSet" for pod in pod_access(o)]
 
 
 def pods(stateful_set: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -114,9 +114,9 @@ def test_the_pod_of_kubectl_rljob_shell_is_admitted_too(kube: Kube) -> None:
     assert job.spec
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
     kube.apply(account)  # which a controller makes where there are controllers
-    pod = volume_pod.manifest(job, job.spec, {})
+    pod = pod_access.manifest(job, job.spec, {})
     kube.kubectl("create", "--validate=strict", "-f", "-", stdin=json.dumps(pod))
-    (made,) = kube.list("pod", f"{volume_pod.LABEL}=demo")
+    (made,) = kube.list("pod", f"{pod_access.LABEL}=demo")
     assert made["spec"]["securityContext"] == pod["spec"]["securityContext"]
 
 

@@ -15,8 +15,8 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from benchmarks import dashboards
 from chart.chart import CHART, HELM, NO_HELM, render
 from rljob_api.metrics import METRICS
+from rljob_operator.endpoints import Metrics
 from rljob_operator.kube.api import Key
-from rljob_operator.metrics import Metrics
 from simulator.scraping import samples
 from simulator.world import World
 

@@ -7,8 +7,7 @@ import pytest
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec
-from kubectl_rljob import kubectl as real
-from kubectl_rljob import volume_pod
+from kubectl_rljob import pod_access
 
 KEPT = [{"step": step, "attempt": 1, "path": f"/data/run/global_step_{step}"} for step in (10, 20)]
 ENDED = {"state": "Succeeded", "outcome": "Succeeded", "checkpoint": {"latest": KEPT[-1], "kept": KEPT}}
@@ -18,8 +17,8 @@ ENDED = {"state": "Succeeded", "outcome": "Succeeded", "checkpoint": {"latest": 
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What ran in pods."""
     ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(volume_pod, "POLL", 0.01)
-    monkeypatch.setattr(real, "interact", lambda *given: ran.append(tuple(given[2])) or 0)
+    monkeypatch.setattr(pod_access, "POLL", 0.01)
+    monkeypatch.setattr(pod_access, "interact", lambda *given: ran.append(tuple(given[2])) or 0)
     return ran
 
 

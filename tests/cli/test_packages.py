@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kubectl_rljob.verbs import about
+from kubectl_rljob import command_line
 
 ROOT = Path(__file__).parents[2]
 OWN = tomllib.loads((ROOT / "operator/pyproject.toml").read_text())
@@ -39,7 +39,7 @@ def test_every_module_is_python_that_the_oldest_one_reads() -> None:
 
 def test_it_has_the_version_the_commands_and_the_libraries_of_the_whole() -> None:
     own = OWN["project"]
-    assert own["version"] == about.VERSION == WHOLE["version"]
+    assert own["version"] == command_line.VERSION == WHOLE["version"]
     assert own["scripts"] == WHOLE["scripts"]
     assert sorted(own["dependencies"]) == sorted(WHOLE["dependencies"] + WHOLE["optional-dependencies"]["cli"])
 

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kubectl_rljob import reference
+from kubectl_rljob import command_line, reference
 from kubectl_rljob.__main__ import main
 from kubectl_rljob.command_line import VERBS
-from kubectl_rljob.verbs import about
 from rljob_api import names
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
@@ -28,5 +27,5 @@ def test_every_verb_has_a_section_and_every_flag_a_meaning() -> None:
 
 def test_version_names_the_api_and_the_protocol(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["version"]) == 0
-    said = f"kubectl-rljob {about.VERSION} (API {names.API_VERSION}, protocol {names.PROTOCOL})\n"
+    said = f"kubectl-rljob {command_line.VERSION} (API {names.API_VERSION}, protocol {names.PROTOCOL})\n"
     assert capsys.readouterr().out == said

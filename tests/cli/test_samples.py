@@ -10,7 +10,7 @@ import pytest
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec, running
-from kubectl_rljob import volume_pod
+from kubectl_rljob import pod_access
 from rljob_api import names
 
 Kubectl = Callable[[], list[str]]
@@ -84,7 +84,7 @@ def test_a_job_that_has_no_samples_yet_says_so(api: FakeApi, rljob: Rljob, kubec
 def test_a_job_without_pods_gets_one_for_it(
     api: FakeApi, rljob: Rljob, kubectl: Kubectl, job: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(volume_pod, "POLL", 0.01)
+    monkeypatch.setattr(pod_access, "POLL", 0.01)
     api.pod_roles = {}
     assert rljob("samples", "demo").out.startswith("STEP 10\n")
     assert [method for method, _, _ in api.requests].count("DELETE") == 1

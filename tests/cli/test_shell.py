@@ -12,7 +12,7 @@ import pytest
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec, running
-from kubectl_rljob import volume_pod
+from kubectl_rljob import pod_access
 from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
@@ -25,7 +25,7 @@ ENDED = {"state": "Succeeded", "outcome": "Succeeded", "attempt": {"number": 2}}
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_pod, "POLL", 0.01)
+    monkeypatch.setattr(pod_access, "POLL", 0.01)
 
 
 def deleted(api: FakeApi) -> list[str]:
@@ -60,7 +60,7 @@ def test_the_pod_has_image_volumes_and_user_of_the_job_and_nothing_that_is_refus
     spec = make_spec(volumes=[CLAIM], podSecurity={"runAsUser": 1001}, imagePullSecrets=[{"name": "registry"}])
     job = Job(make_job(spec=spec))
     assert job.spec
-    made = volume_pod.manifest(job, job.spec, {})
+    made = pod_access.manifest(job, job.spec, {})
     pod, (container,) = made["spec"], made["spec"]["containers"]
     assert (container["image"], pod["imagePullSecrets"]) == (spec["image"], [{"name": "registry"}])
     assert {"name": "data", "persistentVolumeClaim": {"claimName": "data"}} in pod["volumes"]
@@ -111,7 +111,7 @@ def test_a_pod_that_does_not_start_says_why_and_goes(api: FakeApi, rljob: Rljob,
 
 
 def test_patience_has_an_end(api: FakeApi, rljob: Rljob, kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_pod, "PATIENCE", 0.05)
+    monkeypatch.setattr(pod_access, "PATIENCE", 0.05)
     api.add(make_job(**ENDED))
     scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
     api.pod_states = [{"phase": "Pending", "conditions": [scheduled]}]
@@ -212,7 +212,7 @@ def test_containers_that_a_webhook_has_added_to_the_trainers_are_not_taken() -> 
     job = Job(make_job(spec=make_spec()))
     assert job.spec
     trainer = {"containers": [{"name": "proxy", "image": "proxy"}, {"name": "trainer", "image": "mirror/trainer"}]}
-    (container,) = volume_pod.manifest(job, job.spec, trainer)["spec"]["containers"]
+    (container,) = pod_access.manifest(job, job.spec, trainer)["spec"]["containers"]
     assert container["image"] == "mirror/trainer"
 
 

@@ -11,7 +11,7 @@ import yaml
 from api.specs import raw_spec
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
-from kubectl_rljob import volume_pod
+from kubectl_rljob import pod_access
 
 HEAD = {"apiVersion": "rljob.dev/v1alpha1", "kind": "RLJob", "metadata": {"name": "mine"}}
 VOLUME = {"name": "data", "mountPath": "/data", "source": {"persistentVolumeClaim": {"claimName": "data"}}}
@@ -21,7 +21,7 @@ PYTHON = '#!/bin/sh\necho "$@"\ncat "$4"\nexit 3\n'
 
 @pytest.fixture(autouse=True)
 def image(tmp_path: Path, kubectl: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_pod, "POLL", 0.01)
+    monkeypatch.setattr(pod_access, "POLL", 0.01)
     (tmp_path / "bin" / "python").write_text(PYTHON)
     (tmp_path / "bin" / "python").chmod(0o755)
 

@@ -15,7 +15,7 @@ import pytest
 from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec
-from kubectl_rljob import volume_pod
+from kubectl_rljob import pod_access
 from kubectl_rljob.verbs import volume
 from rljob_api import names
 from rljob_trainer.machine import free_port
@@ -31,7 +31,7 @@ LINES = (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volume_pod, "POLL", 0.01)
+    monkeypatch.setattr(pod_access, "POLL", 0.01)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.policies.describe import is_display
 from rljob_operator.policies.placement import UNBOUND_SECONDS, assign_ranks
+from rljob_operator.schedulers.base import operations, pinned
 from rljob_operator.schedulers.builtin.cycle import schedule_pending
-from rljob_operator.schedulers.builtin.gate import operations, pinned
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
 from rljob_operator.times import stamp
 from rljob_placement.cluster import Cluster, Node

@@ -10,7 +10,7 @@ from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Failure
 from rljob_api.status_parts import NodeStatus
 from rljob_operator.kube.api import Object
-from rljob_operator.model.ordinals import MOST_NODES, REMEMBERED_SECONDS
+from rljob_operator.model.scheduling import MOST_NODES, REMEMBERED_SECONDS
 from rljob_operator.policies.nodes import STUCK_SECONDS, names_gpu
 from simulator.life import kill_after_writes
 from simulator.makers import NOW, make_job

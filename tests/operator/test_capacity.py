@@ -15,9 +15,8 @@ from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.cache.nodes import parse_usage
 from rljob_operator.cache.pods import parse_pod
 from rljob_operator.kube.api import Object
-from rljob_operator.schedulers.base import pinned
+from rljob_operator.schedulers.base import operations, pinned
 from rljob_operator.schedulers.builtin import cycle
-from rljob_operator.schedulers.builtin.gate import operations
 from rljob_operator.watch.events import CAPACITY_DELAY
 from rljob_placement.cluster import Cluster
 from rljob_placement.gang import Gang, Plan, Stay

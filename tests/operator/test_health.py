@@ -2,7 +2,7 @@
 
 import aiohttp
 
-from rljob_operator.health import serve
+from rljob_operator.endpoints import serve
 from rljob_trainer.machine import free_port
 
 

@@ -1,6 +1,6 @@
 """What Prometheus reads."""
 
-from rljob_operator.metrics import Metrics
+from rljob_operator.endpoints import Metrics
 from rljob_operator.reconcile.queue import Key
 from rljob_operator.times import seconds
 from simulator.scraping import samples

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_operator.health import LIMIT, HealthCheck
+from rljob_operator.endpoints import LIMIT, HealthCheck
 from rljob_operator.kube import leader_election as lease
 from rljob_operator.kube.api import ApiError, Conflict, Object
 from rljob_operator.kube.leader_election import LeaderElector

@@ -15,9 +15,8 @@ from rljob_operator.kube.api import ApiError, Object
 from rljob_operator.kube.client import KubernetesApi, RateLimiter
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.watch import reflector
-from rljob_operator.watch.events import EventHandlers
+from rljob_operator.watch.events import EventHandlers, Relist
 from rljob_operator.watch.reflector import Reflector, Watches, lines
-from rljob_operator.watch.relist import Relist
 
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
 JOBS, PODS = "/apis/rljob.dev/v1alpha1/rljobs", "/api/v1/pods"

@@ -10,9 +10,8 @@ from yarl import URL
 
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import ApiError, Key, Listing, path, scope_of
-from rljob_operator.watch import relist
-from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SERVED
-from rljob_operator.watch.relist import Relist
+from rljob_operator.watch import events
+from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SERVED, Relist
 from simulator.cluster import FakeCluster
 from simulator.objects import job_object
 
@@ -89,7 +88,7 @@ async def until(ready: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relist, "RETRY", 0.01)
+    monkeypatch.setattr(events, "RETRY", 0.01)
 
 
 async def test_nothing_is_served_before_everything_was_listed() -> None:
@@ -174,7 +173,7 @@ async def test_everything_is_listed_again_after_a_while(monkeypatch: pytest.Monk
     async with case() as found:
         await found.kopf_lists_all()
         found.cluster.lists.clear()
-        monkeypatch.setattr(relist, "RELIST_INTERVAL", 0.05)
+        monkeypatch.setattr(events, "RELIST_INTERVAL", 0.05)
         await found.kopf_lists("Pod")
         await until(lambda: set(found.cluster.lists) == {(kind, None) for kind in (*EVERYWHERE, *SERVED)})
 

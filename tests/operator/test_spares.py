@@ -8,7 +8,7 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.status_parts import NodeStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.metrics import Metrics
+from rljob_operator.endpoints import Metrics
 from rljob_operator.model.ordinals import wanted_ordinals
 from rljob_operator.times import stamp
 from simulator.makers import NOW, Job, make_job

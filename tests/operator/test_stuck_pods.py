@@ -7,7 +7,7 @@ import pytest
 from rljob_api import names, reasons
 from rljob_api.status import Condition
 from rljob_operator.cache.pods import Pod
-from rljob_operator.metrics import Metrics
+from rljob_operator.endpoints import Metrics
 from rljob_operator.model.ordinals import ordinals, server_ordinals
 from rljob_operator.times import stamp
 from simulator.crowd import Crowd

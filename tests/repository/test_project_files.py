@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable
 
 from e2e.cluster.binaries import KUBERNETES_VERSIONS
-from kubectl_rljob.verbs import about
+from kubectl_rljob import command_line
 from repository.pages import ROOT, TRACKED
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -48,7 +48,7 @@ def test_the_changelog_begins_with_the_release_of_this_tree() -> None:
 
 
 def test_the_plugin_says_the_version_of_the_package() -> None:
-    assert PROJECT["version"] == about.VERSION
+    assert PROJECT["version"] == command_line.VERSION
 
 
 def test_no_page_names_an_address_to_write_to() -> None:

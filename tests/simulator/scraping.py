@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from rljob_operator.metrics import Metrics
+from rljob_operator.endpoints import Metrics
 from simulator.world import World
 
 

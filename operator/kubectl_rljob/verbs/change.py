@@ -8,8 +8,7 @@ import click
 from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import RESOURCE, Job
-from kubectl_rljob.options import job_name, verb
-from kubectl_rljob.session import Session
+from kubectl_rljob.options import Session, job_name, verb
 from kubectl_rljob.terminal import Terminal
 from rljob_api import names
 from rljob_api.protocol import Request

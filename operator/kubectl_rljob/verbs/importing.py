@@ -9,8 +9,7 @@ import click
 
 from kubectl_rljob import errors
 from kubectl_rljob.errors import UserError
-from kubectl_rljob.options import verb
-from kubectl_rljob.session import Session
+from kubectl_rljob.options import Session, verb
 from rljob_import import SYSTEMS, Options
 
 

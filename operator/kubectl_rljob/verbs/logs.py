@@ -5,13 +5,12 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from kubectl_rljob import kubectl
+from kubectl_rljob import pod_access
 from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from kubectl_rljob.options import job_name, verb
-from kubectl_rljob.session import Session
-from kubectl_rljob.volume_pod import reading_pod
+from kubectl_rljob.options import Session, job_name, verb
+from kubectl_rljob.pod_access import reading_pod
 from rljob_api import names
 
 
@@ -99,8 +98,8 @@ def print_attempt(
     command = ["tail", "-n", "+1" if tail is None else str(tail)]
     try:
         with reading_pod(session, cluster, job) as place:
-            session.terminal.stream(kubectl.read(session, place, command, file))
-    except kubectl.NotThere:
+            session.terminal.stream(pod_access.read(session, place, command, file))
+    except pod_access.NotThere:
         failed = job.status.last_failure and job.status.last_failure.attempt == attempt
         raise UserError(
             f"--attempt {attempt}: rank {rank} of {job.title} wrote nothing in it: {file} is not there",

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import click
 
-from kubectl_rljob import kubectl
+from kubectl_rljob import pod_access
 from kubectl_rljob.cluster import Place
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from kubectl_rljob.options import job_name, verb
+from kubectl_rljob.options import Session, job_name, verb
+from kubectl_rljob.pod_access import reading_pod
 from kubectl_rljob.printers import curves, data
 from kubectl_rljob.printers.data import samples_page
-from kubectl_rljob.session import Session
-from kubectl_rljob.volume_pod import reading_pod
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 
@@ -65,8 +64,8 @@ def lines_of(session: Session, place: Place, job: Job) -> str:
     assert job.spec, "the pod has its volumes"
     file = names.metrics_file(Path(job.spec.checkpoint.path))
     try:
-        return kubectl.read_text(session, place, ("cat",), file)
-    except kubectl.NotThere:
+        return pod_access.read_text(session, place, ("cat",), file)
+    except pod_access.NotThere:
         problem = f"{job.title} has not finished a step yet, or its volume was emptied: {file} is not there"
         raise UserError(problem, job.command("status")) from None
 
@@ -145,7 +144,7 @@ def samples(session: Session, name: str, step: int | None, count: int) -> None:
     with reading_pod(session, cluster, job) as place:
         chosen = existing(session, place, job, spec, step)
         file = names.samples_file(Path(spec.checkpoint.path), chosen)
-        text = kubectl.read_text(session, place, ("cat",), file)
+        text = pod_access.read_text(session, place, ("cat",), file)
     try:
         page = samples_page(chosen, map(json.loads, lines(text)[:count]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -164,8 +163,8 @@ def generating(job: Job) -> RLJobSpec:
 def existing(session: Session, place: Place, job: Job, spec: RLJobSpec, step: int | None) -> int:
     """The step, or the last one. Raises UserError when there are no samples of it."""
     try:
-        listed = kubectl.read_text(session, place, ("ls",), names.samples_file(Path(spec.checkpoint.path), 1).parent)
-    except kubectl.NotThere:
+        listed = pod_access.read_text(session, place, ("ls",), names.samples_file(Path(spec.checkpoint.path), 1).parent)
+    except pod_access.NotThere:
         listed = ""
     steps = sorted(int(number) for number in re.findall(r"^step_(\d+)\.jsonl$", listed, re.MULTILINE))
     if not steps:

@@ -11,12 +11,11 @@ from kubectl_rljob import errors, inputs, options
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.inputs import adapter_config, model_config
 from kubectl_rljob.leaving import Leaving, expected
-from kubectl_rljob.options import output, verb
+from kubectl_rljob.options import Session, output, verb
 from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
-from kubectl_rljob.session import Session
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as search_layouts
 from rljob_api.manifest import Manifest

@@ -11,11 +11,10 @@ from kubectl_rljob import errors
 from kubectl_rljob.cluster import Cluster
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import ENDED, Job
-from kubectl_rljob.options import job_name, output, verb
+from kubectl_rljob.options import Session, job_name, output, verb
 from kubectl_rljob.printers import data, failure, text
 from kubectl_rljob.printers import status as status_page
 from kubectl_rljob.printers.text import clip
-from kubectl_rljob.session import Session
 from kubectl_rljob.terminal import Terminal
 
 

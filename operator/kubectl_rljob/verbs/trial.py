@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import click
 
-from kubectl_rljob import inputs, kubectl, options
+from kubectl_rljob import inputs, options, pod_access
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from kubectl_rljob.options import verb
-from kubectl_rljob.session import Session
-from kubectl_rljob.volume_pod import temporary, trying
+from kubectl_rljob.options import Session, verb
+from kubectl_rljob.pod_access import temporary, trying
 from rljob_api import names
 from rljob_api.manifest import Manifest
 from rljob_api.policy import JobPolicy
@@ -66,7 +65,7 @@ def try_(
     }
     job = Job(head | {"spec": spec.dump()})
     with temporary(session, cluster, namespace, trying(job, spec)) as place:
-        code = kubectl.feed(session, place, _command(rows, everything, responses), json.dumps(job.raw))
+        code = pod_access.feed(session, place, _command(rows, everything, responses), json.dumps(job.raw))
     if code:
         raise click.exceptions.Exit(code)
 

@@ -6,12 +6,11 @@ from pathlib import Path, PurePosixPath
 
 import click
 
-from kubectl_rljob import kubectl
+from kubectl_rljob import pod_access
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
-from kubectl_rljob.options import job_name, verb
-from kubectl_rljob.session import Session
-from kubectl_rljob.volume_pod import volume_pod
+from kubectl_rljob.options import Session, job_name, verb
+from kubectl_rljob.pod_access import volume_pod
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 
@@ -32,7 +31,7 @@ def shell(session: Session, name: str, command: tuple[str, ...]) -> None:
     cluster = session.cluster()
     job = cluster.job(name)
     with volume_pod(session, cluster, job) as place:
-        code = kubectl.interact(session, place, command or ("bash",))
+        code = pod_access.interact(session, place, command or ("bash",))
     if code:
         raise click.exceptions.Exit(code)
 
@@ -54,7 +53,7 @@ def export(session: Session, name: str, step: int | None, out: str | None) -> No
     chosen = existing(job, step)
     require_lasting(spec, out)
     with volume_pod(session, cluster, job) as place:
-        code = kubectl.interact(session, place, export_command(spec, chosen, out))
+        code = pod_access.interact(session, place, export_command(spec, chosen, out))
     if code:
         raise click.exceptions.Exit(code)
 
@@ -143,7 +142,7 @@ def _serve(session: Session, name: str, command: Callable[[Path], Sequence[str]]
     job = cluster.job(name)
     with volume_pod(session, cluster, job) as place:
         assert job.spec, "the pod was made of it"
-        with kubectl.serving(session, place, command(Path(job.spec.checkpoint.path)), ready="http://"):
+        with pod_access.serving(session, place, command(Path(job.spec.checkpoint.path)), ready="http://"):
             session.terminal.tell(f"{job.title}: http://localhost:{here} until you press Ctrl-C")
-            problem = kubectl.forward(session, place, here, there)
+            problem = pod_access.forward(session, place, here, there)
     raise UserError(f"pod {place.pod} in namespace {place.namespace}: {problem}")

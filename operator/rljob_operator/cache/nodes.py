@@ -109,7 +109,7 @@ def _usage(pod: Object) -> Usage:
 
 
 def _released_to(pod: Object) -> str:
-    """The node to which a job's pod was pinned when its gate was removed (schedulers/builtin/gate.py); empty: none, it has ended, or no scheduler
+    """The node to which a job's pod was pinned when its gate was removed (schedulers/base.py); empty: none, it has ended, or no scheduler
     will bind it any more. Pods of others may have any annotation; a StatefulSet as owner has to exist, else the garbage collector deletes the pod."""
     meta = pod.get("metadata") or {}
     if names.ANNOTATION_UNGATED not in (meta.get("annotations") or {}) or not is_of_a_job(pod):

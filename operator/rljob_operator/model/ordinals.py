@@ -1,4 +1,4 @@
-"""Which ordinals of a StatefulSet make up a role; which pods of a gang with spares are its members; and which nodes a job avoids.
+"""Which ordinals of a StatefulSet make up a role, and each server of several pods; which pods of a gang with spares are its members.
 
 Rank is not ordinal. A node that is switched off keeps its pod, and with it the pod's name, until the node is back, deleted or tainted out-of-service.
 So does a pod that was deleted and cannot die, because its process hangs in the kernel or a finalizer keeps it. Meanwhile the StatefulSet is scaled up
@@ -12,55 +12,24 @@ weights (wire/weights/protocol.py), its ranks find no peers, since ports differ 
 While an attempt runs, its members stay, and its spares stand by. The next one opens with as many of them as are left, and with
 the oldest of the other pods that run: the spares, which have loaded their imports, and not the pods that replace the lost ones. A pod that cannot
 start is chosen last. Nothing of this is stored: it follows from the last attempt and from the pods.
+
+Nor is it in a server, which keeps its pods for its whole life; one whose name is held is replaced by the lowest
+ordinal that is free, at the same rank. Scaling down ends the servers of the highest ordinals, so that the StatefulSet can shrink; while an attempt is
+open, those that are not whole go before them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import count, islice
 
 from rljob_api import names
+from rljob_api.server_group import ServerGroup
 from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
-from rljob_api.status_parts import NodeStatus
+from rljob_api.status_parts import ServerStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.servers import divide
+from rljob_operator.model.scheduling import excluded
 from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open
-from rljob_operator.times import is_ahead, seconds
-
-REMEMBERED_SECONDS = 3600.0
-"""Seconds for which a failure that points at a node is remembered, and for which the node is avoided after the last one."""
-MOST_NODES = 64
-"""Nodes in a status, at most."""
-
-
-def excluded(status: JobStatus, now: float) -> frozenset[str]:
-    """Nodes to which none of the job's pods should go. `now`: seconds since the epoch."""
-    return frozenset(n.node for n in status.nodes if n.state == "excluded" and (n.quarantine or is_remembered(n, now)))
-
-
-def is_remembered(entry: NodeStatus, now: float) -> bool:
-    """Whether the node's failures still count."""
-    return is_ahead(seconds(entry.until), REMEMBERED_SECONDS, now)
-
-
-def is_bad(entry: NodeStatus, limit: int) -> bool:
-    """Whether the job should leave the node. `limit`: spec.scheduling.excludeAfterFailures."""
-    return bool(entry.quarantine) or 0 < limit <= len(entry.failures)
-
-
-def observed(status: JobStatus, quarantined: Mapping[str, str], now: float) -> list[NodeStatus]:
-    """The entries of the status, with what is known of their nodes now, and new ones for quarantined nodes. `quarantined`: why, by node."""
-    return list(islice(_observed(status, quarantined, now), MOST_NODES))
-
-
-def _observed(status: JobStatus, quarantined: Mapping[str, str], now: float) -> Iterator[NodeStatus]:
-    known = {entry.node for entry in status.nodes}
-    for entry in status.nodes:
-        remembered = {} if is_remembered(entry, now) else {"failures": [], "cause": "", "until": ""}
-        seen = entry.model_copy(update={**remembered, "quarantine": quarantined.get(entry.node, "")})
-        if seen.failures or seen.quarantine:
-            yield seen
-    yield from (NodeStatus(node=node, quarantine=why) for node, why in sorted(quarantined.items()) if node not in known)
 
 
 def members_first(
@@ -231,3 +200,48 @@ def certainly_dead(pod: Pod) -> bool:
     """Whether nothing of the pod can be running: its node does not exist any more, or has the out-of-service taint. Only then may it be deleted by
     force."""
     return pod.lost_since == 0.0 or (pod.lost_since is not None and pod.out_of_service)
+
+
+def divide(
+    known: Iterable[ServerStatus], role: str, size: tuple[int, int], held: Collection[int], kept: Collection[int] | None
+) -> list[Server]:
+    """The servers of a role, and the ordinals of their pods by rank.
+
+    Args:
+        known: servers of the status
+        size: number of servers, and of pods of each
+        held: ordinals that cannot be used
+        kept: ordinals that stay if they are not held; None: all, since an attempt is open
+    """
+    servers, nodes = size
+    stay = [one for one in known if one.role == role and len(one.ordinals) == nodes]
+    stay = sorted(stay, key=lambda one: (kept is None and not one.parts, max(one.ordinals)))[:servers]
+    places = {
+        one.index: [i if i not in held and (kept is None or i in kept) else -1 for i in one.ordinals] for one in stay
+    }
+    fresh = (index for index in count() if index not in places)
+    for _ in range(servers - len(stay)):
+        places[next(fresh)] = [-1] * nodes
+    taken = {i for ordinals in places.values() for i in ordinals}
+    free = (i for i in count() if i not in taken and i not in held)
+    return [
+        Server(role, index, tuple(next(free) if i < 0 else i for i in ordinals)) for index, ordinals in places.items()
+    ]
+
+
+def group(job: str, server: ServerStatus) -> ServerGroup:
+    """What its pods and the trainer are to know of the generation that runs."""
+    return ServerGroup(
+        name=names.server(job, server.role, server.index),
+        generation=server.generation,
+        parts=server.parts,
+        master_port=names.server_port(server.generation),
+        rpc_port=names.server_rpc_port(server.generation),
+    )
+
+
+def answering_head(s: Snapshot, server: ServerStatus) -> Pod | None:
+    """The pod that answers for the server, if all of its pods are there; None: it cannot be asked."""
+    pods = [s.pod(part) for part in server.parts]
+    whole = bool(pods) and all(p and p.running and not p.deleting and p.lost_since is None for p in pods)
+    return pods[0] if whole and pods[0] and pods[0].ready and pods[0].ip else None

@@ -17,7 +17,8 @@ from rljob_api.status import (
 from rljob_api.status_parts import ServerStatus
 from rljob_api.text import one_line, plain
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import excluded, is_unfit, target
+from rljob_operator.model.ordinals import is_unfit, target
+from rljob_operator.model.scheduling import excluded
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, set_
 from rljob_operator.policies.lifecycle import service_status

@@ -26,7 +26,7 @@ from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
 from rljob_operator.policies.opening import outdated
 from rljob_operator.policies.progress import current_progress
-from rljob_operator.schedulers.builtin.gate import has_gate
+from rljob_operator.schedulers.base import has_gate
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
 

@@ -13,8 +13,7 @@ from rljob_api.server_group import ServerPart
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import RolloutFailure, ServerStatus
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import frees_its_node, target
-from rljob_operator.model.servers import answering_head
+from rljob_operator.model.ordinals import answering_head, frees_its_node, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import BY_KIND, why_gone
 from rljob_operator.policies.change import Change, Event, set_

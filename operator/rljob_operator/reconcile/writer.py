@@ -15,7 +15,7 @@ from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key,
 from rljob_operator.model.children import REFUSALS, ChildProblem, conflict, controls, covers, refusal
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Ungate
-from rljob_operator.schedulers.builtin.gate import is_gated, operations
+from rljob_operator.schedulers.base import is_gated, operations
 
 log = logging.getLogger(__name__)
 

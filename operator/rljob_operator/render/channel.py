@@ -10,8 +10,7 @@ from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_api.text import http_url, join_host_port
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.children import metadata
-from rljob_operator.model.ordinals import gateway_pod
-from rljob_operator.model.servers import answering_head, group
+from rljob_operator.model.ordinals import answering_head, gateway_pod, group
 from rljob_operator.model.snapshot import Snapshot
 
 

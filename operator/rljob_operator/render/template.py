@@ -15,12 +15,11 @@ from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import Template
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import metadata
-from rljob_operator.model.ordinals import excluded
+from rljob_operator.model.scheduling import excluded
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.security import CONTAINER_SECURITY, field, pod_security, sandbox_pod, token_variable
 from rljob_operator.schedulers import scheduler_of
-from rljob_operator.schedulers.base import PodSettings, avoiding
-from rljob_operator.schedulers.builtin.gate import has_gate
+from rljob_operator.schedulers.base import PodSettings, avoiding, has_gate
 
 
 def pod_template(

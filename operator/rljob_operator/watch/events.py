@@ -1,12 +1,23 @@
-"""Each event's object enters the cache, and the jobs that it concerns are reconciled, whoever watches its kind."""
+"""Each event's object enters the cache, and the jobs that it concerns are reconciled, whoever watches its kind. And lists, which tell what kopf does
+not: when everything is known, and which objects vanished while a watch was down.
 
+kopf lists a kind when it starts, and again when the API server has forgotten the version from which a watch would continue (410). It never reports
+what was deleted in between. So whenever kopf has listed a kind, it is listed here again, and what the list lacks leaves the cache. The lists of
+kinds that kopf does not watch (reflector.py) are made here, too.
+"""
+
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import urlsplit
+
+import aiohttp
 
 from rljob_api import names
-from rljob_operator.cache.cache import job_of
+from rljob_operator.cache.cache import job_of, key_of
 from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, ClusterCache
-from rljob_operator.kube.api import Key, Object
+from rljob_operator.kube.api import Api, ApiError, Key, Object, scope_of
 
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 EVERYWHERE = ("Node", "Pod")
@@ -45,3 +56,144 @@ class EventHandlers:
         """Asks for reconciles after a change of the kind's cache for these groups."""
         for job in self._cache.jobs_of(kind, groups):
             self._add_after(job, 0.0)
+
+
+log = logging.getLogger(__name__)
+
+Scope = tuple[str, str | None]
+"""A kind, and a namespace; None: all namespaces."""
+
+RETRY, RELIST_INTERVAL = 5.0, 600.0
+"""Seconds after a list that failed until the next try; seconds between two lists of everything, in case that events were lost."""
+
+
+class Relist:
+    """`namespaces`: those that are served; empty: all. `changed(kind, groups)` is called with the groups of a cache that a list has changed.
+
+    A namespace is served while all of its kinds, and those of the whole cluster, can be listed. When a namespace is deleted, the operator loses its
+    rights in it: it is served again as soon as it can be listed again, and the others are served meanwhile.
+    """
+
+    def __init__(
+        self, api: Api, cache: ClusterCache, namespaces: Sequence[str], changed: Callable[[str, set[Key]], None]
+    ) -> None:
+        self._api, self._cache, self._changed = api, cache, changed
+        self._namespaces: Sequence[str | None] = namespaces or [None]
+        self.scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
+        self._due, self._listed, self._forbidden = set[Scope](), set[Scope](), set[Scope]()
+        self._watched = set[Scope]()
+        """Those that kopf has listed."""
+        self._served = set[str | None]()
+        self.listed = False
+        """Whether everything has been listed that may be read, since `begin`."""
+        self._news = asyncio.Condition()
+
+    async def observe(
+        self, server: str, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Middleware of kopf's aiohttp client: notes what kopf lists, and what it may not read. `server`: the API server's URL, which has a path of
+        its own behind a proxy such as Rancher's."""
+        response = await handler(request)
+        query, scope = request.url.query, scope_of(request.url.path.removeprefix(urlsplit(server).path.rstrip("/")))
+        if scope in self.scopes and "continue" not in query:
+            await self.seen(*scope, response.status, watch="watch" in query)
+        return response
+
+    def serves(self, namespace: str) -> bool:
+        """Whether everything in this namespace is known. Until then, what was not listed yet would look absent."""
+        return (namespace if namespace in self._namespaces else None) in self._served
+
+    def begin(self) -> None:
+        """Before any job is served, everything is listed that kopf watches: changes may have been missed since it was listed last. Reflectors list
+        their kinds themselves, and what kopf does not watch yet, it will list."""
+        self._due |= self._watched - self._forbidden
+        self._listed, self._served, self.listed = set(), set(), False
+
+    async def complete(self) -> None:
+        """Waits until everything has been listed that may be read."""
+        async with self._news:
+            await self._news.wait_for(lambda: self.scopes <= self._listed | self._forbidden)
+        self.listed = True
+
+    async def run(self) -> None:
+        """Makes the lists that are due, until cancelled."""
+        while True:
+            await self._wait()
+            failed = [scope for scope in self._next() if not await self._try_list(*scope)]
+            if failed:
+                await asyncio.sleep(RETRY)
+                self._due |= set(failed) - self._forbidden
+
+    async def seen(self, kind: str, namespace: str | None, status: int, *, watch: bool) -> None:
+        """A list, or a watch (`watch`), of this scope was answered with this status code, by kopf's request or a reflector's."""
+        scope = (kind, namespace)
+        async with self._news:
+            if status == 403:
+                self._forbid(scope)
+            elif status < 300 and (not watch or scope in self._forbidden):
+                self._forbidden.discard(scope)
+                self._due.add(scope)
+                self._watched.add(scope)
+            self._news.notify_all()
+
+    def _forbid(self, scope: Scope) -> None:
+        if scope not in self._forbidden:
+            log.warning("%s in namespace %s may not be read: its jobs are not served until it may", *scope)
+        self._forbidden.add(scope)
+        self._listed.discard(scope)
+        self._due.discard(scope)
+        self._serve()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(RELIST_INTERVAL), self._news:
+                await self._news.wait_for(lambda: self._due)
+        except TimeoutError:
+            self._due = self.scopes - self._forbidden
+
+    def _next(self) -> list[Scope]:
+        """The scopes that are due, after all jobs: if a job has vanished with its children, that must be known first, or they would be made again."""
+        due, self._due = self._due, set()
+        jobs = {scope for scope in _scopes(["RLJob"], self._namespaces) if scope not in self._forbidden}
+        return [*jobs, *(due - jobs)]
+
+    async def _try_list(self, kind: str, namespace: str | None) -> bool:
+        """Lists a scope. False if that failed."""
+        try:
+            await self._list(kind, namespace)
+        except ApiError as error:
+            log.warning("%s: listed again in %.0f s", error, RETRY)
+            return False
+        return True
+
+    async def list_after_jobs(self, kind: str, namespace: str | None) -> str:
+        """Lists the jobs of the namespace, then this kind, if it is another. Returns the list's resourceVersion, for a watch. Raises ApiError."""
+        if kind != "RLJob" and ("RLJob", namespace) in self.scopes - self._forbidden:
+            await self._list("RLJob", namespace)
+        return await self._list(kind, namespace)
+
+    async def _list(self, kind: str, namespace: str | None) -> str:
+        cache, listed, version = self._cache.of_kind(kind), set[Key](), "0"
+        async for page in self._api.pages(kind, namespace, SELECTORS[kind]):
+            self._changed(kind, set[Key]().union(*map(cache.put, page.objects)))
+            listed |= set(map(key_of, page.objects))
+            version = page.version
+        self._changed(kind, cache.prune(listed, version, namespace))
+        async with self._news:
+            self._listed.add((kind, namespace))
+            self._forbidden.discard((kind, namespace))
+            self._news.notify_all()
+        self._serve()
+        return version
+
+    def _serve(self) -> None:
+        """Updates which namespaces are served, and reconciles the jobs of those that are from now on."""
+        before, everywhere = self._served, _scopes(EVERYWHERE, [None])
+        self._served = {n for n in self._namespaces if self._listed >= {*everywhere, *_scopes(SERVED, [n])}}
+        if new := self._served - before:
+            jobs = self._cache.jobs.groups_of(lambda job: None in new or job.meta.namespace in new)
+            self._changed("RLJob", jobs)
+
+
+def _scopes(kinds: Iterable[str], namespaces: Iterable[str | None]) -> list[Scope]:
+    return [(kind, namespace) for kind in kinds for namespace in namespaces]

@@ -17,8 +17,7 @@ import kopf
 from rljob_operator.kube.api import ApiError, resource
 from rljob_operator.kube.client import KubernetesApi, RateLimiter, WatchLimiter
 from rljob_operator.kube.credentials import LIFETIME, Credentials
-from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SELECTORS, SERVED, EventHandlers
-from rljob_operator.watch.relist import Relist
+from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SELECTORS, SERVED, EventHandlers, Relist
 
 log = logging.getLogger(__name__)
 

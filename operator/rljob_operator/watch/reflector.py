@@ -17,8 +17,7 @@ from rljob_api.text import load_json
 from rljob_operator.kube.api import ApiError, Gone, Object, error, path
 from rljob_operator.kube.client import TIMEOUT, WatchLimiter
 from rljob_operator.kube.credentials import Credentials
-from rljob_operator.watch.events import REFLECTED, SELECTORS
-from rljob_operator.watch.relist import Relist, Scope
+from rljob_operator.watch.events import REFLECTED, SELECTORS, Relist, Scope
 
 WATCH_SECONDS = 300
 """Seconds after which the server is asked to end a watch."""

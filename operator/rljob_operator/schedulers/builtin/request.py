@@ -11,8 +11,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.status_parts import PodAssignment
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import excluded, is_lost, wanted_ordinals
-from rljob_operator.model.scheduling import SchedulingRequest
+from rljob_operator.model.ordinals import is_lost, wanted_ordinals
+from rljob_operator.model.scheduling import SchedulingRequest, excluded
 from rljob_operator.schedulers.builtin.reservations import remaining
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node

@@ -1,11 +1,17 @@
-"""Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice.
+"""What the process serves over HTTP: /metrics and /healthz.
+
+Prometheus metrics at /metrics: of the operator itself, and of every job, read from the caches at each scrape, so that nothing is counted twice.
 Of several operators only the one that holds the lease reports jobs, and not before it has listed them: until then its cache is incomplete, as those
-of the others are, and sums would count jobs twice."""
+of the others are, and sums would count jobs twice.
+
+/healthz, the liveness probe: it fails when the operator does not ask for its lease any more, or when a job has waited too long for a worker.
+"""
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -228,3 +234,44 @@ def _ready(counted: Mapping[str, RoleStatus]) -> Mapping[str, float]:
 
 def _first_step(job: CachedJob, s: JobStatus) -> float | None:
     return seconds(s.first_step_at) - seconds(job.meta.creation_timestamp) if s.first_step_at else None
+
+
+LIMIT = 180.0
+"""Seconds without a request for the lease, or of a job's wait, after which the process should be restarted."""
+
+
+class HealthCheck:
+    """An API server that does not answer is no reason to restart this process, so a request for the lease counts whatever its result."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def heartbeat(self) -> None:
+        """The lease has just been asked for."""
+        self._last = time.monotonic()
+
+    def problem(self, lag: float) -> str:
+        """Why the process should be restarted; empty: it is healthy. `lag`: see WorkQueue.lag."""
+        silence = time.monotonic() - self._last
+        if silence > LIMIT:
+            return f"the lease has not been asked for for {silence:.0f} s"
+        return f"a job has been waiting for {lag:.0f} s" if lag > LIMIT else ""
+
+
+async def serve(port: int, problem: Callable[[], str], metrics: Callable[[], bytes]) -> web.AppRunner:
+    """Serves /healthz and /metrics on all addresses."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        why = problem()
+        return web.Response(text=why or "ok", status=503 if why else 200)
+
+    async def prometheus(_: web.Request) -> web.Response:
+        return web.Response(body=metrics(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    app = web.Application()
+    app.router.add_get("/healthz", healthz)
+    app.router.add_get("/metrics", prometheus)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, port=port).start()
+    return runner
