@@ -2,13 +2,14 @@
 
     python -m benchmarks.step [--placement separate|colocated] [--lengths fixed|mixed] [--staleness 0|1] [--size NAME] [--gpus N]
         [--tensor N] [--pipeline N] [--expert N] [--replicas N] [--server-tensor N] [--lora RANK] [--lora-sync merged|adapters]
-        [--kl COEFFICIENT] [--reference shared|own] [--offload] [--share PART] [--quantization NAME] [--prompts N] [--max-tokens N]
-        [--steps N] [--device gpu|cpu] [--out FILE]
+        [--kl COEFFICIENT] [--reference shared|own] [--offload] [--optimizer-on-host] [--recompute] [--share PART] [--quantization NAME]
+        [--prompts N] [--max-tokens N] [--steps N] [--device gpu|cpu] [--out FILE]
 
 64 prompts (or `--prompts`) x 8 samples, 256 tokens of prompt and 1,024 of response (`mixed`: prompts of 128 to 256, responses of up to 2,048), GRPO
 without KL, one mini-batch. `--gpus N`, `--tensor N`, `--pipeline N`, `--expert N`: of the trainer; `--replicas N`: servers on GPUs of their own;
 `--server-tensor N`: tensor parallelism of a server, otherwise that of the trainer; `--lora RANK`: adapters are trained in place of all weights;
-`--offload`: the trainer's state is in host memory while it rests; `--kl`:
+`--offload`: the trainer's state is in host memory while it rests; `--optimizer-on-host`: optimizer steps are taken there, on states that never leave
+it; `--recompute`: activations are computed again, one layer at a time; `--kl`:
 with a reference model, on the trainer's GPUs or (`--reference own`) on a gang of as many others. Random weights hardly ever end a response, so its
 length is maxTokens, and rewards are as good as random: gradients must not be zero, on which a GPU multiplies faster. Prints the split of the steps
 and writes it as JSON, with the bytes of an update of a server, and the largest memory of each GPU and of the host, as a whole and in the ten steps
@@ -66,6 +67,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kl", type=float, default=0.0, help="coefficient; above 0 there is a reference model")
     made.add_argument("--reference", choices=["shared", "own"], default="shared")
     made.add_argument("--offload", action="store_true", help="parameters, gradients and moments")
+    made.add_argument("--optimizer-on-host", action="store_true", help="trainer.offload.update")
+    made.add_argument("--recompute", action="store_true", help="all activations")
     made.add_argument("--prompts", type=int, default=64)
     made.add_argument("--max-tokens", type=int, default=0, help="of a response; 0: as --lengths says")
     made.add_argument("--quantization", default="", help="of vLLM: fp8, for example")
@@ -159,7 +162,13 @@ def job(options: argparse.Namespace, model: Path, data: Path) -> dict[str, Any]:
                 "pipeline": options.pipeline,
                 "expert": options.expert,
             },
-            "offload": dict.fromkeys(("parameters", "gradients", "optimizer"), options.offload),
+            "recompute": {"granularity": "full"} if options.recompute else {},
+            "offload": {
+                "parameters": options.offload,
+                "gradients": options.offload,
+                "optimizer": options.offload and not options.optimizer_on_host,
+                "update": options.optimizer_on_host,
+            },
         },
         "rollout": rollout(options),
         "checkpoint": {"path": str(data / "run"), "everySteps": 0, "exportHuggingFace": False},

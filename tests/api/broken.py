@@ -54,6 +54,7 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
     ({"trainer": {"parallelism": {"virtualPipeline": 2}}}, "spec.trainer.parallelism.virtualPipeline"),
     ({"trainer": {"overlap": {"paramGather": True}}, "train": {"miniBatches": 2}}, "spec.trainer.overlap.paramGather"),
     ({"trainer": {"overlap": {"gradReduce": True, "paramGather": True}}}, "spec.trainer.overlap.paramGather"),
+    ({"trainer": {"offload": {"optimizer": True, "update": True}}}, "spec.trainer.offload.optimizer"),
     ({"train": {"miniBatches": 3}}, "spec.train.miniBatches"),
     ({"train": {"tokensPerMicroBatch": 23}}, "spec.train.tokensPerMicroBatch"),
     ({"evaluation": {"everySteps": 5}}, "spec.evaluation"),

@@ -91,6 +91,7 @@ def test_what_a_gang_cannot_be_is_refused_at_its_own_field(gang: dict[str, Any],
         ({"recompute": {"granularity": "full"}}, "recompute"),
         ({"processesPerNode": 1, "recompute": {"method": "block"}}, "recompute.method"),
         ({"processesPerNode": 1, "offload": {"optimizer": True}}, "offload"),
+        ({"offload": {"optimizer": True, "update": True}}, "offload.optimizer"),
         (
             {"processesPerNode": 1, "recompute": {"granularity": "selective", "modules": ["layernorm"]}},
             "recompute.modules",

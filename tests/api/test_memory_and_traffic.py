@@ -18,6 +18,7 @@ from rljob_api.sizing.memory import (
 )
 from rljob_api.sizing.replica import COLOCATED_BUCKET
 from rljob_api.sizing.shape import NOMINAL, Shape
+from rljob_api.sizing.stage import UPDATING
 from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
@@ -31,7 +32,7 @@ def gpu_spec(nodes: int = 1, processes: int = 8, **changes: Any) -> RLJobSpec:
     parallelism = changes.pop("parallelism", {})
     trainer = {"device": "gpu", "nodes": nodes, "processesPerNode": processes, "parallelism": parallelism}
     trainer |= changes.pop("trainer", {})
-    return make_spec(trainer=trainer, model={"path": "/data/model", "dtype": "bfloat16"}, **changes)
+    return make_spec(trainer=trainer, **{"model": {"path": "/data/model", "dtype": "bfloat16"}} | changes)
 
 
 def test_a_shape_is_read_from_config_json() -> None:
@@ -332,6 +333,25 @@ def test_the_host_holds_what_leaves_the_gpus_the_reference_and_a_checkpoint_s_co
     assert host_memory(resting, QWEN_1_5B) == HostMemory(0, 0, copied), "the last checkpoint; gradients are not kept"
     alone = host_memory(gpu_spec(processes=1), QWEN_1_5B)
     assert alone.checkpoint == 14 * b
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])
+def test_an_optimizer_on_the_host_takes_nothing_of_the_gpu_and_twelve_bytes_of_the_host(dtype: str, width: int) -> None:
+    b, copies = QWEN_1_5B.parameters, 4
+    spec = gpu_spec(
+        processes=copies,
+        model={"path": "/data/model", "dtype": dtype},
+        trainer={"offload": {"update": True, "gradients": True}},
+        rollout={"placement": "colocated"},
+        checkpoint={"path": "/data/run", "everySteps": 0},
+    )
+    found = by_phase(spec)
+    assert [found[name].state / b for name in ("generate", "train", "save")] == [width, width + 4, width]
+    assert trainer_memory(spec, QWEN_1_5B).optimizer == 0
+    buffers = copies * UPDATING
+    assert host_memory(spec, QWEN_1_5B) == HostMemory(12 * b + buffers, 0, width * b), "nothing trains during a save"
+    saves = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"every_steps": 1})})
+    assert host_memory(saves, QWEN_1_5B) == HostMemory(12 * b + buffers, 0, (width + 12) * b)
 
 
 @pytest.mark.parametrize(

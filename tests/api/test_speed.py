@@ -104,6 +104,7 @@ def test_what_costs_time_does() -> None:
     one_stage_less = {"transformerConfig": {"num_layers_in_first_pipeline_stage": 17}}
     assert seconds(**one_stage_less).train > 1.15 * plain.train, "the busiest stage has 17 layers in place of 12"
     assert seconds(offload={"parameters": True, "optimizer": True}).train > plain.train
+    assert seconds(offload={"update": True}).train > plain.train
     assert seconds(nodes=16).train < 0.75 * plain.train
 
 

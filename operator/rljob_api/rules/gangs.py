@@ -49,6 +49,13 @@ def offload_of_gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.critic.offload", as_given(critic.offload), rule, "remove it")
 
 
+def update_of_critic_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """What layout.OBJECT_RULES say of the policy's offloading, of the critic's on the same ranks."""
+    if spec.critic and spec.critic.offload.update and spec.critic.offload.optimizer:
+        rule = "with spec.critic.offload.update optimizer states are never on the GPU, from where they could be moved"
+        yield Violation("spec.critic.offload.optimizer", "true", rule, "remove it, or spec.critic.offload.update")
+
+
 def _models(spec: RLJobSpec) -> Iterator[tuple[str, Gang]]:
     """Models that may have a gang of their own, with the paths of their sections."""
     if spec.critic:
@@ -59,4 +66,4 @@ def _models(spec: RLJobSpec) -> Iterator[tuple[str, Gang]]:
             yield spec.field_of(names.reward_role(i)), reward.model
 
 
-RULES: tuple[Check, ...] = (gang_violations, unread_violations, offload_of_gang_violations)
+RULES: tuple[Check, ...] = (gang_violations, unread_violations, offload_of_gang_violations, update_of_critic_violations)

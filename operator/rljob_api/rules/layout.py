@@ -1,4 +1,4 @@
-"""The parallel layout, recomputation and overlap of ranks, against each other and against the machine.
+"""The parallel layout, recomputation, overlap and offloading of ranks, against each other and against the machine.
 
 Rules are megatron-core's own (core/parallel_state.py, core/model_parallel_config.py, core/transformer/transformer_config.py of 0.19.2, and those of
 megatron.training/arguments.py, which the package does not contain), checked before a process exists.
@@ -42,6 +42,12 @@ OBJECT_RULES = (
         "parameters are gathered during the forward pass of the next update, and {0} leaves one update in a step",
         "remove it, or raise spec.train.miniBatches",
         (UPDATES,),
+    ),
+    Rule(
+        "trainer.offload.optimizer",
+        field("trainer.offload.update").implies(~field("trainer.offload.optimizer")),
+        "with {trainer.offload.update} optimizer states are never on the GPU, from where they could be moved",
+        "remove it, or {trainer.offload.update}",
     ),
 )
 

@@ -92,6 +92,7 @@ WORDS: dict[str, str] = {
     "trainer.offload.parameters": "param_offload offload_params",
     "trainer.offload.gradients": "grad_offload offload_grads",
     "trainer.offload.optimizer": "optimizer_offload adam_offload",
+    "trainer.offload.update": "optimizer_cpu_offload cpu_adam offload_optimizer_device deepspeed_cpu_adam use_hybrid_optimizer",
     "critic.path": "critic_model critic_model_path critic_pretrain",
     "reference.path": "ref_model reference_model ref_model_path ref_load",
     "rollout": "actor_infer",

@@ -11,9 +11,10 @@ rotated part) tokens, whole on each GPU. A colocated server takes the whole shar
 Outside tensors, by phase: CUDA's contexts, loaded kernels, workspaces of libraries, buffers of NCCL and captured graphs, as measured.
 Not counted: what the allocator cannot use.
 
-Host memory: what is offloaded from the GPUs, and copies that checkpoints are written from: of moments and float32 weights those that a rank has
-(megatron/compat/optimizer_pieces.py in the trainer), and its share of the weights, which data-parallel ranks write together. Not
-counted: what processes hold in any case (imports, buffers of libraries, pages of files), and pages of weights that servers read.
+Host memory: what is offloaded from the GPUs or updated on the host, and copies that checkpoints are written from: of moments and float32 weights
+those that a rank has (megatron/compat/optimizer_pieces.py in the trainer), and its share of the weights, which data-parallel ranks write together;
+what is updated on the host is copied only where training goes on meanwhile. Not counted: what processes hold in any case (imports, buffers of
+libraries, pages of files), and pages of weights that servers read.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -117,7 +118,9 @@ def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:
     """Memory of a stage while the policy trains."""
     policy, *others = stage.networks
     optimizer, activations, logits = policy.optimizer, stage.activations, stage.logits
-    if spec.trainer.offload.optimizer:  # it is there only when activations are not
+    if spec.trainer.offload.update:
+        optimizer = 0.0
+    elif spec.trainer.offload.optimizer:  # it is there only when activations are not
         optimizer, activations, logits = (
             (optimizer, 0.0, 0.0) if optimizer > stage.passing else (0.0, activations, logits)
         )
@@ -246,8 +249,8 @@ class HostMemory:
     """Bytes of host memory in the trainer pod that holds most."""
 
     offloaded: float
-    """Parameters and moments of models that take turns on the GPUs, and gradients of a service's clients, which accumulate them. Other gradients are
-    not kept."""
+    """Parameters and moments of models that take turns on the GPUs, moments that are updated on the host, and gradients of a service's clients, which
+    accumulate them. Other gradients are not kept."""
     reference: float
     """The model that changes places with the policy."""
     checkpoint: float
@@ -261,7 +264,7 @@ class HostMemory:
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
     ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
-        offloaded=ranks * max(sum(n.moved for n in s.networks) + _clients(spec, s) for s in found),
+        offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in found),
         reference=ranks * _reference(spec, shape),
         checkpoint=ranks * max(_written(spec, s) for s in found),
     )
@@ -277,11 +280,13 @@ def _clients(spec: RLJobSpec, stage: Stage) -> float:
 
 
 def _written(spec: RLJobSpec, stage: Stage) -> float:
-    """Bytes that one rank writes a checkpoint from. In float32, where a weight is its own float32 copy, the optimizer's part of it is written too."""
+    """Bytes that one rank copies for a checkpoint. In float32, where a weight is its own float32 copy, the optimizer's part of it is written too."""
     trained, lay = [n for n in stage.networks if n.gradients], Layout.of(spec, names.ROLE_TRAINER)
     width = BYTES[spec.model.dtype]
     weights = sum(n.gradients for n in trained) * width / FLOAT
-    states = sum(n.optimizer for n in trained) * (3 / 2 if width == FLOAT else 1)
+    on_device = sum(n.optimizer for n in trained if not n.offload.update) * (3 / 2 if width == FLOAT else 1)
+    alongside = spec.checkpoint.asynchronous and spec.checkpoint.every_steps > 0
+    states = on_device + alongside * sum(n.updated for n in trained)
     return weights / (lay.data * lay.context) + states
 
 

@@ -2,7 +2,8 @@
 
 Training: operations of all passes over the GPU's rate, at a share that its kernels reach, longer by the busiest stage and by the pipeline's bubble,
 (m + (p - 1)/v) / m with m micro-batches (Narayanan et al. arXiv 2104.04473 section 2.2); plus what communicators move (traffic.py) over NVLink where
-their ranks share a node, and over its network cards where not, without overlap; plus what offload moves over PCIe.
+their ranks share a node, and over its network cards where not, without overlap; plus what offload moves over PCIe, and steps of
+the optimizer on the host (`offload.update`).
 
 Generation: per token of a response the bytes of weights and of keys and values over the rate of the GPU's memory, or the operations over its rate if
 these take longer, and what launching costs; in as many rounds as the cache has room for less than all samples. In the mean of the time a sample has
@@ -36,6 +37,10 @@ EXCHANGING = 0.45
 """Share of NVLink's rate that tensor-parallel ranks reach, with the gaps around their many small exchanges."""
 PCIE = 25e9
 """Bytes per second between a GPU and host memory."""
+
+
+UPDATED = 24e9
+"""Bytes of the optimizer's states, 12 a parameter, that a rank's share of the host updates in a second: with 16 CPUs of an H100's host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +114,14 @@ def _within_layers(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
 
 
 def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
-    """Gradients and parameters of the optimizer's steps, and what offload moves there and back."""
+    """Gradients and parameters of the optimizer's steps, what offload moves there and back, and what the host updates."""
     lay, volumes = Layout.of(spec, names.ROLE_TRAINER), _volumes(spec, shape)
     reduced = (volumes.data + volumes.expert_data) / _rate(spec, machine, lay.world // lay.pipeline)
-    moved = max(sum(n.moved for n in stage.networks) for stage in stages(spec, shape))
-    return reduced + 2 * moved / PCIE
+    moved, updated = (
+        max(sum(getattr(n, part) for n in stage.networks) for stage in stages(spec, shape))
+        for part in ("moved", "updated")
+    )
+    return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * updated / UPDATED
 
 
 def _volumes(spec: RLJobSpec, shape: Shape) -> Volumes:

@@ -4,7 +4,8 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
 
     weights, gradients, optimizer
         b P, 4 P and (8 + 4 [b < 4]) P/d: bfloat16 6 + 12/d bytes per parameter and float32 8 + 8/d (megatron-core docs, dist_optimizer);
-        with LoRA b (P + A), 4 A and (8 + 4 [b < 4]) A/d, with A the rank's part of the adapters' parameters
+        with LoRA b (P + A), 4 A and (8 + 4 [b < 4]) A/d, with A the rank's part of the adapters' parameters;
+        with `offload.update` the optimizer is 12 P/d of host memory for any b, and nothing on the GPU
     activations
         per layer and token b (4 hidden + 2 queries + 2 keys and values + 3 feed-forward) / t, each tensor that a backward pass needs once,
         with experts topk (hidden + 3 feed-forward): each of a token's experts has a copy of it, and shared ones have 3 feed-forward more
@@ -37,6 +38,9 @@ from rljob_api.spec.roles import Offload
 FLOAT = 4
 """Bytes of a float32."""
 
+UPDATING = 2**26
+"""Bytes of pinned host memory through which gradients and weights of a rank pass with `offload.update` (the trainer's compat/host_adam.py)."""
+
 Part = Literal["parameters", "gradients", "optimizer"]
 
 
@@ -51,13 +55,23 @@ class Network:
 
     def held(self, *used: Part) -> float:
         """Bytes on the GPU while the parts `used` are needed: these, and what is not offloaded."""
-        parts: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
+        parts: tuple[Part, ...] = ("parameters", "gradients", *(() if self.offload.update else ("optimizer",)))
         return sum(getattr(self, part) for part in parts if part in used or not getattr(self.offload, part))
 
     @property
     def moved(self) -> float:
         """Bytes that wait in host memory while the model rests. Gradients are not kept."""
         return self.offload.parameters * self.parameters + self.offload.optimizer * self.optimizer
+
+    @property
+    def updated(self) -> float:
+        """Bytes of the optimizer that host memory has at any time."""
+        return self.offload.update * self.optimizer
+
+    @property
+    def on_host(self) -> float:
+        """Bytes of host memory."""
+        return self.moved + self.updated + self.offload.update * UPDATING
 
 
 def held_by(networks: Sequence[Network], busy: Network | None = None, *used: Part) -> float:
@@ -209,13 +223,19 @@ def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
     if spec.adapters:
         adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
         policy = trained_network(spec, lay, weights, adapters, 0.0)
-    found = [replace(policy, offload=spec.trainer.offload)]
+    found = [_offloaded(policy, spec.trainer.offload, width)]
     if spec.critic and not spec.critic.processes_per_node:
-        found.append(replace(whole, offload=spec.critic.offload))
+        found.append(_offloaded(whole, spec.critic.offload, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
         found.append(Network(weights, 0.0, 0.0, Offload()))
     scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
     return found + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
+
+
+def _offloaded(network: Network, offload: Offload, width: int) -> Network:
+    """On the host a weight of float32, too, has a copy."""
+    copied = offload.update and width == FLOAT
+    return replace(network, offload=offload, optimizer=network.optimizer * (3 / 2 if copied else 1))
 
 
 def trained_network(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> Network:

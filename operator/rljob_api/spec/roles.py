@@ -43,6 +43,9 @@ class Offload(Model):
     """Gradient buffers: their memory is given back outside training."""
     optimizer: bool = False
     """Optimizer states, while no optimizer step runs."""
+    update: bool = False
+    """In place of `optimizer`: optimizer steps are taken on the host's CPUs, so that optimizer states are never on the GPU. Gradients go to the host
+    and weights come back piece by piece."""
 
 
 class TrainerSpec(Model):

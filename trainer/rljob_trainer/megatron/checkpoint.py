@@ -36,11 +36,12 @@ from megatron.core.transformer.module import MegatronModule
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.compat.host_adam import HostAdam
 from rljob_trainer.megatron.compat.load_progress import reporting_reads
-from rljob_trainer.megatron.compat.optimizer_pieces import held, replica_of
+from rljob_trainer.megatron.compat.optimizer_pieces import IN_PLACE, held, replica_of
 from rljob_trainer.megatron.compat.write_queue import new_queue
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
-from rljob_trainer.megatron.offload import Offloader, states
+from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
 
 THREADS = 8
 """Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""
@@ -63,10 +64,17 @@ class CheckpointedNetwork:
     offloader: Offloader
     """Parameters and optimizer state must be on the device."""
 
-    def storages(self) -> set[int]:
-        """Addresses of the storages that training changes."""
+    def storages(self, alongside: bool) -> set[int]:
+        """Addresses of the storages that training changes while a save is written. Nothing trains then unless `alongside`, so that states of
+        HostAdam, for whose copies the host may have no room, count only there."""
         tensors = [t for m in self.modules for t in (*m.parameters(), *m.buffers())]
-        return {t.untyped_storage().data_ptr() for t in (*tensors, *states(self.optimizer, set()))}
+        changing = tensors if self._on_host and not alongside else [*tensors, *states(self.optimizer, set())]
+        return {t.untyped_storage().data_ptr() for t in changing}
+
+    @property
+    def _on_host(self) -> bool:
+        """Optimizer steps are taken there."""
+        return any(isinstance(inner, HostAdam) for inner in torch_optimizers(self.optimizer))
 
     @property
     def copied_bytes(self) -> int:
@@ -123,9 +131,11 @@ def save(directory: Path, state: State, alongside: bool, staging: Staging) -> Wr
         "names": sorted(state.networks),
         "bases": {name: network.base and network.base.as_json() for name, network in state.networks.items()},
     }
-    live = set().union(*(network.storages() for network in state.networks.values()))
+    live = set().union(*(network.storages(alongside) for network in state.networks.values()))
     threads = 1 if alongside else THREADS
-    return Writing(directory, _sharded(state, loading=False) | common, live, staging, threads, new_queue())
+    return Writing(
+        directory, _sharded(state, loading=False, in_place=not alongside) | common, live, staging, threads, new_queue()
+    )
 
 
 def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
@@ -199,11 +209,13 @@ def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
     ours = optimizer.param_groups[0]
     for part in [loaded] if "optimizer" in loaded else loaded.values():  # one each for dense and for expert parameters
         for group in part["optimizer"]["param_groups"]:
+            group.update({key: ours[key] for key in ours.keys() - group.keys() - {"params", "step"}})  # of another Adam
             group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
 
 
-def _metadata() -> dict[str, Any]:
+def _metadata(in_place: bool = False) -> dict[str, Any]:
     return {
+        IN_PLACE: in_place,
         "distrib_optim_sharding_type": "fully_reshardable",
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
@@ -211,16 +223,16 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def _sharded(state: State, loading: bool) -> dict[str, Any]:
-    parts = {name: _sharded_network(network, loading) for name, network in state.networks.items()}
+def _sharded(state: State, loading: bool, in_place: bool = False) -> dict[str, Any]:
+    parts = {name: _sharded_network(network, loading, in_place) for name, network in state.networks.items()}
     for name, part in parts.items():
         add_prefix_for_sharding(part, f"{name}.")
     return parts | {"random": _random_states()}
 
 
-def _sharded_network(network: CheckpointedNetwork, loading: bool) -> dict[str, Any]:
+def _sharded_network(network: CheckpointedNetwork, loading: bool, in_place: bool) -> dict[str, Any]:
     model = {i: _sharded_module(module, network.base) for i, module in enumerate(network.modules)}
-    optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=_metadata())
+    optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=_metadata(in_place))
     if not loading:
         _share_out(model)
     schedule = {"scheduler": network.scheduler.state_dict()} if network.scheduler else {}

@@ -204,7 +204,7 @@ class TrainedNetwork(Network):
         chunks = wrap(model.modules, model.config, spec)
         super().__init__(model, parallel, heartbeat, chunks)
         self._model, self.chunks = model, chunks
-        self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps)
+        self.optimizer, self.scheduler = build_optimizer(optimizer, chunks, steps, offload.update)
         self.offloader = Offloader(offload, model.modules, chunks, self.optimizer)
         skips = spec.train.on_non_finite == "skip"
         self._learner = Learner(chunks, self.optimizer, self.scheduler, self.offloader, optimizer.clip_grad, skips)

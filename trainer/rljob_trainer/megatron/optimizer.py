@@ -16,6 +16,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.objective import LOSS, MetricAccumulator, Objective
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.compat.adam import allocate
 from rljob_trainer.megatron.offload import Offloader
 
 MOST_SKIPS = 10
@@ -131,7 +132,8 @@ def _scale(optimizer: Any, group: str | None, most: float, norm: Any) -> None:
     for part in optimizer.chained_optimizers:
         parameters = [p for p in part.get_parameters() if getattr(p, GRAD_NORM_GROUP_ATTR, None) == group]
         if most > 0 and parameters:
-            clip_grad_by_total_norm_fp32(parameters, most, norm)
+            of_host_adam = part.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8  # whose gradients are elsewhere
+            clip_grad_by_total_norm_fp32(parameters, most, norm, of_host_adam)
 
 
 def checked(measured: MetricAccumulator, check: Callable[[MetricAccumulator], None]) -> MetricAccumulator:
@@ -155,15 +157,15 @@ def update_metrics(objective: Objective, updates: Sequence[Update]) -> dict[str,
 
 
 def build_optimizer(
-    o: Optimizer, chunks: Sequence[DistributedDataParallel], steps: int
+    o: Optimizer, chunks: Sequence[DistributedDataParallel], steps: int, on_host: bool
 ) -> tuple[Any, OptimizerParamScheduler]:
     """Megatron's distributed AdamW with its schedule. `steps`: optimizer steps of the whole job, over which the learning rate decays after a linear
-    warm-up.
+    warm-up; `on_host`: see build_adam.
 
     Step i of n warm-up steps uses i / n of the learning rate. Megatron uses (i - 1) / n, with which the first step has no effect; its scheduler gets
     parameters that describe the same line as ours.
     """
-    optimizer = build_adam(o, chunks)
+    optimizer = build_adam(o, chunks, on_host)
     rising = max(0, o.warmup_steps - 1)
     last = max(steps, rising + 1)
     scheduler = OptimizerParamScheduler(
@@ -184,8 +186,9 @@ def build_optimizer(
     return optimizer, scheduler
 
 
-def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel]) -> Any:
-    """Megatron's distributed AdamW, without a schedule."""
+def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel], on_host: bool = False) -> Any:
+    """Megatron's distributed AdamW, without a schedule. `on_host`: its steps are taken there, on float32 weights and moments that stay there
+    (compat/host_adam.py)."""
     model = chunks[0].config
     config = OptimizerConfig(
         optimizer="adam",
@@ -200,5 +203,10 @@ def build_adam(o: Optimizer, chunks: Sequence[DistributedDataParallel]) -> Any:
         params_dtype=model.params_dtype,
         use_distributed_optimizer=True,
         overlap_param_gather=chunks[0].ddp_config.overlap_param_gather,
+        optimizer_cpu_offload=on_host,
+        use_precision_aware_optimizer=on_host,
     )
-    return get_megatron_optimizer(config, list(chunks))
+    optimizer = get_megatron_optimizer(config, list(chunks))
+    for part in optimizer.chained_optimizers if on_host else ():
+        allocate(part)
+    return optimizer

@@ -68,7 +68,7 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         implied(f"{s}lr_decay_iters", "the rate falls until the last step"),
         implied(f"{s}max_lr", f"is {o}lr"),
         *(implied(f"{o}{key}") for key in QUIET_OPTIMIZER),
-        lacks(f"{o}optimizer_cpu_offload", "see trainer.offload.optimizer"),
+        lacks(f"{o}optimizer_cpu_offload", "see trainer.offload.update"),
         *(implied(f"{s}{key}") for key in ("weight_decay_incr_style", "start_weight_decay", "end_weight_decay")),
     )
 

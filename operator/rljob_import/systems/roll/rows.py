@@ -149,7 +149,7 @@ def _megatron(prefix: str, c: str) -> tuple[Row, ...]:
         becomes(f"{c}overlap_grad_reduce", "trainer.overlap.gradReduce"),
         becomes(f"{c}overlap_param_gather", "trainer.overlap.paramGather"),
         *(implied(f"{c}{key}") for key in ("delay_grad_reduce", "ddp_bucket_size", "distrib_optim_fully_reshardable")),
-        lacks(f"{c}optimizer_cpu_offload", "see trainer.offload.optimizer"),
+        lacks(f"{c}optimizer_cpu_offload", "see trainer.offload.update"),
         *(implied(f"{c}{key}", "of FSDP") for key in FSDP),
         *(read(f"{c}additional_configs.{key}", "trainer.transformerConfig") for key in ("moe_permute_fusion",)),
         transformer_row(c.removesuffix(".")),

@@ -146,9 +146,7 @@ def optimizer_rows(prefix: str, target: str, rate: float) -> tuple[Row, ...]:
         lacks(f"{o}lr_decay_steps", "the rate falls until the last step"),
         lacks(f"{o}weight_decay_incr_style", "weight decay is constant", "constant"),
         lacks(f"{o}use_precision_aware_optimizer", "optimizer states are float32"),
-        lacks(
-            f"{o}override_optimizer_config.*", "the optimizer has no further settings; see trainer.offload.optimizer"
-        ),
+        lacks(f"{o}override_optimizer_config.*", "the optimizer has no further settings; see trainer.offload.update"),
         *(
             implied(f"{o}{key}")
             for key in (

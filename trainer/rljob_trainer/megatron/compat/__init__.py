@@ -18,6 +18,7 @@ MODULES = (
     "torch_on_cpu",
     "megatron_on_cpu",
     "gradient_fusion",
+    "host_adam",
     "adam",
     "optimizer_pieces",
     "pipeline_shapes",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.megatron.compat.host_adam import HostAdam
 from rljob_trainer.patches import Patch
 
 
@@ -80,8 +81,8 @@ def _patch_torch() -> None:
 
 
 def _fuse(optimizer: torch.optim.Optimizer | None) -> None:
-    """One kernel for all parameters, where they are on a GPU; it wants the counts of steps there too."""
-    if optimizer is None:
+    """One kernel for all parameters, where they are on a GPU; it wants the counts of steps there too. HostAdam has its own way."""
+    if optimizer is None or isinstance(optimizer, HostAdam):
         return
     for group in optimizer.param_groups:
         group["fused"] = all(p.is_cuda for p in group["params"])
@@ -94,7 +95,9 @@ def allocate(optimizer: Any) -> None:
     """Give every parameter of a DistributedOptimizer the state that Adam makes at its first step."""
     if optimizer.optimizer is None:  # a rank may hold no part of the parameters
         return
-    if has_fused_adam():
+    if isinstance(optimizer.optimizer, HostAdam):
+        optimizer.optimizer.allocate()
+    elif has_fused_adam():
         optimizer.init_state_fn(optimizer.optimizer, optimizer.config)
     else:
         _allocate(optimizer.optimizer)

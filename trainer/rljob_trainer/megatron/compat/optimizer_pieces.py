@@ -22,10 +22,14 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
 from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.megatron.compat.host_adam import HostAdam
 from rljob_trainer.patches import Patch
 
 MOST = 2**24
 """Numbers in a box, 64 MiB, unless one row has more: a reader holds a box besides what it fills."""
+
+IN_PLACE = "in_place"
+"""Key of the metadata of a state dict: nothing changes before it is written."""
 
 Shape = tuple[int, ...]
 
@@ -41,12 +45,18 @@ def _patch() -> None:
 def sharded_param_state_fully_reshardable(
     optimizer: Any, model: Any, is_loading: bool = False, metadata: Any = None
 ) -> dict[int, dict[str, Any]]:
-    """[place among the rank's parameters][`param`, `exp_avg` or `exp_avg_sq`] -> the rank's part of it."""
+    """[place among the rank's parameters][`param`, `exp_avg` or `exp_avg_sq`] -> the rank's part of it.
+
+    Of states in host memory megatron copies every box that has no storage of its own (filesystem_async.py:153), unless `metadata` has IN_PLACE.
+    """
+    in_place = bool(metadata and metadata.get(IN_PLACE)) and isinstance(optimizer.optimizer, HostAdam)
     tensors, _ = extract_sharded_tensors_and_factories(model)
     wholes = {whole.data: whole for whole in nested_values(tensors)}
     return {
         i: {
-            key: _part(f"optimizer.state.{key}.{wholes[parameter].key}", numbers, wholes[parameter], span.start)
+            key: _part(
+                f"optimizer.state.{key}.{wholes[parameter].key}", numbers, wholes[parameter], span.start, in_place
+            )
             for key, numbers in optimizer._get_main_param_and_optimizer_states(parameter).items()
             if key != "step"  # of the parameter group
         }
@@ -75,9 +85,9 @@ def replica_of(whole: ShardedTensor | ShardedTensorFactory) -> Any:
 
 
 def _part(
-    key: str, numbers: torch.Tensor, whole: ShardedTensor | ShardedTensorFactory, start: int
+    key: str, numbers: torch.Tensor, whole: ShardedTensor | ShardedTensorFactory, start: int, in_place: bool
 ) -> ShardedTensorFactory:
-    """`numbers` [n] of a parameter, from its number `start` on. Loading fills them in place."""
+    """`numbers` [n] of a parameter, from its number `start` on. Loading fills them in place. `in_place`: each box has a storage of its own there."""
 
     def boxes(key: str, numbers: torch.Tensor, replica: Any, _: None) -> list[ShardedTensor]:
         shape = torch.empty(whole.data.shape, dtype=numbers.dtype, device="meta")
@@ -85,7 +95,8 @@ def _part(
             parts = whole.build_fn(key, shape, replica, None)
         else:
             parts = [replace(whole, key=key, data=shape, dtype=shape.dtype, replica_id=replica)]
-        return [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
+        found = [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
+        return [replace(box, data=torch.from_numpy(box.data.numpy())) for box in found] if in_place else found
 
     return ShardedTensorFactory(key, numbers, boxes, lambda _: numbers, replica_of(whole))
 
