@@ -1,10 +1,19 @@
-"""What holds for all tests: Hypothesis judges none of them by its time, which is the machine's; and what is extra is slow as well."""
+"""What holds for all tests: Hypothesis judges none of them by its time, which is the machine's; and what is extra is slow as well.
+
+The modules of all tests are millions of objects and no garbage. Whoever looks for garbage does not go through them: neither these processes nor
+those that they fork, each of which would copy them all.
+"""
+
+import gc
+import os
 
 import pytest
 from hypothesis import settings
 
 settings.register_profile("timeless", deadline=None)
 settings.load_profile("timeless")
+os.register_at_fork(after_in_child=gc.freeze)
+gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -13,3 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("extra"):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Everything is imported."""
+    gc.freeze()
+    gc.enable()

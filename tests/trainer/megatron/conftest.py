@@ -14,6 +14,7 @@ def megatron() -> None:
 
     torch.set_num_threads(1)
     compat.install()
+    import rljob_trainer.megatron.engine
     import rljob_trainer.megatron.huggingface  # noqa: F401
 
 

@@ -4,6 +4,7 @@ A forked server is ready in seconds, a fresh process needs half a minute. The se
 """
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -35,6 +36,7 @@ def child(order: dict) -> None:
 def main() -> None:
     from rljob_trainer.server import compat
 
+    gc.disable()
     compat.install()
     for module in (
         "vllm.model_executor.models.qwen2",
@@ -43,6 +45,8 @@ def main() -> None:
         "trainer.server.digests",
     ):
         importlib.import_module(module)
+    gc.freeze()  # a server collects several times while it starts: not through what it has from here, and would copy
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(
         signal.SIGTERM, signal.SIG_IGN
