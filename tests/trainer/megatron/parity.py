@@ -77,12 +77,8 @@ class Result:
         return losses, max(float((w.float() - other.weights[n].float()).abs().max()) for n, w in self.weights.items())
 
 
-def run(cases: list[Case], models: dict[str, Path], batches: dict[str, list[Batch]]) -> dict[str, Result]:
-    """All cases, one after the other; all ranks have to report the same losses."""
-    return {case.name: _run(case, models, batches) for case in cases}
-
-
-def _run(case: Case, models: dict[str, Path], batches: dict[str, list[Batch]]) -> Result:
+def run(case: Case, models: dict[str, Path], batches: dict[str, list[Batch]]) -> Result:
+    """All ranks have to report the same losses."""
     first, *others = run_ranks(case.world, lambda: _train(case.spec(models), batches[case.setting.model]))
     assert all(losses == first[0] for losses, _ in others)
     return Result(*first)
@@ -95,14 +91,6 @@ def _train(spec: RLJobSpec, batches: list[Batch]) -> tuple[list[float], dict[str
     losses = [train_step(engine, batch)["train/loss"] for batch in batches]
     weights = {name: tensor.clone() for name, tensor in engine.export()}
     return losses, weights if torch.distributed.get_rank() == 0 else None
-
-
-def table(rows: dict[str, tuple[float, float]]) -> str:
-    """Markdown of case name -> differences of loss and weights."""
-    named = {case.name: case for case in CASES}
-    lines = [f"| {n} | {named[n].setting.name} | {named[n].world} | {a:.1e} | {b:.1e} |" for n, (a, b) in rows.items()]
-    head = ["| layout | model | ranks | largest loss difference | largest weight difference |", "|---|---|---|---|---|"]
-    return "\n".join(head + lines)
 
 
 DENSE = Setting("Qwen2")

@@ -1,5 +1,6 @@
 """Tiny random models on disk, and Hugging Face's word on their log-probabilities."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -63,7 +64,12 @@ def distributions(
     path: Path, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float = 1.0
 ) -> torch.Tensor:
     """[len(response), vocabulary]: log-probabilities of every token at the place of each response token, likewise."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
+        logits = _loaded(path)(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1] / temperature
     return logits.log_softmax(-1)
+
+
+@lru_cache(maxsize=4)
+def _loaded(path: Path) -> torch.nn.Module:
+    """A test asks the same model about each of its responses."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

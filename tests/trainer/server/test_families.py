@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from extra import extra_but
 from rljob_api.families import FAMILIES
 from rljob_api.spec.common import Sampling
 from rljob_trainer.rank.weights.publisher import Publisher
@@ -73,7 +74,7 @@ def kinds() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", extra_but(("phi3, window", "gemma3_text", "mixtral", "glm4_moe"), kinds()))
 def test_published_weights_generate_as_transformers_says(
     start: Callable[..., Server], tmp_path: Path, kind: str
 ) -> None:

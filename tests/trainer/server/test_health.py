@@ -47,11 +47,28 @@ def publish(server: Server, model: Path) -> None:
     assert published.ok
 
 
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server:
+    return start(checkpoints["old"])
+
+
 @pytest.mark.slow
-async def test_a_killed_engine_is_noticed_long_before_it_would_count_as_frozen(
-    start: Callable[..., Server], checkpoints: dict[str, Path]
+async def test_no_alarm_while_a_server_generates_and_takes_updates(
+    server: Server, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = start(checkpoints["old"])
+    monkeypatch.setattr(health, "FROZEN_SECONDS", 10.0)
+    sampling = Sampling(temperature=1.0, max_tokens=90)
+    async with checked(server) as lost, RolloutClient(server.endpoint, TOKEN, 1) as client:
+        deadline = time.monotonic() + 12
+        while time.monotonic() < deadline:
+            await asyncio.to_thread(publish, server, checkpoints["new"])
+            await client.generate(GenerationRequest((5, 6, 7), 64, sampling, 1))
+            assert not lost.done()
+
+
+@pytest.mark.slow
+async def test_a_killed_engine_is_noticed_long_before_it_would_count_as_frozen(server: Server) -> None:
+    """The last test of this server."""
     async with checked(server) as lost:
         engine(server).kill()
         assert (await asyncio.wait_for(lost, health.FROZEN_SECONDS)).dead, (
@@ -107,18 +124,3 @@ async def test_an_update_that_waits_for_the_trainer_is_no_alarm_and_one_of_a_fro
         os.killpg(server.pid, signal.SIGKILL)
         go_on.set()
         assert await published, "it is given up, and the trainer goes on"
-
-
-@pytest.mark.slow
-async def test_no_alarm_while_a_server_generates_and_takes_updates(
-    start: Callable[..., Server], checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "FROZEN_SECONDS", 10.0)
-    server = start(checkpoints["old"])
-    sampling = Sampling(temperature=1.0, max_tokens=90)
-    async with checked(server) as lost, RolloutClient(server.endpoint, TOKEN, 1) as client:
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            await asyncio.to_thread(publish, server, checkpoints["new"])
-            await client.generate(GenerationRequest((5, 6, 7), 64, sampling, 1))
-            assert not lost.done()

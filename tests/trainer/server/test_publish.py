@@ -241,7 +241,9 @@ def test_tied_embeddings_follow_an_update(start: Callable[..., Server], checkpoi
     assert difference(checkpoints["tied"], generate(tied)) < 1e-4
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["as the embedding", "another"])
+@pytest.mark.parametrize(
+    "same", [pytest.param(True, id="as the embedding", marks=pytest.mark.extra), pytest.param(False, id="another")]
+)
 def test_an_output_layer_that_is_tied_and_in_the_files_follows_the_embedding(
     start: Callable[..., Server], checkpoints: dict[str, Path], tmp_path: Path, same: bool
 ) -> None:
@@ -255,21 +257,21 @@ def test_an_output_layer_that_is_tied_and_in_the_files_follows_the_embedding(
     assert difference(checkpoints["tied-new"], generate(server)) < 1e-4
 
 
-def test_every_worker_of_a_tensor_parallel_server_gets_its_part(
-    start: Callable[..., Server], checkpoints: dict[str, Path]
-) -> None:
-    two = start(checkpoints["old"], tensor_parallel=2)
+@pytest.fixture(scope="module")
+def two(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server:
+    """With tensor parallelism."""
+    return start(checkpoints["old"], tensor_parallel=2)
+
+
+def test_every_worker_of_a_tensor_parallel_server_gets_its_part(two: Server, checkpoints: dict[str, Path]) -> None:
     for step, name in enumerate(("new", "old")):
         assert publish(two, checkpoints[name], step).ok
         assert difference(checkpoints[name], generate(two)) < 1e-4
 
 
-def test_a_killed_server_takes_its_engine_and_workers_along(
-    start: Callable[..., Server], checkpoints: dict[str, Path]
-) -> None:
-    """Nobody else might: whoever would sweep them up may have been killed with it."""
-    server = start(checkpoints["old"], tensor_parallel=2)
-    family = psutil.Process(server.pid).children(recursive=True)
+def test_a_killed_server_takes_its_engine_and_workers_along(two: Server) -> None:
+    """Nobody else might: whoever would sweep them up may have been killed with it. The last test of this server."""
+    family = psutil.Process(two.pid).children(recursive=True)
     assert len(family) >= 3, "an engine and two workers"
-    os.kill(server.pid, signal.SIGKILL)
+    os.kill(two.pid, signal.SIGKILL)
     assert psutil.wait_procs(family, timeout=120)[1] == []

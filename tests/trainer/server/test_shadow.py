@@ -13,6 +13,12 @@ from tests.trainer.server.vllm_models import Makes, engine, in_place, loaded, po
 pytestmark = pytest.mark.slow
 KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "glm4", "phi3")
 UPDATES = 2
+WAYS = [
+    pytest.param(in_place, False, id="in place, packed", marks=pytest.mark.extra),
+    pytest.param(in_place, True, id="in place, as loaded"),
+    pytest.param(shadow, False, id="shadow, packed"),
+    pytest.param(shadow, True, id="shadow, as loaded", marks=pytest.mark.extra),
+]
 
 
 def state(model: Module) -> dict[str, torch.Tensor]:
@@ -34,8 +40,7 @@ def different(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("target", [in_place, shadow])
-@pytest.mark.parametrize("keeps", [False, True], ids=["packed", "as loaded"])
+@pytest.mark.parametrize(("target", "keeps"), WAYS)
 def test_an_update_in_pieces_is_what_is_loaded_from_disk(tmp_path: Path, kind: str, target: Makes, keeps: bool) -> None:
     """`keeps`: as on a GPU, where vLLM computes with most weights as they are loaded."""
     policies = [policy(tmp_path / str(seed), seed, kind) for seed in range(UPDATES + 1)]

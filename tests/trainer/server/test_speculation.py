@@ -238,7 +238,7 @@ def as_exported(path: Path) -> list[tuple[str, torch.Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+@pytest.mark.parametrize("method", [pytest.param("ngram", marks=pytest.mark.extra), "eagle3"])
 def test_guessed_tokens_have_the_distribution_of_the_policy_that_was_published(
     start: Callable[..., Server], tmp_path: Path, method: str
 ) -> None:

@@ -20,7 +20,9 @@ NAME = 100
 """Bytes by which a connection begins, at most."""
 
 
-@pytest.mark.parametrize("spread", [True, False], ids=["spread", "slices"])
+@pytest.mark.parametrize(
+    "spread", [pytest.param(True, id="spread"), pytest.param(False, id="slices", marks=pytest.mark.extra)]
+)
 def test_a_worker_receives_its_experts_to_the_byte_and_has_what_it_loads_from_files(
     tmp_path: Path, spread: bool
 ) -> None:

@@ -78,7 +78,7 @@ def difference(model: Path, answers: list[list[Generation]], shown: bool = True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen2_5_vl", marks=pytest.mark.extra), "qwen3_vl"])
 def test_a_server_sees_the_images_of_the_trainer_by_the_weights_published_last(
     start: Callable[..., Server], tmp_path: Path, kind: str
 ) -> None:
