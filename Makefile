@@ -6,11 +6,13 @@ PYTHON312 ?= $(shell for p in python3.12 $(HOME)/.pyenv/versions/3.12.*/bin/pyth
 VENV := .venv
 PY := $(VENV)/bin/python
 LOCK := $(VENV)/bin/uv pip compile -q --python-version 3.12 --generate-hashes --custom-compile-command 'make lock'
-# Two targets at once; what each says comes in one piece, when it has ended
-BOTH := $(MAKE) --no-print-directory -j2 --output-sync=target
-# What takes about as long as the rest: with torch, as lint and all other fast ones; and as all other slow ones
+# Three targets at once, for two cores: one of them waits, for a server or a clock. What each says comes in one piece, when it has ended
+AT_ONCE := $(MAKE) --no-print-directory -j3 --output-sync=target
+# Fast tests: those with torch take about as long as all others
 FAST_HALF := $(filter-out %/__pycache__/ %/agents/,$(wildcard tests/trainer/*/ tests/trainer/test_*.py))
-SLOW_HALF := tests/trainer/megatron $(filter-out %/test_faults.py %/test_outages.py,$(wildcard tests/apiserver/test_*.py))
+# Slow tests: Megatron's ranks; an operator with an API server, after the cluster's programs are compiled; and what is left, most of it with vLLM.
+# Files without a slow test are not imported
+SLOW_REST = $(filter-out tests/trainer/megatron/% tests/apiserver/%,$(sort $(shell grep -rlE 'mark\.(slow|extra)' tests --include='test_*.py')))
 export OMP_NUM_THREADS ?= 1
 # Containers often set it. Without bytecode every process of a test compiles torch, transformers and vLLM again
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,8 +48,8 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 	touch $@
 
 .PHONY: check
-check: setup ## Format, lint, layers, types, generated files, fast tests (6 minutes on two cores)
-	$(BOTH) lint fast-half fast-rest
+check: setup ## Format, lint, layers, types, generated files, fast tests (10 minutes on two cores)
+	$(AT_ONCE) lint fast-half fast-rest
 
 .PHONY: lint
 lint: setup
@@ -59,7 +61,7 @@ lint: setup
 
 .PHONY: fast
 fast: setup
-	$(BOTH) fast-half fast-rest
+	$(AT_ONCE) fast-half fast-rest
 
 .PHONY: fast-half
 fast-half: setup
@@ -71,22 +73,29 @@ fast-rest: setup
 
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
-	$(PY) -m e2e.providers up # builds helm, etcd and kube-apiserver, without which some tests skip
-	$(PYTEST_TWICE) tests/chart
-	$(BOTH) slow-half slow-rest
+	$(AT_ONCE) slow-operator slow-rest slow-megatron
 	$(PYTEST_TWICE) -m "not extra" e2e --durations=0 --durations-min=1
 
 .PHONY: test-all
 test-all: test ## Everything, with the tests that take longest
 	$(PYTEST_TWICE) -m extra tests e2e
 
-.PHONY: slow-half
-slow-half: setup
-	$(PYTEST_TWICE) -m "slow and not extra" $(SLOW_HALF) --durations=10
+.PHONY: slow-operator
+slow-operator: cluster
+	$(PYTEST_TWICE) -m "not extra" tests/chart tests/gitops
+	$(PYTEST_TWICE) -m "slow and not extra" tests/apiserver --durations=10
 
 .PHONY: slow-rest
 slow-rest: setup
-	$(PYTEST_TWICE) -m "slow and not extra" tests $(SLOW_HALF:%=--ignore=%) --durations=10
+	$(PYTEST_TWICE) -m "slow and not extra" $(SLOW_REST) --durations=10
+
+.PHONY: slow-megatron
+slow-megatron: setup
+	$(PYTEST_TWICE) -m "slow and not extra" tests/trainer/megatron --durations=10
+
+.PHONY: cluster
+cluster: setup # builds helm, etcd and kube-apiserver, without which some tests skip
+	$(PY) -m e2e.providers up
 
 .PHONY: e2e
 e2e: setup ## The end-to-end tests alone
@@ -101,7 +110,7 @@ kueue: setup ## Compile Kueue, and test jobs that it places (not part of test: t
 test-kubernetes: export RLJOB_KUBERNETES = $(VERSION)
 test-kubernetes: setup ## The tests of API server and cluster on another Kubernetes: VERSION=1.34 (or 1.35, 1.36, 1.37)
 	@test -f e2e/cluster/components/kubernetes/$(VERSION)/go.mod || { echo "VERSION is one of $$(ls e2e/cluster/components/kubernetes | xargs)"; exit 1; }
-	$(PY) -m e2e.providers up
+	$(MAKE) --no-print-directory cluster
 	$(PYTEST_TWICE) -m "slow and not extra" tests/apiserver --durations=10
 	$(PYTEST_TWICE) -m "not extra" e2e --durations=0 --durations-min=1
 

@@ -7,6 +7,7 @@ import pytest
 from apiserver.lab import TURNS, Lab, lab
 from apiserver.proxy import Faults
 from e2e.control_plane import ControlPlane
+from extra import extra_but
 from rljob_api import reasons
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ async def live(world: Lab, **changes: Any) -> tuple[object, ...]:
     return s.outcome, s.attempt and s.attempt.number, s.restarts.total, last
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", extra_but(("lost-answers", "cut-watches", "everything"), FAULTS))
 async def test_a_fault_delays_and_changes_nothing(plane: ControlPlane, fault: str) -> None:
     async with lab(plane, fault, FAULTS[fault]) as world:
         assert await live(world) == END
@@ -65,7 +66,8 @@ async def test_all_faults_at_once_change_nothing_for_a_job_of_four_gangs(plane: 
         assert await live(world, **FOUR_GANGS) == END
 
 
-@pytest.mark.parametrize("gangs", [{}, pytest.param(FOUR_GANGS, marks=pytest.mark.extra)], ids=["one", "four"])
+@pytest.mark.extra  # the same in a simulation: tests/operator/test_histories.py. Of a real operator, a few kills: test_lease.py, e2e
+@pytest.mark.parametrize("gangs", [{}, FOUR_GANGS], ids=["one", "four"])
 async def test_an_operator_killed_after_every_single_write_reaches_the_same_end(
     plane: ControlPlane, gangs: dict[str, Any]
 ) -> None:

@@ -275,7 +275,7 @@ Histories.TestCase.settings = settings(
 test_histories = Histories.TestCase
 
 
-@pytest.mark.slow
+@pytest.mark.extra
 def test_many_more_histories() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
