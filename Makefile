@@ -48,7 +48,7 @@ $(VENV)/.installed: tests/requirements.txt pyproject.toml
 	touch $@
 
 .PHONY: check
-check: setup ## Format, lint, layers, types, generated files, fast tests (10 minutes on two cores)
+check: setup ## Format, lint, layers, types, generated files, fast tests (about 12 minutes on two cores)
 	$(AT_ONCE) lint fast-half fast-rest
 
 .PHONY: lint

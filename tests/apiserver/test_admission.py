@@ -71,9 +71,12 @@ def submit(plane: ControlPlane, spec: dict[str, Any]) -> str:
     return ""
 
 
-def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator(plane: ControlPlane) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(250, marks=pytest.mark.extra)])
+def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator(
+    plane: ControlPlane, count: int
+) -> None:
     accepted = 0
-    for spec in mutations(Random(1), 250):
+    for spec in mutations(Random(1), count):
         refusal = submit(plane, spec)
         found = validate(spec, "demo").violations
         assert all(v.field.startswith(("spec", "metadata")) and v.rule for v in found)
@@ -82,7 +85,7 @@ def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator
             assert found or "must be of type" in refusal, f"no rule of ours refuses it: {refusal}"
         else:
             accepted += 1
-    assert accepted > 5, "some mutations are harmless, or only the operator can tell"
+    assert accepted > count // 50, "some mutations are harmless, or only the operator can tell"
 
 
 def test_quantities_may_be_whole_numbers_as_everywhere_in_kubernetes(plane: ControlPlane) -> None:

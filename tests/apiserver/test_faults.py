@@ -54,7 +54,7 @@ async def live(world: Lab, **changes: Any) -> tuple[object, ...]:
     return s.outcome, s.attempt and s.attempt.number, s.restarts.total, last
 
 
-@pytest.mark.parametrize("fault", extra_but(("lost-answers", "cut-watches", "everything"), FAULTS))
+@pytest.mark.parametrize("fault", extra_but(("lost-answers", "everything"), FAULTS))
 async def test_a_fault_delays_and_changes_nothing(plane: ControlPlane, fault: str) -> None:
     async with lab(plane, fault, FAULTS[fault]) as world:
         assert await live(world) == END

@@ -13,6 +13,7 @@ from e2e.control_plane import ControlPlane
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.extra
 def test_an_operator_ends_when_it_is_told_to_while_it_waits_for_the_lease_and_when_it_holds_it(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
