@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rljob_api.spec.service import ClientLimits, ServiceClient, ServiceSpec
-from rljob_trainer.gateway.fair import FairShares
+from rljob_trainer.gateway.clients import FairShares
 from rljob_trainer.wire.service import CreateModel, Failure, SaveState, decode_result
 from trainer.gateway.world import World
 

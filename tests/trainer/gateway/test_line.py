@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_trainer.gateway.memory import BusyError
+from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.wire.service import (
     CreateModel,
@@ -185,8 +185,8 @@ async def test_a_model_too_many_is_refused_until_a_session_ends_and_its_models_l
 async def test_too_much_that_waits_is_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path)
     await world.begin()
-    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 10)
-    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 10)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
     with pytest.raises(BusyError):
         await world.ask(1)
 
@@ -205,12 +205,12 @@ async def test_results_count_for_their_client_until_they_are_dropped_and_no_othe
     assert line.uncovered == 0 and line.answers == sum(len(e.result or b"") for e in line.entries.values()) > 1000
     for module in ("books", "desk"):
         monkeypatch.setattr(f"rljob_trainer.gateway.{module}.MOST_ANSWERS", 500)
-    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", line.answers)
-    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", line.answers)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
     with pytest.raises(BusyError):
         await world.ask(30)
     await world.visit(ends=False)
-    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 10_000)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 10_000)
     await world.ask(30)
     await world.idle()
     assert line.answers == sum(len(e.result or b"") for e in line.entries.values()) <= 500
@@ -263,8 +263,8 @@ async def test_a_model_whose_session_ended_in_a_crash_does_not_come_again(tmp_pa
 async def test_a_client_that_only_runs_forward_passes_goes_on_for_ever_and_repeats_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 5000)
-    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 5000)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
     for module in ("books", "desk"):
         monkeypatch.setattr(f"rljob_trainer.gateway.{module}.MOST_ANSWERS", 1000)
     world = World(tmp_path)
@@ -317,8 +317,8 @@ async def test_a_failed_model_keeps_no_bodies_and_has_failed_after_a_restart(
     await world.service.ask("ann", world.model, 2, forward(world.model, 2))
     before = await world.result(2)
     world.crash("gateway")
-    monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 10)
-    monkeypatch.setattr("rljob_trainer.gateway.memory.SPARE", 0)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 10)
+    monkeypatch.setattr("rljob_trainer.gateway.clients.SPARE", 0)
     await world.ask(1)
     line = world.service.book("ann", world.model).line
     assert line.uncovered == 0 and not any(entry.body for entry in line.entries.values())

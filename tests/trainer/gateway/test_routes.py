@@ -14,10 +14,9 @@ from tinker.proto import tinker_public_pb2 as sdk
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.service import ServiceSpec
-from rljob_trainer.gateway import servers
-from rljob_trainer.gateway.keys import Keys
-from rljob_trainer.gateway.samples import Samples
-from rljob_trainer.gateway.servers import SamplingServers
+from rljob_trainer.gateway import samples
+from rljob_trainer.gateway.clients import Keys
+from rljob_trainer.gateway.samples import Samples, SamplingServers
 from rljob_trainer.gateway.service import GatewayService, UnknownError
 from rljob_trainer.gateway.wire import routes
 from rljob_trainer.gateway.wire.routes import API, Routes
@@ -235,7 +234,7 @@ async def test_a_long_prompt_is_taken_and_a_client_that_has_too_much_is_refused_
         asked = {"sampling_session_id": f"{desk.session}:sample:0", "prompt": prompt}
         assert (await desk.post("asample", **asked, seq_id=0, sampling_params={"max_tokens": 1})).status == 200
         assert desk.samples.held == {"anybody": 8 * 4095}
-        monkeypatch.setattr("rljob_trainer.gateway.memory.MOST_OF_CLIENT", 50_000)
+        monkeypatch.setattr("rljob_trainer.gateway.clients.MOST_OF_CLIENT", 50_000)
         assert (await desk.post("asample", **asked, seq_id=1, sampling_params={"max_tokens": 1})).status == 429
         await desk.post("cancel_future", request_id=f"{desk.session}:sample:0:0")
         assert desk.samples.held["anybody"] == 0
@@ -303,25 +302,25 @@ REQUEST = SampleRequest(tokens=[1], n=1, seed=0, max_tokens=1)
 async def test_samples_wait_for_a_listed_server_that_nobody_reaches_as_long_as_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(samples, "RETRY_SECONDS", 0.001)
     dead = Server("a")
     tries, asked = 0, RolloutClient.sample
 
     async def counted(self: RolloutClient, request: SampleRequest) -> SampleAnswer:
         nonlocal tries
         tries += 1
-        if tries == 10 * servers.MOST_SENT:
+        if tries == 10 * samples.MOST_SENT:
             await dead.start()
         return await asked(self, request)
 
     monkeypatch.setattr(RolloutClient, "sample", counted)
     async with listed(dead) as known:
         answer = await asyncio.wait_for(known.sample(REQUEST), 60)
-    assert answer.samples[0].tokens == [ord("a")] and tries >= 10 * servers.MOST_SENT
+    assert answer.samples[0].tokens == [ord("a")] and tries >= 10 * samples.MOST_SENT
 
 
 async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "RETRY_SECONDS", 600.0)
+    monkeypatch.setattr(samples, "RETRY_SECONDS", 600.0)
     gone, dead, alive = Server("a"), Server("b"), Server("c")
     dead.dead = True
     await dead.start()
@@ -335,14 +334,14 @@ async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(m
 
 
 async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(samples, "RETRY_SECONDS", 0.001)
     dead = Server("a")
     dead.dead = True
     await dead.start()
     async with listed(dead) as known:
         with pytest.raises(ReplicaLost, match="EngineDeadError"):
             await asyncio.wait_for(known.sample(REQUEST), 60)
-        assert dead.asked == servers.MOST_SENT
+        assert dead.asked == samples.MOST_SENT
 
 
 async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

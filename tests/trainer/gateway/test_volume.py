@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.gateway.claim import SIZE, Claim, GatewaySuperseded
+from rljob_trainer.gateway.files import SIZE, Claim, GatewaySuperseded
 from rljob_trainer.gateway.journal import Journal, JournalDamaged, JournalRecord
 from rljob_trainer.gateway.service import GatewayService, UnknownError
 from rljob_trainer.wire.sample import SampleRequest

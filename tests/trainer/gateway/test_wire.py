@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from tinker.proto import tinker_public_pb2 as sdk
 
 from rljob_api.type_errors import first_problem
-from rljob_trainer.gateway.keys import ANYBODY, Keys
+from rljob_trainer.gateway.clients import ANYBODY, Keys
 from rljob_trainer.gateway.wire import passes
 from rljob_trainer.gateway.wire.answers import of_samples
 from rljob_trainer.gateway.wire.messages import MESSAGES

@@ -16,7 +16,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, Report, Resume
 from rljob_api.spec import RLJobSpec
 from rljob_api.text import http_url
-from rljob_trainer.gateway.claim import Claim
+from rljob_trainer.gateway.files import Claim
 from rljob_trainer.machine import free_port, loopback
 from rljob_trainer.pod.gateway import GatewayPod
 from trainer.pod.pods import Channel

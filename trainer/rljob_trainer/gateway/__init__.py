@@ -5,7 +5,7 @@ speaks HTTP, and turns bodies into the messages of rljob_trainer/wire/service.py
 
     client --HTTP--> wire/ --> GatewayService --journal--> RequestLine (one for each model)
                                   ^                     | next piece of work
-                                  +------- driver <-----+        (work.py: the driver asks, as gangs ask a driver)
+                                  +------- driver <-----+        (main.py: the driver asks, as gangs ask a driver)
 
 Each request of a model has a number. It is in the journal before it is answered, and the ranks get requests in the order of their numbers. The ranks
 keep nothing: with a new attempt, or a new gateway, an *epoch* begins, in which every model is created again, loads its newest checkpoint, and

@@ -9,11 +9,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from rljob_trainer.gateway.books import MOST_ANSWERS, Book
-from rljob_trainer.gateway.fair import FairShares
+from rljob_trainer.gateway.books import MOST_ANSWERS, Book, Clients
+from rljob_trainer.gateway.clients import FairShares, ServiceTally
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
-from rljob_trainer.gateway.parts import Clients
-from rljob_trainer.gateway.tally import ServiceTally
 from rljob_trainer.wire.service import (
     Failure,
     KeepModels,

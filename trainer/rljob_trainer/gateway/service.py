@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
-from rljob_trainer.gateway.books import Book
-from rljob_trainer.gateway.claim import Claim
+from rljob_trainer.gateway.books import Book, Sampling
+from rljob_trainer.gateway.clients import BusyError, Limits, MemoryBudget
 from rljob_trainer.gateway.desk import Desk
-from rljob_trainer.gateway.files import ServiceFiles
-from rljob_trainer.gateway.limits import Limits
+from rljob_trainer.gateway.files import Claim, ServiceFiles
 from rljob_trainer.gateway.line import Asked, RequestLine
-from rljob_trainer.gateway.memory import BusyError, MemoryBudget
-from rljob_trainer.gateway.parts import Sampling
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.service import (
     CreateModel,

@@ -11,15 +11,13 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from rljob_api.type_errors import first_problem
-from rljob_trainer.gateway.keys import Keys
-from rljob_trainer.gateway.memory import BusyError
+from rljob_trainer.gateway.clients import BusyError, Keys
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import answers, requests
-from rljob_trainer.gateway.wire.listing import ListingRoutes, RouteAnswer
+from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, sampler_name
 from rljob_trainer.gateway.wire.passes import Pass, beginning
 from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
-from rljob_trainer.gateway.wire.sampling import SamplingRoutes, sampler_name
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
 
