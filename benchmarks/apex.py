@@ -94,7 +94,7 @@ class Fusion:
 
 
 def fusions() -> dict[str, Fusion]:
-    from rljob_trainer.megatron.compat.gradient_fusion import accumulate
+    from rljob_trainer.megatron.compat.environment import accumulate
 
     found = {"ours": accumulate, "ours again": accumulate}
     extension = importlib.util.find_spec("fused_weight_gradient_mlp_cuda")

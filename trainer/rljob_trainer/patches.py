@@ -1,7 +1,8 @@
 """Changes to other people's packages: what each replaces, and the exact versions that it was proven on. No torch here.
 
-Patches lie in megatron/compat and server/compat, one module each, whose docstring says what changes, why, where upstream it is, and when it can
-go. On any other version nothing is patched and the process ends with one error: a patch that lands on changed code fails in silence.
+Patches lie in megatron/compat and server/compat, a module for each package and subject, whose docstring says what changes, why, where upstream it
+is, and when it can go. On any other version nothing is patched and the process ends with one error: a patch that lands on changed code fails in
+silence.
 """
 
 import ast

@@ -133,7 +133,7 @@ class Engine:
 
         from rljob_trainer.checkpoint.staging import Staging
         from rljob_trainer.checkpoint.torch_dist import Writing
-        from rljob_trainer.megatron.compat.write_queue import new_queue
+        from rljob_trainer.megatron.compat.core_checkpoints import new_queue
 
         directory.mkdir(parents=True)
         weights = {name: ShardedTensor.from_rank_offsets(name, torch.ones(5)) for name in "ab"}

@@ -31,7 +31,7 @@ def patched(megatron: None) -> None:
 
 @given(st.data())
 def test_boxes_hold_a_run_of_numbers_in_their_order(data: st.DataObject) -> None:
-    from rljob_trainer.megatron.compat import optimizer_pieces as pieces
+    from rljob_trainer.megatron.compat import core_checkpoints as pieces
 
     shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, prod(shape))] * 2)))

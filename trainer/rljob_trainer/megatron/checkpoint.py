@@ -4,7 +4,7 @@ A network that was trained on a gang of its own has a subdirectory of its name, 
 are saved, together with the identity of their base model (lora.py).
 
 The format is megatron's `fully_reshardable`: any layout can load it. Every rank writes what it holds, and reads what it will hold, of weights and
-of the optimizer's states (compat/optimizer_pieces.py).
+of the optimizer's states (compat/core_checkpoints.py).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,10 +36,8 @@ from megatron.core.transformer.module import MegatronModule
 from rljob_trainer.checkpoint.staging import Staging
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.megatron.compat.core_checkpoints import IN_PLACE, held, new_queue, replica_of, reporting_reads
 from rljob_trainer.megatron.compat.host_adam import HostAdam
-from rljob_trainer.megatron.compat.load_progress import reporting_reads
-from rljob_trainer.megatron.compat.optimizer_pieces import IN_PLACE, held, replica_of
-from rljob_trainer.megatron.compat.write_queue import new_queue
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
 from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
 

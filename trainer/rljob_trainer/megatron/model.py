@@ -49,7 +49,7 @@ class PolicyModel:
         self.multi_token: MultiTokenLoss | None = None
         if spec.model.multi_token_prediction:
             self.multi_token = MultiTokenLoss(self.config.vocab_size, parallel.device)
-            self.config.multi_token = self.multi_token  # where its pass finds it: compat/token_prediction.py
+            self.config.multi_token = self.multi_token  # where its pass finds it: compat/core_layers.py
         self._exporter = Exporter(self.bridge, self.modules, self.config)
         self.adapters: Adapters | None = None
         if spec.model.lora:

@@ -81,7 +81,7 @@ class Passes:
         micro = next(data)
         self.heartbeat()
         kwargs: dict[str, Any] = {"fp32_output": False} if self.config.bf16 else {}
-        if training and self.config.mtp_num_layers:  # see compat/token_prediction.py
+        if training and self.config.mtp_num_layers:  # see compat/core_layers.py
             kwargs |= {"loss_mask": micro.after_next[None]}
         with self.routing.of(model, micro):
             output = model(

@@ -24,7 +24,7 @@ from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.shape import NOMINAL, Shape, Work
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.megatron.compat.glm4 import sandwiched
+from rljob_trainer.megatron.compat.families import sandwiched
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.plain_torch import layers
 from rljob_trainer.megatron.tower import choose_attention
@@ -161,7 +161,7 @@ def _given(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _torch_layers(provider: Any) -> dict[str, Any]:
-    """The layer spec without Transformer Engine. Gemma 3 and GLM-4 keep their own (compat/gemma3.py, compat/glm4.py), and models with gated delta
+    """The layer spec without Transformer Engine. Gemma 3 and GLM-4 keep their own (compat/families.py), and models with gated delta
     nets megatron-core's."""
     own = isinstance(provider, Gemma3ModelProvider) or provider.transformer_layer_spec in (sandwiched, hybrid_spec)
     return {} if own else {"transformer_layer_spec": layers.block_spec}
@@ -182,7 +182,7 @@ def _frozen(spec: RLJobSpec) -> dict[str, Any]:
 
 
 def _fused(provider: Any) -> dict[str, Any]:
-    """Fused kernels that need only a GPU. The first one is in compat/gradient_fusion.py."""
+    """Fused kernels that need only a GPU. The first one is in compat/environment.py."""
     swiglu = provider.gated_linear_unit and provider.activation_func is torch.nn.functional.silu
     return {"gradient_accumulation_fusion": True, "bias_activation_fusion": swiglu}
 

@@ -1,4 +1,4 @@
-"""What we change in torch, megatron-core and megatron-bridge, and rely on in transformers, each in a module of its own.
+"""What we change in torch, megatron-core and megatron-bridge, and rely on in transformers: a module for each package and subject.
 
 `install` makes megatron run here: on CPU when there is no GPU, in torch layers when there is no Transformer Engine. Call it before anything
 imports megatron; nothing else of this package may be imported before.
@@ -15,31 +15,17 @@ VERSIONS = {"torch": ("2.13.0",), "megatron-core": ("0.19.2",), "megatron-bridge
 
 MODULES = (
     "environment",
-    "torch_on_cpu",
-    "megatron_on_cpu",
-    "gradient_fusion",
+    "on_cpu",
     "host_adam",
     "adam",
-    "optimizer_pieces",
+    "core_checkpoints",
     "pipeline_shapes",
     "torch_layers",
-    "gated_delta_net",
-    "latent_attention",
-    "router_bias",
-    "token_prediction",
-    "bridge_import",
-    "bridge_export",
-    "bridge_lora",
-    "mixtral",
-    "phi3",
-    "gemma3",
-    "glm4",
-    "vision_tower",
+    "core_layers",
+    "bridge",
+    "families",
     "qwen_vl",
     "qwen3_vl",
-    "qwen3_vl_moe",
-    "load_progress",
-    "write_queue",
 )
 """In the one order that works: each may import what those before it have made importable."""
 

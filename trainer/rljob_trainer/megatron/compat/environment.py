@@ -1,7 +1,19 @@
-"""Variables that torch and megatron read, and optional packages that they must not find."""
+"""What torch and megatron find when they are imported: variables, optional packages that they must not find, and a stand-in for one that is absent.
 
+Variables that torch and megatron read, and optional packages that they must not find.
+
+Weight gradients added to their buffer by the matrix product that makes them.
+
+megatron-core offers this (`gradient_accumulation_fusion`) only where an extension of Apex is installed. Two functions are all that it takes
+from there (core/tensor_parallel/layers.py:680), and torch since 2.11 can do the same. Can go when megatron-core fuses without Apex
+(NVIDIA/Megatron-LM#1885).
+"""
+
+import importlib.machinery
+import importlib.util
 import os
 import sys
+import types
 
 import torch
 
@@ -27,6 +39,25 @@ def _hide(package: str) -> None:
     sys.modules.setdefault(package, None)  # type: ignore[arg-type]
 
 
+NAME = "fused_weight_gradient_mlp_cuda"
+
+
+def _stand_in() -> None:
+    """For the extension, before megatron is imported."""
+    module = types.ModuleType(NAME)
+    module.__spec__ = importlib.machinery.ModuleSpec(NAME, None)
+    module.__dict__.update(wgrad_gemm_accum_fp32=accumulate, wgrad_gemm_accum_fp16=accumulate)
+    sys.modules[NAME] = module
+
+
+def accumulate(inputs: torch.Tensor, gradient: torch.Tensor, total: torch.Tensor) -> None:
+    """total [out, in] += gradient [t, out]^T inputs [t, in], where `total` may be of a wider type."""
+    if total.dtype == inputs.dtype:
+        total.addmm_(gradient.t(), inputs)
+    else:
+        torch.addmm(total, gradient.t(), inputs, out_dtype=total.dtype, out=total)
+
+
 PATCHES = (
     Patch("environment variables", "torch", VERSIONS["torch"], _set_variables),
     # megatron's inference code imports it where vLLM has brought it, and it starts CUDA to see the GPUs, which would not survive a fork.
@@ -40,5 +71,15 @@ PATCHES = (
         VERSIONS["megatron-bridge"],
         lambda: _hide("modelopt"),
         replaces={"megatron/bridge/models/conversion/utils.py:is_modelopt_dynamic_module": "59caf313f8535138"},
+    ),
+    Patch(
+        "weight gradients without Apex",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        _stand_in,
+        needed=lambda: torch.cuda.is_available() and importlib.util.find_spec(NAME) is None,
+        replaces={
+            "megatron/core/tensor_parallel/layers.py:LinearWithGradAccumulationAndAsyncCommunication.backward": "86a1b2d7460806cf"
+        },
     ),
 )

@@ -1,7 +1,12 @@
-"""Qwen3-VL: a language model of megatron's behind transformers' own vision tower, as Qwen2.5-VL is (qwen_vl.py).
+"""Qwen3-VL, dense and with experts.
+
+Qwen3-VL: a language model of megatron's behind transformers' own vision tower, as Qwen2.5-VL is (qwen_vl.py).
 
 megatron-bridge's model (models/qwen_vl/modelling_qwen3_vl) makes its tower of Transformer Engine's modules, which a CPU lacks, looks for the image
 token in every row, and has a decoder of its own. Can go when megatron-bridge takes positions and places from its caller, and a backend for its tower.
+
+Qwen3-VL with experts: as Qwen3-VL, with the feed-forward layers of Qwen3-MoE, whose experts are one tensor in the model's files.
+Can go with that.
 """
 
 from collections.abc import Callable
@@ -14,15 +19,18 @@ from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRe
 from megatron.bridge.models.conversion.model_bridge import MegatronModelBridge
 from megatron.bridge.models.conversion.param_mapping import AutoMapping, GatedMLPMapping, QKVMapping, ReplicatedMapping
 from megatron.bridge.models.conversion.transformers_compat import rope_theta_from_hf
+from megatron.bridge.models.conversion.utils import moe_experts_stored_packed
+from megatron.bridge.models.qwen.qwen35_bridge import _moe_routed_expert_mappings
 from megatron.bridge.models.qwen_vl.qwen25_vl_provider import Qwen25VLModelProvider
 from megatron.bridge.utils.common_utils import hook_hf_module_setattr_for_tp_grad_sync
 from megatron.core.models.common.embeddings.rotary_pos_embedding import MultimodalRotaryEmbedding
 from megatron.core.transformer.module import MegatronModule
-from transformers import Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
 from rljob_trainer.megatron.compat import VERSIONS
-from rljob_trainer.megatron.compat.mixtral import LLAMA
+from rljob_trainer.megatron.compat.families import LLAMA
 from rljob_trainer.megatron.compat.qwen_vl import continued, put, scattered
 from rljob_trainer.megatron.tower import run_tower
 from rljob_trainer.patches import Patch
@@ -190,5 +198,58 @@ class Qwen3VLBridge(MegatronModelBridge):
         ]
 
 
-# registered by the import of this module
-PATCHES = (Patch("Qwen3-VL", "megatron-bridge", VERSIONS["megatron-bridge"]),)
+class Qwen3VLMoeModel(Qwen3VLModel):
+    """Its language model has experts."""
+
+    tower: ClassVar[Any] = Qwen3VLMoeVisionModel
+
+
+@dataclass
+class Qwen3VLMoeModelProvider(Qwen3VLModelProvider):
+    """Of Qwen3VLMoeModel."""
+
+    made: ClassVar[type[Qwen3VLModel]] = Qwen3VLMoeModel
+
+
+@MegatronModelBridge.register_bridge(
+    source=Qwen3VLMoeForConditionalGeneration,
+    target=Qwen3VLMoeModel,
+    provider=Qwen3VLMoeModelProvider,
+    model_type="qwen3_vl_moe",
+)
+class Qwen3VLMoeBridge(Qwen3VLBridge):
+    """In place of megatron-bridge's."""
+
+    provider: ClassVar[type[Qwen3VLModelProvider]] = Qwen3VLMoeModelProvider
+
+    def provider_bridge(self, hf_pretrained: Any) -> Qwen3VLModelProvider:
+        provider, text = super().provider_bridge(hf_pretrained), hf_pretrained.config.text_config
+        provider.moe_ffn_hidden_size = text.moe_intermediate_size
+        provider.num_moe_experts, provider.moe_router_topk = text.num_experts, text.num_experts_per_tok
+        provider.moe_router_pre_softmax = False
+        provider.moe_permute_fusion = True
+        return provider
+
+    def feed_forward(self) -> list[Any]:
+        packed = moe_experts_stored_packed(self.hf_pretrained, f"{TEXT}layers.")
+        return [
+            AutoMapping(f"{LAYERS}pre_mlp_layernorm.weight", f"{TEXT}layers.*.post_attention_layernorm.weight"),
+            AutoMapping(f"{LAYERS}mlp.router.weight", f"{TEXT}layers.*.mlp.gate.weight"),
+            *_moe_routed_expert_mappings(TEXT, "language_model.", packed, transpose_on_export=True),
+        ]
+
+
+PATCHES = (
+    # registered by the import of this module
+    Patch("Qwen3-VL", "megatron-bridge", VERSIONS["megatron-bridge"]),
+    # registered by the import of this module
+    Patch(
+        "Qwen3-VL with experts",
+        "megatron-bridge",
+        VERSIONS["megatron-bridge"],
+        replaces={
+            "megatron/bridge/models/qwen/qwen35_bridge.py:_moe_routed_expert_mappings": "541748be1df53c23",
+            "megatron/bridge/models/conversion/utils.py:moe_experts_stored_packed": "e34da28bd6173146",
+        },
+    ),
+)

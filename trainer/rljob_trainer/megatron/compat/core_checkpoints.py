@@ -1,4 +1,6 @@
-"""An optimizer's state in a checkpoint of any layout, of which every rank writes and reads only what it holds.
+"""Checkpoints of megatron-core: the state of its optimizer, the progress of a load, and the queue of a save.
+
+An optimizer's state in a checkpoint of any layout, of which every rank writes and reads only what it holds.
 
 A checkpoint in megatron's format `fully_reshardable` has a tensor of each parameter's shape for the float32 copy and for each moment. megatron-core
 (core/optimizer/distrib_optimizer.py:1690-1826) first gathers them over the data-parallel ranks, and loads all of them on each of these: 12 bytes per
@@ -8,10 +10,18 @@ parameter of a model-parallel rank on the host, however many data-parallel ranks
 A rank holds a run of the numbers of a parameter. Such a run is made up of a few boxes: the rest of a row, whole rows, the beginning of a row.
 torch.distributed.checkpoint stores boxes of any place and size, so each is a tensor with its place in the whole, and the files are in the same
 format. Can go when upstream writes this format without gathering.
+
+A torch_dist load that reports its progress. Can go when `dist_checkpointing.load` takes a planner or a callback.
+
+The queue between megatron's checkpoint writer and its reader, where both are threads of this process (writing.py). The default is served by a
+process of its own, which takes 6 to 29 s to start. Can go when `FileSystemWriterAsync` takes a queue (NVIDIA/Megatron-LM#3633 moved its writers
+into threads, and left the queue).
 """
 
 import functools
-from collections.abc import Iterator
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -19,6 +29,8 @@ from typing import Any
 import torch
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as strategy
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
 from rljob_trainer.megatron.compat import VERSIONS
@@ -151,6 +163,28 @@ def _in_row(shape: Shape, i: int, start: int, stop: int) -> Iterator[tuple[Shape
     yield from (((i, *place), (1, *size)) for place, size in boxes(shape[1:], start - i * row, stop - i * row))
 
 
+@contextmanager
+def reporting_reads(heartbeat: Callable[[], None]) -> Iterator[None]:
+    """`heartbeat` is called with every tensor that is read inside. megatron makes the planner, which sees each, itself (strategies/torch.py:982)."""
+
+    class Reporting(strategy.MCoreLoadPlanner):
+        def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+            super().commit_tensor(read_item, tensor)
+            heartbeat()
+
+    theirs, strategy.MCoreLoadPlanner = strategy.MCoreLoadPlanner, Reporting
+    try:
+        yield
+    finally:
+        strategy.MCoreLoadPlanner = theirs
+
+
+def new_queue() -> queue.Queue[Any]:
+    """What the next `dist_checkpointing.save` and its writers share."""
+    filesystem_async._results_queue = queue.Queue()
+    return filesystem_async._results_queue
+
+
 PATCHES = (
     Patch(
         "optimizer states saved as ranks hold them",
@@ -160,6 +194,21 @@ PATCHES = (
         replaces={
             "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.sharded_param_state_fully_reshardable": "02bf3a16b587abfa",
             "megatron/core/optimizer/distrib_optimizer.py:DistributedOptimizer.load_parameter_state_from_fully_reshardable": "1708fcba4f9190a0",
+        },
+    ),
+    Patch(
+        "progress of loads",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        replaces={"megatron/core/dist_checkpointing/strategies/torch.py:MCoreLoadPlanner": "03971bc15361ab06"},
+    ),
+    Patch(
+        "writers in threads",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        replaces={
+            "megatron/core/dist_checkpointing/strategies/filesystem_async.py:get_write_results_queue": "24346eaf1a219b2c",
+            "megatron/core/dist_checkpointing/strategies/filesystem_async.py:FileSystemWriterAsync.write_preloaded_data": "20df91aac0effec6",
         },
     ),
 )

@@ -1,6 +1,16 @@
-"""megatron.bridge imports classes of Transformer Engine for LoRA also where Transformer Engine is absent
+"""megatron-bridge: its import, its exports, and its adapters.
+
+megatron.bridge imports classes of Transformer Engine for LoRA also where Transformer Engine is absent
 (peft/lora_layers.py:20; NVIDIA-NeMo/Megatron-Bridge#103 made one such import safe). Its import also configures the root logger. Can go when
 `import megatron.bridge` works without Transformer Engine and leaves logging alone.
+
+megatron-bridge copies the model's configuration, without what pickle refuses, for every layer of every export, and also where there is no other
+stage to send it to (models/conversion/param_mapping.py:1759): most of an export's time.
+
+Can go when broadcasts of the configuration are cached for all mappings (NVIDIA-NeMo/Megatron-Bridge#5367 does it for two, #5453 for all).
+
+Without Transformer Engine, megatron-bridge takes megatron-core's stand-ins for its layers and asks whether a matrix is an instance of one, which
+raises (peft/utils.py, get_adapter_attributes_from_linear). Can go when it asks megatron-core's own HAVE_TE.
 """
 
 import importlib
@@ -10,10 +20,12 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 
 from rljob_trainer.megatron.compat import VERSIONS
+from rljob_trainer.megatron.compat.torch_layers import has_transformer_engine
 from rljob_trainer.patches import Patch
 
 
@@ -69,4 +81,39 @@ def _logging_as_it_was() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
-PATCHES = (Patch("import of megatron.bridge", "megatron-bridge", VERSIONS["megatron-bridge"], _import_bridge),)
+def _clean_configurations_once() -> None:
+    param_mapping: Any = importlib.import_module("megatron.bridge.models.conversion.param_mapping")
+    clean, known = param_mapping.remove_non_pickleables, dict[tuple[int, int], Any]()
+
+    def clean_once(configuration: Any, max_depth: int) -> Any:
+        key = id(configuration), max_depth
+        if key not in known:
+            known[key] = configuration, clean(configuration, max_depth)  # held, so that its id stays its own
+        return known[key][1]
+
+    param_mapping.remove_non_pickleables = clean_once
+
+
+def _say_that_it_is_absent() -> None:
+    utils: Any = importlib.import_module("megatron.bridge.peft.utils")
+    utils.HAVE_TE = False
+
+
+PATCHES = (
+    Patch("import of megatron.bridge", "megatron-bridge", VERSIONS["megatron-bridge"], _import_bridge),
+    Patch(
+        "configurations are cleaned once",
+        "megatron-bridge",
+        VERSIONS["megatron-bridge"],
+        _clean_configurations_once,
+        replaces={"megatron/bridge/models/conversion/utils.py:remove_non_pickleables": "5dc1bb70fb0edd56"},
+    ),
+    Patch(
+        "adapters without Transformer Engine",
+        "megatron-bridge",
+        VERSIONS["megatron-bridge"],
+        _say_that_it_is_absent,
+        needed=lambda: not has_transformer_engine(),
+        replaces={"megatron/bridge/peft/utils.py:get_adapter_attributes_from_linear": "21a617b795af0cac"},
+    ),
+)

@@ -1,7 +1,12 @@
-"""The names of torch that megatron-core calls without asking whether there is a GPU, on a machine that has none.
+"""torch and megatron-core on a machine without a GPU.
+
+The names of torch that megatron-core calls without asking whether there is a GPU, on a machine that has none.
 
 Files and lines are megatron-core's. It has no CPU path of its own (NVIDIA/Megatron-LM#6270 begins one, for conversion of checkpoints).
 Can go when it trains on CPU; until then each name goes with the calls that it stands for.
+
+Names of megatron-core's own, on a machine without a GPU: two call into CUDA below torch's Python names, and one forgets on CPU what it was
+asked for (moe_utils.py:1184, `as_numpy`). Can go with those.
 """
 
 import functools
@@ -87,6 +92,19 @@ def _tensor_type(original: Callable[..., Any]) -> Callable[..., Any]:
     return tensor_type
 
 
+def _patch_megatron() -> None:
+    from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import token_dispatcher
+
+    random._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
+    random._set_cuda_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
+    token_dispatcher.maybe_move_tensor_to_cpu = _as_numpy
+
+
+def _as_numpy(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
 PATCHES = (
     Patch(
         "torch without a GPU",
@@ -102,6 +120,18 @@ PATCHES = (
             "torch/cuda/random.py:get_rng_state": "a9d88f397c542b62",
             "torch/cuda/random.py:manual_seed": "584c98dd494aaf29",
             "torch/utils/_device.py:_device_constructors": "dd491d564d1167e1",
+        },
+    ),
+    Patch(
+        "megatron-core without a GPU",
+        "megatron-core",
+        VERSIONS["megatron-core"],
+        _patch_megatron,
+        needed=lambda: not torch.cuda.is_available(),
+        replaces={
+            "megatron/core/tensor_parallel/random.py:_get_cuda_rng_state": "5bc44fc6421cea89",
+            "megatron/core/tensor_parallel/random.py:_set_cuda_rng_state": "bc661293c8301b0a",
+            "megatron/core/transformer/moe/moe_utils.py:maybe_move_tensor_to_cpu": "305cf1bb7bbc566e",
         },
     ),
 )
