@@ -26,7 +26,7 @@ from rljob_trainer.driver.buffer.generation import Generator
 from rljob_trainer.driver.main import exempt_from_collection
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.wire.generate import Completion, encode
+from rljob_trainer.wire.rollout_server import Completion, encode
 from rljob_trainer.wire.weights.protocol import GENERATE, STATE, STEP_HEADER
 
 SAMPLES = 256

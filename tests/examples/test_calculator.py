@@ -13,8 +13,8 @@ import pytest
 from rljob_api.families import parsers_of
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.conversations import reply
-from rljob_trainer.server.parsing import parsed
-from rljob_trainer.wire.parsing import ParseRequest
+from rljob_trainer.server.parser_process import parsed
+from rljob_trainer.wire.rollout_server import ParseRequest
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "calculator" / "prepare.py"
 PROBLEM = (37, 48, 12)

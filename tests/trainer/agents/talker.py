@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rljob_trainer.rank.driver_client import DriverLost
 from rljob_trainer.wire.batch import Batch
-from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
+from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.driver.bench import Bench, batch, call, publish, until
 from trainer.driver.servers import Server

@@ -26,10 +26,9 @@ from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
-from rljob_trainer.server.parsing import parsed
-from rljob_trainer.wire.generate import CONTEXT_TOO_LONG
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
+from rljob_trainer.server.parser_process import parsed
 from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
+from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, Parsed, ParseRequest
 from rljob_trainer.wire.trajectory import Ints, Segment
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 from trainer.agents.talker import first_step, with_agent

@@ -13,8 +13,8 @@ from rljob_trainer.agents.conversations import MARK, reply
 from rljob_trainer.agents.tool_calls import ToolCalls
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.server.parsing import answer
-from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
+from rljob_trainer.server.parser_process import answer
+from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.talker import first_step
 from trainer.data.templates import MISTRAL, QWEN, tokenizer

@@ -14,7 +14,7 @@ from rljob_trainer.agents.api import Policy, Turn
 from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
 from rljob_trainer.wire.trajectory import Ints, Segment
 from trainer.agents.test_tools import END, words
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from rljob_api.protocol import RolloutEndpoint
-from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
+from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STATE, STEP_HEADER
 
 EOS = ord(".")

@@ -15,9 +15,8 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_trainer.driver import serving
 from rljob_trainer.driver.pool import MOST_LOST, RolloutPool
-from rljob_trainer.wire.generate import Completion, encode, unpack_tokens
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
+from rljob_trainer.wire.rollout_server import Completion, Parsed, ParseRequest, UnreadError, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import GENERATE, INTERRUPT, PARSE, STEP_HEADER, AttemptSuperseded
 
 SAMPLING = Sampling(temperature=1.0, max_tokens=8)

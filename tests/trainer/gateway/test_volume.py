@@ -7,7 +7,7 @@ import pytest
 from rljob_trainer.gateway.files import SIZE, Claim, GatewaySuperseded
 from rljob_trainer.gateway.journal import Journal, JournalDamaged, JournalRecord
 from rljob_trainer.gateway.service import GatewayService, UnknownError
-from rljob_trainer.wire.sample import SampleRequest
+from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.service import (
     CreateModel,
     LoadState,

@@ -15,7 +15,7 @@ from rljob_trainer.gateway.wire.answers import of_samples
 from rljob_trainer.gateway.wire.messages import MESSAGES
 from rljob_trainer.gateway.wire.passes import Pass
 from rljob_trainer.gateway.wire.requests import OptimStepParams, SampleParams
-from rljob_trainer.wire.sample import SampleAnswer, SampleRequest, ServedSample
+from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
 from rljob_trainer.wire.service import Failure, OptimStep, RefusedWork, Result
 from rljob_trainer.wire.service_bounds import require_numbers
 

@@ -21,8 +21,8 @@ from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ParserUnusableError
 from rljob_trainer.wire.trajectory import Trajectory
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.server import models

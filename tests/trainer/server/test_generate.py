@@ -13,7 +13,7 @@ import pytest
 
 from rljob_trainer.server import generate as module
 from rljob_trainer.server.generate import generate, later, routed_experts
-from rljob_trainer.wire.generate import Completion, decode, encode, pack_tokens
+from rljob_trainer.wire.rollout_server import Completion, decode, encode, pack_tokens
 from rljob_trainer.wire.weights.protocol import PolicyVersion
 
 BODY = {"prompt": pack_tokens([2, 3, 4]), "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 7}

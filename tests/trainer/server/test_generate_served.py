@@ -17,8 +17,8 @@ from rljob_api.spec.common import Sampling
 from rljob_api.spec.train import EvaluationSampling
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.server.generate import NEUTRAL
-from rljob_trainer.wire.generate import Completion, decode, encode
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RequestRefusedError, RolloutClient
+from rljob_trainer.wire.rollout_server import Completion, decode, encode
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import SERVED_MODEL
 from rljob_trainer.wire.weights.transport import over_tcp

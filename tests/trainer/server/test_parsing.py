@@ -18,9 +18,9 @@ from tokenizers import AddedToken
 
 from rljob_api.families import FAMILIES, ParserNames
 from rljob_trainer.server import parser_process
-from rljob_trainer.server.parse import parse
-from rljob_trainer.server.parsing import answer, parsed
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, UnreadError
+from rljob_trainer.server.front import parse
+from rljob_trainer.server.parser_process import answer, parsed
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ParserUnusableError, UnreadError
 from rljob_trainer.wire.weights.protocol import PARSE
 from trainer.data import templates
 

@@ -8,7 +8,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from rljob_trainer.server.sample import sample
-from rljob_trainer.wire.sample import Adapter, SampleRequest
+from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
 
 @pytest.mark.parametrize("files", [(), ("adapter_config.json",), ("adapter_model.safetensors", ".metadata")])

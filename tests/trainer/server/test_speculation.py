@@ -17,7 +17,7 @@ from rljob_api.families import FAMILIES
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.train import EvaluationSampling
 from rljob_trainer.rank.weights.publisher import Publisher
-from rljob_trainer.server.compat.cpu_guesses import spread
+from rljob_trainer.server.compat.cpu_engine import spread
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import add_multi_token_layer, kind_of_model, make_config, random_model

@@ -11,7 +11,7 @@ from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Message, PolicyError
 from rljob_trainer.agents.messages import plain, reasoning_of
 from rljob_trainer.data.tokenizer import Tokenizer
-from rljob_trainer.wire.parsing import ToolCall
+from rljob_trainer.wire.rollout_server import ToolCall
 
 MARK = "rljob-assistant-turn"
 """Stands for the assistant's turn while the template is asked what it writes behind one."""

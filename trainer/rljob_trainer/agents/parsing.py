@@ -8,7 +8,7 @@ from rljob_api.families import ParserNames, parsers_of
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.model_files import model_config
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, ParserUnusableError, UnreadError
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ParserUnusableError, UnreadError
 from rljob_trainer.wire.trajectory import Ints
 
 FIELD = "spec.rollout.agent.toolParser"

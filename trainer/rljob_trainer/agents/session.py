@@ -21,8 +21,8 @@ from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_o
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.sandboxes.sandbox import SandboxError
-from rljob_trainer.wire.parsing import Parsed, ToolCall
 from rljob_trainer.wire.rollout_client import RequestRefusedError
+from rljob_trainer.wire.rollout_server import Parsed, ToolCall
 from rljob_trainer.wire.trajectory import Ints, Segment
 
 

@@ -18,8 +18,8 @@ from rljob_api.protocol import RolloutEndpoint, RolloutState
 from rljob_trainer.driver.replicas import Replicas
 from rljob_trainer.driver.serving import Served, Serving
 from rljob_trainer.driver.slots import Home, Slots
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, UnreadError
 
 PROBE_EVERY_SECONDS = 0.5
 MOST_NAMED = 5

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rljob_trainer.gateway.journal import Journal, JournalRecord
-from rljob_trainer.wire.sample import Adapter, SampleRequest
+from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
 
 @dataclass

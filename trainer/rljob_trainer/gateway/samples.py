@@ -14,7 +14,7 @@ from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
 from rljob_trainer.wire.rollout_client import ReplicaLost, ReplicaUnreachable, RequestRefusedError, RolloutClient
-from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
+from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest
 from rljob_trainer.wire.service import Failure
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 

@@ -1,10 +1,14 @@
 """The ASGI middleware of a rollout server: authorization, attempt fence, weight updates, and generation once the weights are current.
 
 Open routes and the token are those of guard.py. Routes that generate, ours and vLLM's own, are available only while a policy of the current attempt
-is served; what a response says (parse.py) needs none. Statuses: 400 invalid header or body, 401 no token, 409 a higher attempt owns the server
-(body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
+is served; what a response says (the parse route) needs none. Statuses: 400 invalid header or body, 401 no token, 409 a higher attempt owns the
+server (body: `attempt`), 503 no weights yet, 500 an update failed (body: `error`).
+
+The parse route answers 200 with Parsed, {"unusable": why} where the parser does not fit the model, or {"unread": why} where it took too long; 500
+where the process that reads cannot be started.
 """
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,10 +18,40 @@ from starlette.types import ASGIApp, Message, Send
 
 from rljob_trainer.server.generate import adapters_of, cache_tokens, generate
 from rljob_trainer.server.guard import Guard, error
-from rljob_trainer.server.parse import parse
+from rljob_trainer.server.parser_process import TurnReader
 from rljob_trainer.server.weights.updates import UpdateError, WeightUpdates
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, Gate, PolicyVersion
+from rljob_trainer.workers.process import WorkerLost
+
+
+class Escaped(JSONResponse):
+    """In ASCII: the arguments of a call may hold half a character, which UTF-8 does not have."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content).encode()
+
+
+async def parse(request: Request) -> JSONResponse:
+    """The response of the route."""
+    try:
+        body = await request.json()
+    except ValueError as problem:
+        return error(400, f"{type(problem).__name__}: {problem}")
+    try:
+        found = await _reader(request.app.state).read(body)
+    except WorkerLost as lost:
+        return error(500, f"the process that reads responses: {lost}")
+    return error(400, found["refused"]) if "refused" in found else Escaped(found)
+
+
+def _reader(state: Any) -> TurnReader:
+    """Of this server: made for its first request."""
+    if not hasattr(state, "turn_reader"):
+        model = state.engine_client.model_config
+        state.turn_reader = TurnReader.of(model.model, model.trust_remote_code, model.tokenizer_mode)
+    reader: TurnReader = state.turn_reader
+    return reader
 
 
 class Front(Guard):

@@ -1,4 +1,4 @@
-"""The generate route: token ids in, token ids and log-probabilities out (wire/generate.py), straight from vLLM's engine.
+"""The generate route: token ids in, token ids and log-probabilities out (wire/rollout_server.py), straight from vLLM's engine.
 
 vLLM's own routes detokenize every token, make an object of every log-probability, and build OpenAI's response models. Request: `prompt` (token
 ids, packed), `n`, `seed` (of response 0; response i gets seed + i), `temperature`, `max_tokens`; optionally `stop` (texts that end a response and
@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from rljob_trainer.wire.generate import CONTEXT_TOO_LONG, Completion, encode, unpack_tokens
+from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, Completion, encode, unpack_tokens
 from rljob_trainer.wire.trajectory import Experts
 from rljob_trainer.wire.weights.protocol import ADAPTERS, SERVED_MODEL, PolicyVersion
 

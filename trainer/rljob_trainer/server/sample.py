@@ -1,4 +1,4 @@
-"""The rollout servers of a service: their middleware, and the route that samples (wire/sample.py).
+"""The rollout servers of a service: their middleware, and the route that samples (wire/rollout_server.py).
 
 Nothing is published to them: they serve the base model that they loaded, and snapshots of clients, which vLLM reads from the volume when a request
 names one, next to others and without a pause. vLLM keys what it caches of a prompt by the snapshot's name.
@@ -19,8 +19,7 @@ from starlette.responses import JSONResponse, Response
 from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_trainer.server.generate import CLIENT_LEFT, NEUTRAL, ContextTooLongError, is_refusal, unless_gone
 from rljob_trainer.server.guard import Guard, error
-from rljob_trainer.wire.generate import CONTEXT_TOO_LONG
-from rljob_trainer.wire.sample import Adapter, SampleAnswer, SampleRequest, ServedSample
+from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, Adapter, SampleAnswer, SampleRequest, ServedSample
 from rljob_trainer.wire.trajectory import Floats
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded

@@ -11,10 +11,17 @@ import aiohttp
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
-from rljob_trainer.wire.generate import decode, encode_images, pack_tokens
 from rljob_trainer.wire.images import Placed
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, UnreadError
-from rljob_trainer.wire.sample import SampleAnswer, SampleRequest
+from rljob_trainer.wire.rollout_server import (
+    Parsed,
+    ParseRequest,
+    SampleAnswer,
+    SampleRequest,
+    UnreadError,
+    decode,
+    encode_images,
+    pack_tokens,
+)
 from rljob_trainer.wire.trajectory import Experts, Floats, Ints, Segment, sampled
 from rljob_trainer.wire.weights.protocol import (
     ATTEMPT_HEADER,
@@ -50,7 +57,7 @@ class RequestRefusedError(ValueError):
     """The server says that the request is invalid; asking another one cannot help."""
 
     def __init__(self, reason: str, code: str = ""):
-        """`code`: CONTEXT_TOO_LONG (wire/generate.py), where the server says so."""
+        """`code`: CONTEXT_TOO_LONG (wire/rollout_server.py), where the server says so."""
         super().__init__(reason)
         self.code = code
 

@@ -25,8 +25,8 @@ from rljob_trainer.rewards.apart import apart
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
 from rljob_trainer.wire.trajectory import Experts, Ints, Segment, Trajectory, prompt
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from rljob_trainer.gateway.wire import passes
 from rljob_trainer.gateway.wire.messages import LENGTH, MESSAGES, STOP
-from rljob_trainer.wire.sample import SampleAnswer
+from rljob_trainer.wire.rollout_server import SampleAnswer
 from rljob_trainer.wire.service import Failure, decode_result
 
 PROTOBUF = "application/x-protobuf"

@@ -10,7 +10,7 @@ from aiohttp import web
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from rljob_api.type_errors import first_problem
-from rljob_trainer.wire.sample import SampleRequest
+from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.service import Failure, OptimStep
 from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, SMALLEST_EPSILON
 

@@ -4,8 +4,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.parsing import FIELD
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.server.parser_process import TurnReader
-from rljob_trainer.wire.parsing import Parsed, ParseRequest
 from rljob_trainer.wire.rollout_client import RequestRefusedError
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
 from rljob_trainer.workers.process import WorkerLost
 
 

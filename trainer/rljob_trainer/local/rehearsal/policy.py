@@ -15,8 +15,8 @@ from rljob_trainer.agents.conversations import ASKED, MARK, SAID, written
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer, turn_end
 from rljob_trainer.driver.slots import Home
-from rljob_trainer.wire.parsing import Parsed, ParseRequest, ToolCall
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ToolCall
 
 UNRELATED = "I do not know."
 ANSWER = "{answer}"

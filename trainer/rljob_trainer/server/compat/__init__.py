@@ -1,4 +1,4 @@
-"""What we change in vLLM, or rely on in detail, each in a module of its own. `install` goes before the server starts; it imports no vLLM itself."""
+"""What we change in vLLM, or rely on in detail, a module for each subject. `install` goes before the server starts; it imports no vLLM itself."""
 
 import importlib
 
@@ -7,16 +7,7 @@ from rljob_trainer import patches
 VERSIONS = ("0.32.0",)
 """Of vLLM, which every patch below was proven on."""
 
-MODULES = (
-    "cpu_experts",
-    "cpu_guesses",
-    "cpu_routing",
-    "cpu_spread_experts",
-    "cpu_stages",
-    "forked_engine",
-    "scheduler",
-    "weight_updates",
-)
+MODULES = ("cpu_experts", "cpu_engine", "scheduler", "weight_updates")
 
 
 def install() -> None:

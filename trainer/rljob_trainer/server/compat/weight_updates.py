@@ -11,7 +11,7 @@
                                 records of a layer-wise reload which parameters got nothing
     server/weights/shadow.py    makes a second model of the same modules, with parameters like those that vLLM had before it transformed them, and
                                 has vLLM make of them, a layer at a time, what the first one computes with
-    server/copies.py            calls the workers of all data-parallel copies; updates.py pauses and resumes these once, since vLLM would have them
+    server/guard.py            calls the workers of all data-parallel copies; updates.py pauses and resumes these once, since vLLM would have them
                                 compute a step, or wait for each other forever
     pod/health.py               finds the engine's processes by their titles, and asks the engine's own loop whether it moves
 

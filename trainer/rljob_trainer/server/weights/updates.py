@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
-from rljob_trainer.server.copies import all_workers, copies
+from rljob_trainer.server.guard import all_workers, copies
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, PAUSING_FAILED, AttemptSuperseded, Gate, PolicyVersion
 
 log = logging.getLogger(__name__)

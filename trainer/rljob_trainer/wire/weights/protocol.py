@@ -10,7 +10,7 @@ from rljob_api.spec import RLJobSpec
 ATTEMPT_HEADER = "X-RLJob-Attempt"
 """Number of the attempt, in every request. A server that has seen a higher one answers 409."""
 STEP_HEADER = "X-RLJob-Policy-Step"
-"""Step of the policy that was served when a request came. Answers of GENERATE say which tokens are of a later one (wire/generate.py); of other
+"""Step of the policy that was served when a request came. Answers of GENERATE say which tokens are of a later one (wire/rollout_server.py); of other
 routes' it is missing when the policy changed meanwhile."""
 
 STATE = "/rljob/state"
@@ -18,9 +18,9 @@ HEALTH = "/rljob/health"
 """Health of the engine: {"silence": seconds since it answered, "updating": whether it takes part in a weight update}; 500 when it failed."""
 GENERATE = "/rljob/generate"
 SAMPLE = "/rljob/sample"
-"""Samples for clients of a service (wire/sample.py): of the base model, or of a snapshot on the volume."""
+"""Samples for clients of a service (wire/rollout_server.py): of the base model, or of a snapshot on the volume."""
 PARSE = "/rljob/parse"
-"""What a response says (wire/parsing.py). It needs no policy."""
+"""What a response says (wire/rollout_server.py). It needs no policy."""
 OPEN = "/rljob/weights/open"
 COMMIT = "/rljob/weights/commit"
 ABORT = "/rljob/weights/abort"
