@@ -8,7 +8,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.protocol import Control, Resume
-from rljob_trainer.run_exports import CHOSEN, began_from, newest_export, violations, with_model
+from rljob_trainer.checkpoint.exports import CHOSEN, began_from, newest_export, violations, with_model
 
 
 def model(directory: Path) -> Path:

@@ -194,7 +194,7 @@ def worker_pod(options: argparse.Namespace) -> int:
 
 
 def bring_helper(options: argparse.Namespace) -> int:
-    from rljob_trainer.sandboxes.bring import bring
+    from rljob_trainer.sandboxes.helper import bring
 
     bring(options.directory)
     return 0

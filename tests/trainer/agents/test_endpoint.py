@@ -21,8 +21,8 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Policy
+from rljob_trainer.agents.conversations import ResponseParser
 from rljob_trainer.agents.endpoint import Endpoint
-from rljob_trainer.agents.parsing import ResponseParser
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main

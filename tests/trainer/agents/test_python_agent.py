@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer.agents import process
+from rljob_trainer.agents import python_file
 from rljob_trainer.agents.api import Policy
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -189,7 +189,7 @@ async def test_trajectories_of_a_process_that_ended_begin_anew_in_another(
     bench, tmp_path, monkeypatch, how, least, most
 ):
     """In one that is held, nobody knows by whom: the time of all of them is over. The others work on."""
-    monkeypatch.setattr(process, "AT_ONCE", 3)
+    monkeypatch.setattr(python_file, "AT_ONCE", 3)
     bench.spec["train"]["promptsPerStep"] = 12
     with_agent(bench.spec, tmp_path, BREAKS.replace("FIRST", str(tmp_path / "first")).replace("HOW", how))
     found, _ = await step(bench)

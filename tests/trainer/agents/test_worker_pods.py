@@ -8,10 +8,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rljob_trainer.agents import process
+from rljob_trainer.agents import python_file
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.pod import relay, worker_life
+from rljob_trainer.pod import worker_life
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.channel import encode
 from rljob_trainer.workers import remote
@@ -53,7 +53,7 @@ async def test_pods_make_the_trajectories_that_processes_next_to_the_driver_make
         f"    import os\n    open(f'{where}/{{os.environ[\"RLJOB_FAMILY\"]}}', 'a').write('x')\n    context =",
         1,
     )
-    monkeypatch.setattr(process, "AT_ONCE", 4)
+    monkeypatch.setattr(python_file, "AT_ONCE", 4)
     in_pods(bench, tmp_path, code)
     pods = [Pod(bench, f"demo-worker-{i}") for i in range(2)]
     found, server = await first_step(bench, Talker("demo-rollout-0"), delay=0.2)
@@ -169,7 +169,7 @@ async def test_a_connection_that_is_silent_is_given_up_and_its_trajectories_begi
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 1.0)
-    monkeypatch.setattr(relay, "BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(worker_life, "BEAT_SECONDS", 0.2)
     in_pods(bench, tmp_path)
     hello = {"takes": [], "concurrent": True, "tools": []}
 

@@ -73,7 +73,7 @@ def exports_of(root: Path, model: Path, attempt: int, cuts: Cuts) -> Any:
     from rljob_trainer.megatron import compat
 
     compat.install()
-    from rljob_trainer.rank.exports import Exports
+    from rljob_trainer.rank.publication import Exports
 
     spec = make_spec(
         model={"path": str(model), "lora": {"rank": 2}},

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from api.specs import make_spec
-from rljob_trainer.driver.reporter import Reporter
-from rljob_trainer.reporting.alarms import Alarms
+from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.wire import launcher_files
 from rljob_trainer.wire.launcher_files import ProgressFile
 

@@ -15,14 +15,12 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver import server
 from rljob_trainer.driver.buffer.measured import measured
 from rljob_trainer.driver.buffer.sources import Ready
-from rljob_trainer.driver.critic import Critic
-from rljob_trainer.driver.gangs import Gangs, RoleLost
+from rljob_trainer.driver.gangs import Critic, Gangs, RoleLost
 from rljob_trainer.driver.pod_listener import HELLO_SECONDS, PodListener
-from rljob_trainer.driver.reporter import Reporter
+from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.failure import classify
 from rljob_trainer.machine import free_port
 from rljob_trainer.rank.driver_client import DriverLost, RoleClient
-from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.batch import ROWS, SCORES, Batch
 from rljob_trainer.wire.channel import encode

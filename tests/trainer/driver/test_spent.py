@@ -7,8 +7,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.protocol import Progress
-from rljob_trainer.driver.reporter import Reporter
-from rljob_trainer.reporting.alarms import Alarms
+from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.wire.launcher_files import ProgressFile
 
 

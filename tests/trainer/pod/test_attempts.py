@@ -13,7 +13,7 @@ import pytest
 from rljob_api.protocol import Member
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Source
-from rljob_trainer.run_exports import CHOSEN
+from rljob_trainer.checkpoint.exports import CHOSEN
 from trainer.pod.conftest import Make
 from trainer.pod.gang import TIMEOUT, Gang, alive, kill, wait_for
 from trainer.sources.servers import Handler, serving

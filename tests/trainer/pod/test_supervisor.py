@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from rljob_trainer.pod import first_process, health, server_process, supervisor
+from rljob_trainer.pod import channel, health, server_process, supervisor
 from rljob_trainer.pod.health import ENGINE, HealthCheck
 from rljob_trainer.wire.rollout_client import ReplicaLost
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
@@ -243,7 +243,7 @@ async def test_refused_arguments_are_the_users_to_mend_and_a_new_spec_restarts_t
 
 
 async def test_a_report_comes_regularly_without_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_process, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(channel, "REPORT_SECONDS", 0.05)
     pod = Pod()
     await until(lambda: len(pod.channel.reports) > 4)
     assert {r.state for r in pod.channel.reports} == {"idle"}

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from api.specs import make_spec
-from rljob_trainer.reporting.alarms import STEPS, Alarms
+from rljob_trainer.driver.reporter import STEPS, Alarms
 
 FINE = {"reward/zero_std": 0.5, "train/grad_norm": 1.0, "train/learning_rate": 1e-6}
 EQUAL = FINE | {"reward/zero_std": 1.0, "train/grad_norm": 0.0}

@@ -10,8 +10,8 @@ from aiohttp import web
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import RewardSpec
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rewards.pool import AT_ONCE, REFUSALS, RETRIES, Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, ServiceDown
+from rljob_trainer.rewards.vllm_server import AT_ONCE, REFUSALS, RETRIES, Pools
 from trainer.rewards.serving import Answering
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", tokens=(5, 6, 7, 1))

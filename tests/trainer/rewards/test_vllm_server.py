@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceC
 
 from rljob_api.spec.model import RewardSpec, VllmReward
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
+from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.rollout_client import answers
 from rljob_trainer.wire.weights.protocol import HEALTH
 from trainer.server.servers import TOKEN, Server, pool_server

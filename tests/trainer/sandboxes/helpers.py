@@ -15,8 +15,7 @@ import pytest
 
 from rljob_trainer.machine import free_port
 from rljob_trainer.processes import Family
-from rljob_trainer.sandboxes import bring
-from rljob_trainer.sandboxes.frames import token_of
+from rljob_trainer.sandboxes.helper import HELPER, token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
 
 SECRET, UID = "the job's token", "uid-1"
@@ -41,7 +40,7 @@ needs_pid_namespaces = pytest.mark.skipif(not _has_namespaces(), reason="needs u
 def helper(silence: int | None = None) -> Path:
     """The executable, as the image's Dockerfile compiles it, with all warnings as errors. `silence`: seconds after which it ends, in place of 30."""
     path = Path(mkdtemp()) / "helper"
-    source = bring.HELPER.with_suffix(".c")
+    source = HELPER.with_suffix(".c")
     flags = [] if silence is None else [f"-DSILENCE_SECONDS={silence}"]
     subprocess.run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", *flags, "-o", path, source], check=True)
     return path

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from rljob_trainer.sandboxes import pod
-from rljob_trainer.sandboxes.frames import EMPTY, fields_of, frame, token_of
+from rljob_trainer.sandboxes.helper import EMPTY, fields_of, frame, token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
 from rljob_trainer.sandboxes.sandbox import SandboxError
 from trainer.sandboxes.helpers import PID_1, SECRET, TOKEN, UID, claimed, listens, needs_pid_namespaces, running

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_trainer.agents.process import AT_ONCE, AgentProcess
-from rljob_trainer.agents.python_file import AgentPods
+from rljob_trainer.agents.python_file import AT_ONCE, AgentPods, AgentProcess
 from rljob_trainer.machine import loopback
 from rljob_trainer.workers import workers
 from rljob_trainer.workers.process import WorkerLost, WorkerTaken
@@ -58,7 +57,7 @@ async def test_trajectories_go_to_the_process_with_the_fewest() -> None:
 async def test_those_who_wait_are_served_in_their_order_and_one_that_gives_up_keeps_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rljob_trainer.agents.process.AT_ONCE", 1)
+    monkeypatch.setattr("rljob_trainer.agents.python_file.AT_ONCE", 1)
     served = list[str]()
 
     async def take(pods: AgentPods, name: str, until_then: asyncio.Event) -> None:

@@ -12,11 +12,9 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError, message_of
-from rljob_trainer.agents.claims import Claims
-from rljob_trainer.agents.conversations import Conversations, encoded, reply, special
+from rljob_trainer.agents.claims import QUESTIONS, Claims
+from rljob_trainer.agents.conversations import Conversations, ResponseParser, encoded, reply, special
 from rljob_trainer.agents.messages import require_functions
-from rljob_trainer.agents.parsing import ResponseParser
-from rljob_trainer.agents.questions import QUESTIONS
 from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer

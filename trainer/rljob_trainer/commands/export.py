@@ -14,11 +14,11 @@ from typing import Any
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.exports import began_from
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
 from rljob_trainer.checkpoint.manifest import read_manifest
 from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.run_exports import began_from
 
 SECONDS = 3600.0
 """Timeout of collectives, which with a single process are immediate."""

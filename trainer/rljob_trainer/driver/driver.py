@@ -11,23 +11,21 @@ from typing import Any, cast
 
 from rljob_api.protocol import Checkpoint, Control, RolloutEndpoint
 from rljob_trainer.data.order import Cursor, Dataset
+from rljob_trainer.driver.after_step import Evaluation, Recipients
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.buffer import Ready, RolloutBuffer
 from rljob_trainer.driver.buffer.examples import ExampleBuffer, Examples
 from rljob_trainer.driver.buffer.measured import Measure, joined
 from rljob_trainer.driver.buffer.saved import BufferSave
 from rljob_trainer.driver.buffer.sources import BatchSource
-from rljob_trainer.driver.changes import ANSWER_SECONDS, Changes
-from rljob_trainer.driver.critic import Critic
-from rljob_trainer.driver.evaluation import Evaluation
-from rljob_trainer.driver.gangs import Gangs
+from rljob_trainer.driver.gangs import Critic, Gangs
 from rljob_trainer.driver.pool import RolloutPool
-from rljob_trainer.driver.recipients import Recipients
 from rljob_trainer.driver.reporter import Reporter
+from rljob_trainer.driver.server import ANSWER_SECONDS, Changes
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.reporting.sinks import Sinks, connect_trackers
 from rljob_trainer.reporting.tracker import RunStatus
-from rljob_trainer.rewards.pool import Pools
+from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.batch import Array, Batch
 from rljob_trainer.wire.calls import DriverCalls, EndpointFields, HeldOut, Next, PublishTargets
 from rljob_trainer.wire.channel import announced, part_of

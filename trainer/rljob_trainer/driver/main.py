@@ -29,17 +29,15 @@ from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabular
 from rljob_trainer.driver.buffer.sources import BatchSource, GeneratedBatches, RecordedBatches
 from rljob_trainer.driver.driver import Driver
 from rljob_trainer.driver.gangs import Gangs
-from rljob_trainer.driver.pod_listener import PodListener, listening
-from rljob_trainer.driver.pods_of_workers import PodsOfWorkers
+from rljob_trainer.driver.pod_listener import PodListener, PodsOfWorkers, listening
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.driver.preparing import moved, read_prompts, row_maker
-from rljob_trainer.driver.reporter import Reporter
+from rljob_trainer.driver.reporter import Alarms, Reporter
 from rljob_trainer.driver.server import serve
 from rljob_trainer.driver.service import ServiceDriver
 from rljob_trainer.machine import raise_open_files
-from rljob_trainer.reporting.alarms import Alarms
 from rljob_trainer.rewards.manager import RewardManager
-from rljob_trainer.rewards.pool import Pools
+from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.calls import DriverCalls, handlers
 from rljob_trainer.wire.channel import listen
 from rljob_trainer.wire.launcher_files import ProgressFile, follow_control, read_control

@@ -1,16 +1,21 @@
-"""Where the job's other pods connect to the driver: each shows the job's token and the attempt's number, and says whose pod it is."""
+"""Where the job's other pods connect to the driver: each shows the job's token and the attempt's number, and says whose pod it is. Worker pods
+are those of the job's agent, and those of its reward functions."""
 
 import asyncio
 import hmac
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 from rljob_api import names
 from rljob_api.protocol import Control
+from rljob_api.spec import RLJobSpec
+from rljob_trainer.agents.python_file import AgentPods, AgentProcess
 from rljob_trainer.driver.server import read
+from rljob_trainer.rewards.python_file import RewardPods, RewardProcess
 from rljob_trainer.wire.channel import write
 
 HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
@@ -106,3 +111,35 @@ async def listening(control: Control, token: str) -> AsyncIterator[PodListener]:
         yield listener
     finally:
         await listener.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PodsOfWorkers:
+    """Where what has pods of its own runs. All else runs next to the driver."""
+
+    of_agent: AgentPods | None
+    of_rewards: Mapping[int, RewardPods]
+    """By their index in spec.rewards."""
+
+    @classmethod
+    def of(cls, spec: RLJobSpec, listener: PodListener) -> Self:
+        """Must be called inside the event loop."""
+        agent, own = spec.rollout.agent, None
+        if agent and agent.workers:
+            own = AgentPods(AgentProcess, agent.timeout_seconds, agent.workers.replicas)
+            listener.admit(names.ROLE_WORKER, own)
+        rewards = {
+            i: RewardPods(RewardProcess, reward.timeout_seconds, reward.workers.replicas)
+            for i, reward in enumerate(spec.rewards)
+            if reward.workers
+        }
+        for i, pods in rewards.items():
+            listener.admit(names.scorer_role(i), pods)
+        return cls(own, rewards)
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """`changed` is called when there is a first process anywhere, or none any more."""
+        if self.of_agent:
+            self.of_agent.changed = changed
+        for pods in self.of_rewards.values():
+            pods.changed = changed

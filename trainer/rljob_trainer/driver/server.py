@@ -1,10 +1,10 @@
-"""The driver's end of the channel: answers the calls of a rank 0 in order."""
+"""The driver's end of the channel: answers the calls of a rank 0 in order, some of them once something has changed."""
 
 import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rljob_trainer.failure import PeerLost
@@ -12,6 +12,29 @@ from rljob_trainer.wire.arrays import allocated, raw
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import Handler, Notice
 from rljob_trainer.wire.channel import BUFFER_BYTES, LENGTH, write
+
+ANSWER_SECONDS = 1.0
+"""A call that has to wait is answered after this time at the latest: meanwhile the other ranks wait in a broadcast, which has a time limit."""
+
+
+class Changes:
+    """What a call of rank 0 waits for. Whoever may have changed an answer calls `tell`."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+
+    def tell(self) -> None:
+        self._changed.set()
+
+    async def answer(self, find: Callable[[], Any]) -> Any:
+        """Call `find` whenever something changed, until its result is not empty; {} after ANSWER_SECONDS. Raises what `find` raises."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while not (answer := find()):
+                    self._changed.clear()
+                    await self._changed.wait()
+                return answer
+        return {}
 
 
 class RankLost(PeerLost):

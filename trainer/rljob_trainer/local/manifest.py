@@ -14,9 +14,9 @@ from rljob_api.rules.engine import Violation, lines
 from rljob_api.rules.volumes import volume_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import AbsolutePath
+from rljob_trainer.checkpoint.exports import newest_export
 from rljob_trainer.machine import VISIBLE
 from rljob_trainer.model_files import adapter_violations, model_config
-from rljob_trainer.run_exports import newest_export
 
 WRITTEN = "spec.checkpoint.path"
 STARTING_POINTS = ("spec.checkpoint.resumeFrom", "spec.model.lora.path")

@@ -1,4 +1,4 @@
-"""The processes of a job on one machine: in place of each pod one launcher or supervisor, which talk to us by files.
+"""The processes of a job on one machine: in place of each pod one launcher, supervisor or gateway, which talk to us by files.
 
 `LocalServer` does what the operator does for servers of several pods (policies/servers.py there), without nodes.
 """
@@ -16,11 +16,57 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rljob_api import names
+from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Control, Report
 from rljob_api.server_group import ServerGroup, ServerPart
+from rljob_api.text import http_url
+from rljob_trainer.local.manifest import Job
+from rljob_trainer.machine import free_port, is_free
 from rljob_trainer.processes import adopt_orphans, kill_group, sweep, tied
 from rljob_trainer.textfile import read_text, replace
 from rljob_trainer.wire.launcher_files import report_file
+
+KEY = "tml-anything"
+"""A key as the SDK wants it to look, where the service asks for none."""
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """Where a job's gateway is."""
+
+    address: str
+    port: int
+    """For clients."""
+    work_port: int
+    """For the driver."""
+    needs_key: bool
+
+    @staticmethod
+    def of(job: Job, address: str, port: int) -> "Gateway | None":
+        """`port`: for clients; 0: any. None: the job is no service. Raises ManifestError when the port is taken."""
+        if job.spec.task != "service":
+            return None
+        if port and not is_free(port):
+            raise ManifestError(f"port {port} is taken: choose another one with --port, or 0 for any")
+        return Gateway(address, port or free_port(), free_port(), job.spec.service.keys is not None)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return "gateway", "--port", str(self.port), "--work-port", str(self.work_port)
+
+    @property
+    def work_url(self) -> str:
+        return http_url(self.address, self.work_port)
+
+    @property
+    def invitation(self) -> str:
+        """How a script finds the service."""
+        key = "one of the keys in spec.service.keys" if self.needs_key else KEY
+        return (
+            f"clients find it at {http_url(self.address, self.port)} as soon as its model is loaded; start your script with\n"
+            f"    TINKER_BASE_URL={http_url(self.address, self.port)} TINKER_API_KEY={key}"
+        )
+
 
 GOODBYE_SECONDS = 10.0
 """Between SIGTERM and SIGKILL."""

@@ -20,9 +20,8 @@ from rljob_api.text import http_url
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.decide import JobEnd, LocalState, Seen, advance
 from rljob_trainer.local.earlier import Earlier, Waits, last_attempt, remember_rewards
-from rljob_trainer.local.gateway import Gateway
 from rljob_trainer.local.manifest import Job, assign_gpus, load
-from rljob_trainer.local.processes import LocalServer, Processes
+from rljob_trainer.local.processes import Gateway, LocalServer, Processes
 from rljob_trainer.local.progress import Display, Evaluations, continued, running, status_line, summary, warnings
 from rljob_trainer.machine import free_port, gpus, loopback
 from rljob_trainer.pod.settings import DRIVER, RANK

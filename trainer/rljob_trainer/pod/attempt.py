@@ -14,7 +14,8 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Member, Progress, Result
 from rljob_api.rules.engine import Violation
 from rljob_api.spec import RLJobSpec
-from rljob_trainer import failure, model_files, run_exports
+from rljob_trainer import failure, model_files
+from rljob_trainer.checkpoint import exports
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.pod.colocated import ColocatedServers
@@ -269,7 +270,7 @@ async def _bounded(task: asyncio.Task[int] | None, seconds: float) -> None:
 
 def _misfits(spec: RLJobSpec) -> list[Violation]:
     """Of the files of model and adapters. An export that is gone has none."""
-    return run_exports.violations(spec) or model_files.violations(spec)
+    return exports.violations(spec) or model_files.violations(spec)
 
 
 def unwritable(path: str, error: OSError) -> Exception:

@@ -21,8 +21,7 @@ from rljob_api.protocol import Control, Failure, Report, ServiceReport
 from rljob_api.spec.service import ServiceSpec
 from rljob_api.text import http_url
 from rljob_trainer import failure
-from rljob_trainer.pod.channel import Channel, ProtocolMismatch
-from rljob_trainer.pod.first_process import keep_following, keep_reporting, until_terminated
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch, keep_following, keep_reporting, until_terminated
 from rljob_trainer.processes import adopt_orphans, reap, tied
 from rljob_trainer.textfile import read_text, replace
 from rljob_trainer.wire.gateway import SUPERSEDED

@@ -11,8 +11,7 @@ from typing import Literal
 from rljob_api.protocol import Control, Report
 from rljob_trainer import failure
 from rljob_trainer.pod.attempt import Ended, PodAttempt
-from rljob_trainer.pod.channel import Channel, ProtocolMismatch
-from rljob_trainer.pod.first_process import keep_following, keep_reporting
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch, keep_following, keep_reporting
 from rljob_trainer.pod.fork_client import ForkServers
 from rljob_trainer.pod.read_ahead import ReadAhead
 from rljob_trainer.pod.settings import Settings

@@ -29,8 +29,7 @@ from rljob_api.spec.roles import PoolSpec
 from rljob_api.text import http_url
 from rljob_trainer.machine import loopback
 from rljob_trainer.pod.arguments import pool_arguments, server_arguments, server_environment
-from rljob_trainer.pod.channel import Channel
-from rljob_trainer.pod.first_process import keep_reporting, until_terminated
+from rljob_trainer.pod.channel import Channel, keep_reporting, until_terminated
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.server_process import ServerProcess
 from rljob_trainer.sources.record import until_fetched

@@ -17,8 +17,7 @@ from rljob_api import names
 from rljob_api.protocol import Control, Failure, Report
 from rljob_trainer import failure
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.pod.channel import Channel, ProtocolMismatch
-from rljob_trainer.pod.first_process import keep_following, keep_reporting, until_terminated
+from rljob_trainer.pod.channel import Channel, ProtocolMismatch, keep_following, keep_reporting, until_terminated
 from rljob_trainer.pod.worker_life import WorkerLife, WorkerOrders
 from rljob_trainer.processes import adopt_orphans, reap
 

@@ -22,7 +22,7 @@ from rljob_trainer.megatron.memory import MemoryPlan
 from rljob_trainer.megatron.step import Step
 from rljob_trainer.rank import nccl
 from rljob_trainer.rank.driver_client import DriverClient
-from rljob_trainer.rank.exports import Exports
+from rljob_trainer.rank.publication import Exports
 from rljob_trainer.rank.scatter import Scatter
 from rljob_trainer.rank.tasks import Task, task_of
 from rljob_trainer.rank.weights.senders import Senders

@@ -1,24 +1,84 @@
-"""Publishes the policy to the rollouts, and proves that they have it.
+"""Where the policy goes: to the rollouts, with a proof that they have it, and into Hugging Face directories, periodically while it trains and at
+the end of the job.
 
-Two checks: the digest of a restored policy is the one in its checkpoint's manifest, and where a batch did not show it, the rollouts compute the same
-log-probabilities as the trainer for a few probe sequences (parity.py).
+There are two proofs: the digest of a restored policy is the one in its checkpoint's manifest, and where a batch did not show it, the rollouts
+compute the same log-probabilities as the trainer for a few probe sequences (parity.py).
 """
 
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from rljob_api import names
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.rules.lora import LORA_B
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.exports import prune
+from rljob_trainer.checkpoint.files import make_directory, replace, sweep, sync
+from rljob_trainer.checkpoint.store import Store
+from rljob_trainer.data.tokenizer import add_chat_files
 from rljob_trainer.megatron.engine import Engine
+from rljob_trainer.megatron.huggingface import write_adapters, write_hugging_face
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe, arithmetic_of, probe_sample
 from rljob_trainer.wire.weights.plan import Phase
+
+
+class Exports:
+    """The exports of one attempt. `driver`, `store`: on rank 0 only."""
+
+    def __init__(self, spec: RLJobSpec, engine: Engine, driver: DriverClient | None, store: Store | None):
+        self._spec, self._engine, self._driver, self._store = spec, engine, driver, store
+        self._root = Path(spec.checkpoint.path)
+
+    def due(self, step: int) -> bool:
+        """Whether the policy of `step` is exported while the job continues."""
+        every = self._spec.checkpoint.export_every_steps
+        return every > 0 and step % every == 0 and step < self._spec.train.total_steps
+
+    def periodic(self, step: int) -> None:
+        """Export to `exports/step_N`, then delete superseded exports."""
+        if self._store:
+            make_directory(names.exports_dir(self._root))
+            sweep(names.exports_dir(self._root))
+        self._write(names.export_dir(self._root, step), self._model)
+        if self._store:
+            prune(self._root, self._spec.checkpoint.export_every_steps, self._spec.checkpoint.keep_exports)
+
+    def final(self, step: int) -> str:
+        """Export the model, and its adapters if it has some, next to the checkpoint of `step`. Returns the path of the model; empty if
+        checkpoint.exportHuggingFace is false."""
+        if not self._spec.checkpoint.export_hugging_face:
+            return ""
+        target = names.huggingface_dir(self._root, step)
+        if lora := self._spec.model.lora:
+            source = Path(self._spec.model.path)
+            write = lambda scratch: write_adapters(self._engine.export_adapters(), lora, source, scratch)  # noqa: E731
+            self._write(names.adapter_dir(self._root, step), write)
+        self._write(target, self._model)
+        return str(target)
+
+    def _model(self, target: Path) -> None:
+        write_hugging_face(self._engine, Path(self._spec.model.path), target)
+
+    def _write(self, target: Path, write: Callable[[Path], None]) -> None:
+        """Write a directory under a temporary name, and rename it once it is complete and durable."""
+        scratch = target.with_name(target.name + ".tmp")
+        if self._store:
+            shutil.rmtree(scratch, ignore_errors=True)
+        write(scratch)
+        if self._store and self._driver:
+            self._store.check()
+            add_chat_files(self._spec, scratch)
+            sync(scratch, self._engine.heartbeat)
+            replace(scratch, target)
+            self._driver.exported(target)
 
 
 class PolicyMismatchError(RuntimeError):

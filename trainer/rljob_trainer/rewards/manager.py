@@ -6,17 +6,26 @@ If an entry fails, the sample fails. A failure is never counted as a reward of 0
 import asyncio
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from rljob_api.spec.model import RewardSpec, VllmReward
-from rljob_trainer.rewards.apart import apart
 from rljob_trainer.rewards.http_service import HttpService, Post
-from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.program import python_of
 from rljob_trainer.rewards.python_file import PythonFile, RewardPods
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
 from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of
-from rljob_trainer.rewards.vllm_server import GenerativeJudge, RewardModel, Server
+from rljob_trainer.rewards.vllm_server import GenerativeJudge, Pools, RewardModel, Server
+
+_THREADS = ThreadPoolExecutor(2, "responses")
+"""For what takes long for a long response, and must not hold the driver's event loop: its text, and the rules that read it. There are few: threads
+that wait for the interpreter delay the loop, each by its switch interval of 5 ms."""
+
+
+async def apart[**P, R](function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+    """What the function returns in a thread. Raises what it raises."""
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: function(*arguments, **named))
+
 
 MAX_REWARD = 3e38
 """Rewards are trained on in float32, and the mean of a step's rewards has to stay finite."""

@@ -1,14 +1,154 @@
-"""Models on vLLM servers as rewards: a discriminative one gives a number, a generative one an answer that holds a number.
+"""Models on vLLM servers as rewards: a discriminative one gives a number, a generative one an answer that holds a number. Servers of the job's
+pools are asked the least loaded first, of those that are ready. A request that loses its server goes to another.
 
 Routes and bodies are those of vLLM 0.32 (vllm/entrypoints/pooling/pooling/protocol.py, vllm/entrypoints/openai/chat_completion/protocol.py).
 """
 
+import asyncio
 import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
+from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.model import Judge
-from rljob_trainer.rewards.http_service import finite
+from rljob_trainer.rewards.http_service import Post, TransientError, UnauthorizedError, UnreachableError, finite
 from rljob_trainer.rewards.request import Reward, RewardFailed, RewardFailureKind, RewardRequest
+
+AT_ONCE = 64
+"""Concurrent calls to one server."""
+RETRIES = 4
+"""After a status that another server may not answer. A server that cannot be reached costs no retry: it is the job's to bring back."""
+STRANGERS = (401, 403, 404)
+"""Statuses of whoever has the address of a pod that is gone."""
+REFUSALS = 3
+"""In a row of one server, after which it is said to hold another token: one alone may be of a stranger who has the address of a pod that is gone."""
+REST_SECONDS = 1.0
+"""For which a server that failed is asked nothing."""
+
+
+class Pool:
+    """The servers of one pool, as the operator lists them. Requests wait while none is there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._listed: dict[str, str] = {}
+        """Pods by the addresses of their servers."""
+        self._refusals: Counter[str] = Counter()
+        """In a row, by address."""
+        self._load: Counter[str] = Counter()
+        self._resting: dict[str, float] = {}
+        """Until when."""
+        self._changed = asyncio.Event()
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._listed)
+
+    @property
+    def unauthorized(self) -> list[str]:
+        """Pods whose servers refuse the token."""
+        return [pod for url, pod in self._listed.items() if self._refusals[url] >= REFUSALS]
+
+    def follow(self, servers: Iterable[RolloutEndpoint]) -> None:
+        """These servers answer."""
+        self._listed = {server.url: server.pod for server in servers}
+        self._changed.set()
+
+    def said(self, url: str, refused: bool) -> None:
+        """A server answered, or refused the token."""
+        self._refusals[url] = self._refusals[url] + 1 if refused else 0
+
+    @asynccontextmanager
+    async def server(self) -> AsyncIterator[str]:
+        """The address of one, which counts as loaded meanwhile."""
+        while (url := self._least_loaded()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        self._load[url] += 1
+        try:
+            yield url
+        finally:
+            self._load[url] -= 1
+            self._changed.set()
+
+    def rest(self, url: str) -> None:
+        """Ask this server nothing for a while."""
+        self._resting[url] = time.monotonic() + REST_SECONDS
+        asyncio.get_running_loop().call_later(REST_SECONDS, self._changed.set)
+
+    def _least_loaded(self) -> str | None:
+        now = time.monotonic()
+        free = (u for u in self._listed if self._load[u] < AT_ONCE and self._resting.get(u, 0.0) <= now)
+        return min(free, key=lambda url: self._load[url], default=None)
+
+
+class Pools:
+    """All pools of a job, with the token that its servers ask for."""
+
+    def __init__(self, names: Iterable[str], token: str) -> None:
+        self._pools = {name: Pool(name) for name in names}
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self.wake: Callable[[], None] = lambda: None
+        """Called when `unauthorized` may be another."""
+
+    @property
+    def unauthorized(self) -> list[str]:
+        """Pods whose servers refuse the token again and again."""
+        return [pod for pool in self._pools.values() for pod in pool.unauthorized]
+
+    @property
+    def ready(self) -> bool:
+        """Every pool has a server."""
+        return all(pool.ready for pool in self._pools.values())
+
+    def follow(self, found: Mapping[str, Sequence[RolloutEndpoint]]) -> None:
+        """The operator's list changed."""
+        for name, pool in self._pools.items():
+            pool.follow(found.get(name, ()))
+
+    def post(self, field: str, name: str, path: str, seconds: float) -> "PoolPost":
+        """Requests to `path` of the pool's servers. `field`: of the spec, which names the pool."""
+        return PoolPost(Post(field, name, self._headers, 0, seconds), self._pools[name], path, seconds, self)
+
+
+class PoolPost:
+    """As Post. `seconds` limits what one server may take; how long requests wait for a server is not limited."""
+
+    def __init__(self, post: Post, pool: Pool, path: str, seconds: float, pools: Pools) -> None:
+        self._post, self._pool, self._path, self._seconds, self._pools = post, pool, path, seconds, pools
+
+    async def open(self) -> None:
+        await self._post.open()
+
+    async def close(self) -> None:
+        await self._post.close()
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """A server's answer, parsed. Raises RewardFailed."""
+        answered = 0
+        while True:
+            async with self._pool.server() as url:
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        found = await self._post.once(url + self._path, body, STRANGERS)
+                    self._pool.said(url, refused=False)
+                    return found
+                except TimeoutError as error:
+                    raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
+                except TransientError as error:
+                    self._pool.rest(url)
+                    self._pool.said(url, refused=isinstance(error, UnauthorizedError))
+                    self._pools.wake()
+                    answered += not isinstance(error, UnreachableError | UnauthorizedError)
+                    if answered > RETRIES:
+                        raise self.failed("service", f"{error}, asked {answered} times") from error
+
+    def failed(self, kind: Any, reason: str) -> RewardFailed:
+        return self._post.failed(kind, reason)
+
 
 PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 

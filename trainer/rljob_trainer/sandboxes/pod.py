@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal
 
-from rljob_trainer.sandboxes.frames import EMPTY, fields_of, frame
+from rljob_trainer.sandboxes.helper import EMPTY, fields_of, frame
 from rljob_trainer.sandboxes.http import asked
 from rljob_trainer.sandboxes.sandbox import MOST_BYTES, EndedProgram, SandboxError
 

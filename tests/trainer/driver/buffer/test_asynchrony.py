@@ -15,9 +15,9 @@ from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.order import Cursor, permutation
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.driver.buffer.buffer import RolloutBuffer
-from rljob_trainer.driver.buffer.priority_event import AT_ONCE, Priority, PriorityEvent
 from rljob_trainer.driver.buffer.selection import fit_later
 from rljob_trainer.driver.buffer.sources import GeneratedBatches, Ready
+from rljob_trainer.driver.slots import WOKEN_AT_ONCE, Priority, PriorityEvent
 from trainer.driver.buffer.specs import job
 from trainer.driver.buffer.test_groups import CORRECTION, PROMPTS, SAMPLES, STEPS, WANTED, Generator, Rollouts, Texts
 
@@ -192,5 +192,5 @@ async def test_many_waiters_are_woken_in_order_over_several_turns_of_the_loop() 
         await asyncio.sleep(0)
         turns.append(len(passed))
     assert passed == list(range(300))
-    assert max(b - a for a, b in pairwise(turns)) <= AT_ONCE
+    assert max(b - a for a, b in pairwise(turns)) <= WOKEN_AT_ONCE
     await asyncio.gather(*tasks)

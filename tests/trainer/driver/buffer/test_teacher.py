@@ -14,8 +14,8 @@ from rljob_api.spec.roles import ReferenceSpec
 from rljob_trainer.data.tokenizer import load_tokenizer
 from rljob_trainer.driver.buffer.measured import Teacher, require_same_vocabulary
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.pool import Pools
 from rljob_trainer.rewards.request import RewardFailed
+from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.batch import TEACHER_LOG_PROBS, Batch, candidates
 from rljob_trainer.wire.trajectory import Trajectory, environment, prompt, sampled
 from trainer.server import models

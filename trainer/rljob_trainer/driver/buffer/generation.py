@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_trainer.agents.agent import Agent
-from rljob_trainer.agents.parsing import ResponseParser
+from rljob_trainer.agents.conversations import ResponseParser
 from rljob_trainer.agents.recording import AgentFailed, Rollout, measured, single
 from rljob_trainer.agents.session import Session
 from rljob_trainer.data.prompts import HeldOutSet, Prompt
@@ -19,10 +19,8 @@ from rljob_trainer.data.rows import answer_in
 from rljob_trainer.data.tokenizer import Tokenizer, decoded
 from rljob_trainer.driver.buffer.assembly import Outcome, penalised
 from rljob_trainer.driver.buffer.partial_sample import PartialSample, evaluation_seed, training_seed, turn_seed
-from rljob_trainer.driver.buffer.priority_event import AT_ONCE, Priority, PriorityEvent
-from rljob_trainer.driver.slots import Home
-from rljob_trainer.rewards.apart import apart
-from rljob_trainer.rewards.manager import RewardManager
+from rljob_trainer.driver.slots import WOKEN_AT_ONCE, Home, Priority, PriorityEvent
+from rljob_trainer.rewards.manager import RewardManager, apart
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest, SampleFailed
 from rljob_trainer.wire.images import Placed
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
@@ -118,7 +116,7 @@ class Generator:
             for s in sets:
                 for request in self._held_out(s):
                     begun[s.name].append(tasks.create_task(self.samples(request)))
-                    if len(begun[s.name]) % AT_ONCE == 0:
+                    if len(begun[s.name]) % WOKEN_AT_ONCE == 0:
                         await asyncio.sleep(0)  # others are served meanwhile
         found = {name: [task.result() for task in own] for name, own in begun.items()}
         warn_of_failures([o for groups in found.values() for group in groups for o in group])

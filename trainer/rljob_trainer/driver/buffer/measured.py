@@ -15,7 +15,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import Distillation
 from rljob_trainer.data.tokenizer import Tokenizer, tokenizer_of
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.pool import Pools
+from rljob_trainer.rewards.vllm_server import Pools
 from rljob_trainer.wire.arrays import split
 from rljob_trainer.wire.batch import ROWS, SCORES, TEACHER_LOG_PROBS, Array, Batch, candidates
 from rljob_trainer.wire.trajectory import Floats, Trajectory

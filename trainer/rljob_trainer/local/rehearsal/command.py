@@ -11,16 +11,15 @@ from pathlib import Path
 
 from rljob_api.manifest import ManifestError
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.exports import beginning_from, newest_export
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, unheard_end
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.manifest import STARTING_POINTS, Job, load
 from rljob_trainer.local.rehearsal.examples import SupervisedRows
-from rljob_trainer.local.rehearsal.findings import Findings
+from rljob_trainer.local.rehearsal.findings import Findings, Screen, extent, indented, shortened
 from rljob_trainer.local.rehearsal.policy import Script
 from rljob_trainer.local.rehearsal.rows import Rehearsal, TriedFile, TriedRow
-from rljob_trainer.local.rehearsal.screen import Screen, extent, indented, shortened
-from rljob_trainer.run_exports import beginning_from, newest_export
 from rljob_trainer.wire.trajectory import Trajectory
 
 READ = ("model", "data", "rewards", "evaluation", "rollout")

@@ -15,8 +15,7 @@ from rljob_trainer.data.packed_documents import is_indexed, text_at
 from rljob_trainer.data.tables import Table, open_table
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.findings import Findings
-from rljob_trainer.local.rehearsal.screen import Screen, extent, indented
+from rljob_trainer.local.rehearsal.findings import Findings, Screen, extent, indented
 
 NAMED = 10
 """Rows of a file that are named for one reason; of further ones there is only the number."""

@@ -1,4 +1,5 @@
-"""What a rehearsal has to say in the end: mistakes, each once, and what looks wrong."""
+"""What a rehearsal shows: texts as the model reads them, in colour what it learns from; and in the end mistakes, each once, and what looks
+wrong."""
 
 import re
 from collections import Counter
@@ -7,11 +8,63 @@ from collections.abc import Iterable, Sequence
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents import recording
 from rljob_trainer.agents.recording import AgentFailed
+from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.local.rehearsal.rows import TriedFile, TriedRow, out_of_reach
 from rljob_trainer.rewards import request
 from rljob_trainer.rewards.request import SampleFailed
-from rljob_trainer.wire.trajectory import Trajectory
+from rljob_trainer.wire.trajectory import LEARNT, Segment, Trajectory
+
+LEARNT_COLOUR, GIVEN_COLOUR, RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+LEARNT_MARKS = ("«", "»")
+"""Around what is learnt, where there is no colour."""
+LONGEST = 2000
+"""Characters of one text."""
+
+
+class Screen:
+    """Lines for a terminal (`colour`) or a file."""
+
+    def __init__(self, colour: bool):
+        self._colour = colour
+
+    @property
+    def legend(self) -> str:
+        """What the marks of `segments` mean."""
+        return self._learnt("learnt") + " and " + self._given("given")
+
+    def segments(self, segments: Iterable[Segment], tokenizer: Tokenizer) -> str:
+        """A sequence, whose learnt parts stand out."""
+        return "".join(self._segment(segment, tokenizer) for segment in segments)
+
+    def _segment(self, segment: Segment, tokenizer: Tokenizer) -> str:
+        text = shortened(tokenizer.decode(segment.tokens.tolist(), skip_special_tokens=False))
+        return self._learnt(text) if segment.source in LEARNT else self._given(text)
+
+    def _learnt(self, text: str) -> str:
+        return f"{LEARNT_COLOUR}{text}{RESET}" if self._colour else text.join(LEARNT_MARKS)
+
+    def _given(self, text: str) -> str:
+        return f"{GIVEN_COLOUR}{text}{RESET}" if self._colour else text
+
+
+def shortened(text: str) -> str:
+    """Without what a terminal would obey, and at most LONGEST characters."""
+    shown = "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    if len(shown) <= LONGEST:
+        return shown
+    half = LONGEST // 2
+    return f"{shown[:half]} [... {len(shown) - LONGEST} characters ...] {shown[-half:]}"
+
+
+def indented(text: str, by: str = "    ") -> str:
+    return "\n".join(by + line for line in text.splitlines() or [""])
+
+
+def extent(numbers: Sequence[int]) -> str:
+    """For example `5 to 9`."""
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
+
 
 Cause = tuple[str, str, str]
 """Field, kind and line of a failure: what it says besides may differ from row to row."""

@@ -1,4 +1,5 @@
-"""What stands in for the policy: texts that are written down beforehand, turn after turn."""
+"""What stands in for the policy and its servers: texts that are written down beforehand, turn after turn, and a process that imports vLLM and
+says what they say, once a turn has to be read."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,12 +12,40 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import PolicyError
-from rljob_trainer.agents.conversations import ASKED, MARK, SAID, written
+from rljob_trainer.agents.conversations import ASKED, FIELD, MARK, SAID, written
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import OffsetTokenizer, Tokenizer, turn_end
 from rljob_trainer.driver.slots import Home
-from rljob_trainer.wire.rollout_client import Generation, GenerationRequest
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.server.parser_process import TurnReader
+from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RequestRefusedError
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ToolCall
+from rljob_trainer.workers.process import WorkerLost
+
+
+class LocalParser:
+    """Reads turns as rollout servers do. Call `stop` after the last."""
+
+    def __init__(self, spec: RLJobSpec):
+        self._reader = TurnReader.of(spec.model.path, spec.model.trust_remote_code)
+
+    async def parse(self, request: ParseRequest) -> Parsed:
+        """Raises ParserUnusableError, UnreadError, RequestRefusedError, and ConfigurationError where vLLM is missing."""
+        try:
+            found = await self._reader.read(request.body())
+        except WorkerLost as error:
+            rule = f"vLLM has to read what the policy writes, and cannot: {error}"
+            shown = request.parsers.tools or request.parsers.reasoning
+            raise ConfigurationError(
+                FIELD, shown, rule, "try the job in the trainer's image, which has vLLM"
+            ) from error
+        if "refused" in found:
+            raise RequestRefusedError(found["refused"])
+        return Parsed.of(found)
+
+    async def stop(self) -> None:
+        await self._reader.stop()
+
 
 UNRELATED = "I do not know."
 ANSWER = "{answer}"

@@ -22,8 +22,7 @@ from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, Vocabulary
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.generation import Generator, GroupRequest
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.local.rehearsal.parsing import LocalParser
-from rljob_trainer.local.rehearsal.policy import Script, ScriptedPolicy, calling, end_of, scripts
+from rljob_trainer.local.rehearsal.policy import LocalParser, Script, ScriptedPolicy, calling, end_of, scripts
 from rljob_trainer.rewards.manager import RewardManager, is_scored_by_driver
 from rljob_trainer.rewards.request import SampleFailed
 from rljob_trainer.rewards.rules import entries_of, validate_row

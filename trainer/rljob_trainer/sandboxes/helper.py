@@ -1,10 +1,16 @@
-"""What driver and helper (helper.c) say to each other."""
+"""What driver and helper (helper.c) say to each other, and how the helper comes into a sandbox: an init container brings it, and the token of
+this pod."""
 
 import asyncio
 import hashlib
 import hmac
+import os
+import shutil
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rljob_api import names
 
 SIZE = struct.Struct(">I")
 MOST_FRAME, MOST_FIELDS = 2**22, 8
@@ -36,3 +42,15 @@ async def fields_of(reader: asyncio.StreamReader) -> list[bytes]:
             raise ValueError("a frame whose fields do not add up")
         found.append(body[begin:at])
     return found
+
+
+HELPER = Path(__file__).with_name("helper")
+"""Which the image holds, compiled from helper.c."""
+
+
+def bring(directory: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """`environment` has the job's token and the pod's uid (names.ENV_*)."""
+    shutil.copyfile(HELPER, directory / "helper")
+    (directory / "helper").chmod(0o555)
+    token = token_of(environment[names.ENV_ROLLOUT_TOKEN], environment[names.ENV_POD_UID])
+    (directory / "token").write_text(token)
