@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from rljob_trainer.agents.tool_calls import schema_of
+from rljob_trainer.agents.worker import schema_of
 
 
 def search(

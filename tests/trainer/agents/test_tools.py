@@ -10,7 +10,7 @@ from aiohttp import web
 from rljob_api.spec.model import ChatTemplate
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Turn
 from rljob_trainer.agents.conversations import MARK, reply
-from rljob_trainer.agents.tool_calls import ToolCalls
+from rljob_trainer.agents.worker import ToolCalls
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.server.parser_process import answer

@@ -13,7 +13,7 @@ from aiohttp import web
 from rljob_api.families import ParserNames
 from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
-from rljob_trainer.driver import serving
+from rljob_trainer.driver import replicas
 from rljob_trainer.driver.pool import MOST_LOST, RolloutPool
 from rljob_trainer.wire.rollout_client import GenerationRequest, RequestRefusedError, RolloutClient, Unauthorized
 from rljob_trainer.wire.rollout_server import Completion, Parsed, ParseRequest, UnreadError, encode, unpack_tokens
@@ -213,7 +213,7 @@ async def test_a_replica_that_leaves_before_a_request_has_gone_out_is_as_lost_as
 
 
 async def test_a_frozen_replica_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(replicas, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr("rljob_trainer.wire.rollout_client.PROBE_SECONDS", 0.5)
     frozen, good = Server("frozen", frozen=True), Server("good")
     async with pool_of(frozen, good) as pool:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rljob_trainer.driver.serving import Served
+from rljob_trainer.driver.replicas import Served
 from rljob_trainer.wire.rollout_client import Generation
 
 

@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rljob_trainer.wire.service import (
-    CreateModel,
-    Failure,
-    LoadState,
-    OptimStep,
-    Result,
-    Work,
-    decode_work,
-    encode,
-)
+from rljob_trainer.wire.gateway import decode_work, encode
+from rljob_trainer.wire.service import CreateModel, Failure, LoadState, OptimStep, Result, Work
 from trainer.gateway.world import (
     SNAPSHOT,
     World,

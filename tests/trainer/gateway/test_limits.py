@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rljob_api.spec.service import ClientLimits, ServiceClient, ServiceSpec
 from rljob_trainer.gateway.clients import FairShares
-from rljob_trainer.wire.service import CreateModel, Failure, SaveState, decode_result
+from rljob_trainer.wire.gateway import decode_result
+from rljob_trainer.wire.service import CreateModel, Failure, SaveState
 from trainer.gateway.world import World
 
 SPEC = ServiceSpec(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.service import UnknownError
+from rljob_trainer.wire.gateway import decode_result, decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Failure,
@@ -21,9 +22,6 @@ from rljob_trainer.wire.service import (
     SaveForSampler,
     SaveState,
     Work,
-    decode_result,
-    decode_work,
-    encode,
 )
 from trainer.gateway.world import (
     REQUESTS,

@@ -21,9 +21,10 @@ from rljob_trainer.gateway.service import GatewayService, UnknownError
 from rljob_trainer.gateway.wire import routes
 from rljob_trainer.gateway.wire.routes import API, Routes
 from rljob_trainer.machine import free_port
+from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
 from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
-from rljob_trainer.wire.service import CreateModel, Failure, Result, SaveForSampler, SaveState, decode_work, encode
+from rljob_trainer.wire.service import CreateModel, Failure, Result, SaveForSampler, SaveState
 from rljob_trainer.wire.weights.protocol import SAMPLE
 
 

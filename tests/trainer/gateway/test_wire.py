@@ -10,14 +10,12 @@ from tinker.proto import tinker_public_pb2 as sdk
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.clients import ANYBODY, Keys
-from rljob_trainer.gateway.wire import passes
-from rljob_trainer.gateway.wire.answers import of_samples
+from rljob_trainer.gateway.wire import bodies
+from rljob_trainer.gateway.wire.bodies import Pass, of_samples
 from rljob_trainer.gateway.wire.messages import MESSAGES
-from rljob_trainer.gateway.wire.passes import Pass
 from rljob_trainer.gateway.wire.requests import OptimStepParams, SampleParams
 from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
-from rljob_trainer.wire.service import Failure, OptimStep, RefusedWork, Result
-from rljob_trainer.wire.service_bounds import require_numbers
+from rljob_trainer.wire.service import Failure, OptimStep, RefusedWork, Result, require_numbers
 
 TOKENS, TARGETS = np.arange(5, 8, dtype="<i4"), np.array([9, 0, 3], "<i8")
 
@@ -160,7 +158,7 @@ def test_a_body_without_model_or_number_is_refused(body: bytes) -> None:
 
 def test_the_sdk_reads_log_probabilities_and_metrics_as_they_were() -> None:
     found = (np.array([-1, -2], "<f4"), np.array([-3], "<f4"))
-    output = sdk.ForwardBackwardOutput.FromString(passes.encode(Result(metrics={"loss:sum": 1.5}, log_probs=found)))
+    output = sdk.ForwardBackwardOutput.FromString(bodies.encode(Result(metrics={"loss:sum": 1.5}, log_probs=found)))
     record = output.loss_fn_outputs[0]
     field = record.fields["logprobs"]
     assert dict(output.metrics) == {"loss:sum": 1.5} and record.num_datums == 2

@@ -10,6 +10,7 @@ import numpy as np
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.service import GatewayService
+from rljob_trainer.wire.gateway import decode_result, decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
@@ -22,9 +23,6 @@ from rljob_trainer.wire.service import (
     SaveForSampler,
     SaveState,
     Work,
-    decode_result,
-    decode_work,
-    encode,
 )
 
 REQUESTS = 6

@@ -12,7 +12,7 @@ import torch
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.machine import cpus
 from rljob_trainer.megatron.compat.host_adam import HostAdam, cut, share_of_cpus
-from rljob_trainer.megatron.offload import torch_optimizers
+from rljob_trainer.megatron.memory import torch_optimizers
 from trainer.megatron.gang import changed, equal, moments, run_engines, weights
 from trainer.megatron.models import changed_samples, job, make_batch, make_model, train_step
 from trainer.megatron.test_checkpoint import write

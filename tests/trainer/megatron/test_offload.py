@@ -4,7 +4,7 @@ import torch
 
 from rljob_api.spec.roles import Offload
 from rljob_trainer.checkpoint.staging import HostMemory
-from rljob_trainer.megatron.offload import OffloadedPart, Offloader
+from rljob_trainer.megatron.memory import OffloadedPart, Offloader
 
 
 def test_views_of_a_storage_have_their_values_again_when_it_is_back() -> None:

@@ -20,6 +20,7 @@ from rljob_trainer.rank import main as rank
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import handlers
 from rljob_trainer.wire.channel import Arrays, listen
+from rljob_trainer.wire.gateway import decode_result, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Failure,
@@ -33,8 +34,6 @@ from rljob_trainer.wire.service import (
     SaveState,
     ServiceCalls,
     Work,
-    decode_result,
-    encode,
 )
 from trainer.megatron.clients import call, distance, service
 from trainer.megatron.models import make_model, ranks_of

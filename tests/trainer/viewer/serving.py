@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_trainer.viewer.runs import RunFiles
-from rljob_trainer.viewer.server import serving
+from rljob_trainer.viewer.server import RunFiles, serving
 
 EVIL = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rljob_api import names
-from rljob_trainer.viewer import runs
-from rljob_trainer.viewer.runs import MOST_POINTS, RunFiles, Unreadable
+from rljob_trainer.viewer import server
+from rljob_trainer.viewer.server import MOST_POINTS, RunFiles, Unreadable
 
 
 def run(root: Path, *lines: object) -> RunFiles:
@@ -82,6 +82,6 @@ def test_what_is_absent_or_too_large_is_said(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(Unreadable, match=r"step_7.jsonl cannot be read: No such file"):
         RunFiles(tmp_path).samples(7)
     found = run(tmp_path, {"step": 1, "a": 1})
-    monkeypatch.setattr(runs, "MOST_BYTES", 10)
+    monkeypatch.setattr(server, "MOST_BYTES", 10)
     with pytest.raises(Unreadable, match=r"metrics.jsonl has \d+ bytes, and at most 10 are read"):
         found.metrics()

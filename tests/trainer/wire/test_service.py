@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rljob_trainer.wire.gateway import decode_result, decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
@@ -15,9 +16,6 @@ from rljob_trainer.wire.service import (
     SaveForSampler,
     SaveState,
     Work,
-    decode_result,
-    decode_work,
-    encode,
 )
 
 ONE = Datum(

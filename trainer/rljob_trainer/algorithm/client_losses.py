@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from rljob_trainer.algorithm.tokens import Sequences
-from rljob_trainer.wire.service import Datum, ForwardBackward, RefusedWork
-from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, MOST_TARGETS
+from rljob_trainer.wire.service import LARGEST_NUMBER, MOST_TARGETS, Datum, ForwardBackward, RefusedWork
 
 LossColumns = Mapping[str, torch.Tensor]
 Config = Mapping[str, float]

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rljob_api.protocol import RolloutEndpoint, RolloutState
-from rljob_trainer.driver.replicas import Replicas
-from rljob_trainer.driver.serving import Served, Serving
+from rljob_trainer.driver.replicas import Replicas, Served, Serving
 from rljob_trainer.driver.slots import Home, Slots
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient, Unauthorized
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, UnreadError

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
-from rljob_trainer.wire.service import Failure, encode
+from rljob_trainer.wire.gateway import encode
+from rljob_trainer.wire.service import Failure
 
 MOST_ANSWERS = 64 * 2**20
 """Bytes of results of a model, beyond which old ones are dropped: they have been fetched, or nobody fetches them."""

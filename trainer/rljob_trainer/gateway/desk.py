@@ -12,18 +12,8 @@ from functools import partial
 from rljob_trainer.gateway.books import MOST_ANSWERS, Book, Clients
 from rljob_trainer.gateway.clients import FairShares, ServiceTally
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
-from rljob_trainer.wire.service import (
-    Failure,
-    KeepModels,
-    LoadState,
-    Result,
-    SaveForSampler,
-    SaveState,
-    Work,
-    decode_result,
-    decode_work,
-    encode,
-)
+from rljob_trainer.wire.gateway import decode_result, decode_work, encode
+from rljob_trainer.wire.service import Failure, KeepModels, LoadState, Result, SaveForSampler, SaveState, Work
 
 UNCOVERED = 64 * 2**20
 """Bytes of requests that no checkpoint covers, with which the next one does not wait for its time."""

@@ -12,16 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Literal
 
-from rljob_trainer.wire.service import (
-    Failure,
-    ForwardBackward,
-    Result,
-    SaveForSampler,
-    SaveState,
-    Work,
-    decode_result,
-    encode,
-)
+from rljob_trainer.wire.gateway import decode_result, encode
+from rljob_trainer.wire.service import Failure, ForwardBackward, Result, SaveForSampler, SaveState, Work
 
 Arrival = Literal["new", "same", "other"]
 """A request is new, or repeated, or another one has its number already."""

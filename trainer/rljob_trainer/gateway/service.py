@@ -16,12 +16,8 @@ from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import Claim, ServiceFiles
 from rljob_trainer.gateway.line import Asked, RequestLine
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
-from rljob_trainer.wire.service import (
-    CreateModel,
-    Failure,
-    Work,
-    decode_work,
-)
+from rljob_trainer.wire.gateway import decode_work
+from rljob_trainer.wire.service import CreateModel, Failure, Work
 
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""

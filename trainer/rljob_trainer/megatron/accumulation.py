@@ -22,8 +22,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import reduce_gradients
 from rljob_trainer.megatron.step import MiniBatch, gather
 from rljob_trainer.wire.batch import Array
-from rljob_trainer.wire.service import Datum, ForwardBackward, OptimStep, RefusedWork, Result
-from rljob_trainer.wire.service_bounds import require_numbers
+from rljob_trainer.wire.service import Datum, ForwardBackward, OptimStep, RefusedWork, Result, require_numbers
 from rljob_trainer.wire.trajectory import Floats, Trajectory, demonstration, prompt
 
 TARGETS, PRESENT = "targets", "present"

@@ -39,7 +39,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.core_checkpoints import IN_PLACE, held, new_queue, replica_of, reporting_reads
 from rljob_trainer.megatron.compat.host_adam import HostAdam
 from rljob_trainer.megatron.lora import Base, is_adapter, require_same
-from rljob_trainer.megatron.offload import Offloader, states, torch_optimizers
+from rljob_trainer.megatron.memory import Offloader, states, torch_optimizers
 
 THREADS = 8
 """Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""

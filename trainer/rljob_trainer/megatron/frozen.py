@@ -17,10 +17,10 @@ from rljob_api.spec.roles import Offload
 from rljob_trainer.checkpoint.staging import HostMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora import is_adapter
+from rljob_trainer.megatron.memory import Offloader
 from rljob_trainer.megatron.model import CHECKPOINT, PolicyModel
 from rljob_trainer.megatron.multi_token import policys_parameters
 from rljob_trainer.megatron.network import LoadedModel, Network
-from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.packing import MicroBatch, micro_batch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.step import Step

@@ -20,9 +20,9 @@ from rljob_trainer.megatron import checkpoint
 from rljob_trainer.megatron.compat import pipeline_shapes
 from rljob_trainer.megatron.logprob import predictions
 from rljob_trainer.megatron.lora import Adapters, Base
+from rljob_trainer.megatron.memory import Offloader
 from rljob_trainer.megatron.model import finish_updates, freeze, wrap
 from rljob_trainer.megatron.multi_token import MultiTokenLoss
-from rljob_trainer.megatron.offload import Offloader
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer, checked
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState

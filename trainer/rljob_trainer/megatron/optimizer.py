@@ -17,7 +17,7 @@ from rljob_api.spec.train import Optimizer
 from rljob_trainer.algorithm.objective import LOSS, MetricAccumulator, Objective
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.adam import allocate
-from rljob_trainer.megatron.offload import Offloader
+from rljob_trainer.megatron.memory import Offloader
 
 MOST_SKIPS = 10
 """Optimizer steps in a row that may be left out. More mean that weights or data are broken, and nothing is learnt any more."""

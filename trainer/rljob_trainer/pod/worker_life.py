@@ -15,7 +15,7 @@ from rljob_api.text import join_host_port
 from rljob_trainer import failure
 from rljob_trainer.agents.program import MODULE, Program
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
-from rljob_trainer.rewards import program
+from rljob_trainer.rewards import request
 from rljob_trainer.wire.channel import encode
 from rljob_trainer.workers.process import LINE_LIMIT, LOOK_SECONDS, MAX_PROCESSES, Child, WorkerLost, hello_of
 from rljob_trainer.workers.remote import BEAT, BEAT_SECONDS, GOODBYE, SILENCE_SECONDS, frame, framed
@@ -163,9 +163,9 @@ def _program(spec: RLJobSpec, role: str) -> tuple[str, tuple[str, ...], Mapping[
         assert spec.rollout.agent, "it has workers"
         return MODULE, Program.of(spec.rollout.agent).command, spec.rollout.agent.env
     reward = spec.rewards[names.scorer_index(role)]
-    function = program.python_of(reward)
+    function = request.python_of(reward)
     assert function, "the spec was checked: only these have workers"
-    return program.MODULE, program.command(function, reward.timeout_seconds), {}
+    return request.MODULE, request.command(function, reward.timeout_seconds), {}
 
 
 class WorkerLife:

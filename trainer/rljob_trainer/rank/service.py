@@ -26,6 +26,7 @@ from rljob_trainer.wire.arrays import raw
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.collective import Ranks
+from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Failure,
@@ -40,8 +41,6 @@ from rljob_trainer.wire.service import (
     SaveForSampler,
     SaveState,
     Work,
-    decode_work,
-    encode,
 )
 
 METADATA = ".metadata"

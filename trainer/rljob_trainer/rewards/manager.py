@@ -11,9 +11,8 @@ from typing import Protocol
 
 from rljob_api.spec.model import RewardSpec, VllmReward
 from rljob_trainer.rewards.http_service import HttpService, Post
-from rljob_trainer.rewards.program import python_of
 from rljob_trainer.rewards.python_file import PythonFile, RewardPods
-from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
+from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest, python_of
 from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of
 from rljob_trainer.rewards.vllm_server import GenerativeJudge, Pools, RewardModel, Server
 

@@ -7,15 +7,17 @@ from typing import Any
 
 from rljob_api.spec.model import PythonReward
 from rljob_trainer.failure import ConfigurationError
-from rljob_trainer.rewards.program import (
+from rljob_trainer.rewards.request import (
     MODULE,
     READ_FROM_FILES,
+    Reward,
+    RewardFailed,
+    RewardRequest,
     arguments,
     command,
     known_values,
     require_arguments,
 )
-from rljob_trainer.rewards.request import Reward, RewardFailed, RewardRequest
 from rljob_trainer.workers.process import WorkerGone, WorkerLost, WorkerProcess
 from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
 

@@ -1,38 +1,35 @@
 """What a client of `task: service` has the ranks do, one piece of work at a time, and what comes of it. No torch here.
 
 The gateway numbers the work of each client's model, `seq`, writes it down, and hands it out in that order. The driver passes bodies on as they are
-(`encode`): from the gateway to rank 0, which broadcasts them to all ranks, and the results back. Only gateway and ranks read them. A rank keeps
+(gateway.py): from the gateway to rank 0, which broadcasts them to all ranks, and the results back. Only gateway and ranks read them. A rank keeps
 nothing across attempts: after a restart the gateway has models created and loaded again, and repeats what they had learnt since. The fence is that
 of every attempt: rank 0 talks to the driver of its own attempt over a socket, and that driver shows the gateway token and attempt.
 
-A body is one block of bytes: the length of its JSON (8 bytes, big-endian), the JSON, then the arrays one after another, little-endian. The JSON has
-the message with the number of an array in place of each, and type and shape of all arrays. `decode` checks everything that it reads by types, and
-raises ValueError.
-
 Work that a client got wrong (a loss without its columns, say) fails alone: its result is a Failure of the category `user`, the model is as it was,
 and the next piece follows. Anything else that goes wrong on a rank ends the attempt, as for every task.
+
+Within the bounds below the ranks only compute: torch raises for a scalar outside float32, which would end the attempt, and the next one too, since it
+repeats the work.
 """
 
-import json
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from math import prod
-from typing import Any, Literal, TypedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import TaskOutcome
 from rljob_trainer.wire.trajectory import Floats, Ints
 
-_KINDS = ("<i4", "<i8", "<f4")
-_LENGTH = struct.Struct(">Q")
-_ARRAY = "array"
-_ARRAYS = ConfigDict(arbitrary_types_allowed=True)
+MOST_TARGETS = 128
+"""Targets at one position."""
+LARGEST_NUMBER = 1e20
+"""Of a scalar's magnitude: Adam's bias correction multiplies a learning rate by up to 1e16, and the product has to fit into float32."""
+SMALLEST_EPSILON = 1e-30
+"""Of AdamW. A smaller one rounds to 0 in float32, and a weight without a gradient becomes 0 / 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,76 +191,19 @@ class ServiceCalls(ABC):
         """The ranks have heard that the job is over."""
 
 
-def encode(message: Work | Result | Failure) -> bytes:
-    """The body of a message."""
-    arrays: list[Array] = []
-    found = _lowered(message, arrays)
-    described = [[array.dtype.str, list(array.shape)] for array in arrays]
-    head = json.dumps({"kind": type(message).__name__, "message": found, "arrays": described}).encode()
-    return b"".join([_LENGTH.pack(len(head)), head, *(array.tobytes() for array in arrays)])
-
-
-def decode_work(body: bytes | memoryview) -> Work:
-    """The inverse of `encode`; arrays are views of the body. Raises ValueError."""
-    return _decode(body, _WORK)
-
-
-def decode_result(body: bytes | memoryview) -> Result | Failure:
-    """The inverse of `encode`; arrays are views of the body. Raises ValueError."""
-    return _decode(body, _RESULTS)
-
-
-def _readers(*kinds: Any) -> dict[str, TypeAdapter[Any]]:
-    for kind in (*kinds, Datum):
-        kind.__pydantic_config__ = _ARRAYS
-    return {kind.__name__: TypeAdapter(kind) for kind in kinds}
-
-
-def _lowered(value: Any, arrays: list[Array]) -> Any:
-    """The value as JSON. Its arrays are appended to `arrays`."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.str not in _KINDS:
-            raise TypeError(f"an array of {value.dtype} is not sent")
-        arrays.append(value)
-        return {_ARRAY: len(arrays) - 1}
-    if is_dataclass(value):
-        return {f.name: _lowered(getattr(value, f.name), arrays) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _lowered(v, arrays) for name, v in value.items()}
-    return [_lowered(v, arrays) for v in value] if isinstance(value, tuple | list) else value
-
-
-def _raised(value: Any, arrays: list[Array]) -> Any:
-    """The inverse of `_lowered`, with dictionaries for dataclasses."""
-    if isinstance(value, dict):
-        if value.keys() == {_ARRAY}:
-            return arrays[value[_ARRAY]]
-        return {name: _raised(v, arrays) for name, v in value.items()}
-    return [_raised(v, arrays) for v in value] if isinstance(value, list) else value
-
-
-def _decode(body: bytes | memoryview, readers: Mapping[str, TypeAdapter[Any]]) -> Any:
-    try:
-        (length,) = _LENGTH.unpack_from(body)
-        start = _LENGTH.size + length
-        head = json.loads(bytes(body[_LENGTH.size : start]))
-        arrays = list(_arrays(memoryview(body)[start:], head["arrays"]))
-        return readers[head["kind"]].validate_python(_raised(head["message"], arrays))
-    except (struct.error, LookupError, TypeError, ValidationError) as error:
-        raise ValueError(f"this is no message of a service: {error}") from error
-
-
-def _arrays(block: memoryview, described: list[list[Any]]) -> Iterator[Array]:
-    at = 0
-    for kind, shape in described:
-        if kind not in _KINDS:
-            raise ValueError(f"arrays have no type {kind}")
-        count = prod(shape)
-        yield np.frombuffer(block, kind, count, at).reshape(shape)
-        at += count * np.dtype(kind).itemsize
-    if at != len(block):
-        raise ValueError(f"{len(block)} bytes follow, where {at} are described")
-
-
-_WORK = _readers(CreateModel, KeepModels, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler)
-_RESULTS = _readers(Result, Failure)
+def require_numbers(work: OptimStep) -> None:
+    """Raises RefusedWork for the first number that AdamW does not take."""
+    bounds = {
+        "learning_rate": (work.learning_rate >= 0, "at least 0"),
+        "beta1": (0 <= work.beta1 < 1, "at least 0 and below 1"),
+        "beta2": (0 <= work.beta2 < 1, "at least 0 and below 1"),
+        "eps": (work.eps >= SMALLEST_EPSILON, f"at least {SMALLEST_EPSILON:g}"),
+        "weight_decay": (work.weight_decay >= 0, "at least 0"),
+        "grad_clip_norm": (work.grad_clip_norm >= 0, "at least 0"),
+    }
+    for name, (holds, rule) in bounds.items():
+        value = getattr(work, name)
+        if not (holds and value <= LARGEST_NUMBER):
+            raise RefusedWork(
+                f"{name} is {value}, which AdamW does not take: it must be {rule}, and at most {LARGEST_NUMBER:g}"
+            )

@@ -13,7 +13,7 @@ from rljob_trainer.data.order import Cursor
 from rljob_trainer.data.prompts import Prompt, PromptSet
 from rljob_trainer.driver.buffer.assembly import Outcome
 from rljob_trainer.driver.buffer.sources import GeneratedBatches, Ready
-from rljob_trainer.driver.serving import Served
+from rljob_trainer.driver.replicas import Served
 from rljob_trainer.wire.trajectory import Trajectory, sampled
 from trainer.driver.buffer.specs import job
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from rljob_trainer.gateway.registry import SavedModel, session_of
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
-from rljob_trainer.gateway.wire import answers, requests
+from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, ClientRequest, Count, read, read_rest
 from rljob_trainer.wire.service import Failure
 
@@ -125,10 +125,10 @@ class SamplingRoutes:
     async def create(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.CreateSamplingSession)
         if asked.model_path is None and asked.base_model != self._base:
-            return answers.refused(400, f"this service samples from {self._base}, not {asked.base_model}")
+            return bodies.refused(400, f"this service samples from {self._base}, not {asked.base_model}")
         if asked.model_path and f"/{SAMPLER_WEIGHTS}/" not in asked.model_path:
             why = f"{asked.model_path} is no snapshot for samplers: save one with save_weights_for_sampler"
-            return answers.refused(400, why)
+            return bodies.refused(400, why)
         name = sampler_name(asked.session_id, asked.sampling_session_seq_id)
         await self._service.sample_from(client, name, asked.model_path or "")
         return {"sampling_session_id": name, "type": "create_sampling_session"}
@@ -163,8 +163,8 @@ class SamplingRoutes:
         """Of a request for samples. Raises UnknownError."""
         found = await self._samples.result(client, name, seconds)
         if found is None:
-            return answers.again(name, "waiting for a server")
-        return answers.failed(found) if isinstance(found, Failure) else answers.of_samples(found)
+            return bodies.again(name, "waiting for a server")
+        return bodies.failed(found) if isinstance(found, Failure) else bodies.of_samples(found)
 
 
 def sampler_name(session: str, number: int) -> str:

@@ -11,8 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.wire.rollout_server import SampleRequest
-from rljob_trainer.wire.service import Failure, OptimStep
-from rljob_trainer.wire.service_bounds import LARGEST_NUMBER, SMALLEST_EPSILON
+from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, Failure, OptimStep
 
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"

@@ -14,9 +14,9 @@ from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.clients import BusyError, Keys
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
-from rljob_trainer.gateway.wire import answers, requests
+from rljob_trainer.gateway.wire import bodies, requests
+from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, sampler_name
-from rljob_trainer.gateway.wire.passes import Pass, beginning
 from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
@@ -88,17 +88,17 @@ class Routes:
         async def answer(request: web.Request) -> web.Response:
             client = self._keys.client(request.headers.get("X-API-Key", ""))
             if client is None:
-                return answers.refused(401, "this service does not know the API key")
+                return bodies.refused(401, "this service does not know the API key")
             try:
                 found = await handler(client, request)
             except ValidationError as error:
-                return answers.refused(400, first_problem(error))
+                return bodies.refused(400, first_problem(error))
             except ValueError as error:
-                return answers.refused(400, str(error))
+                return bodies.refused(400, str(error))
             except UnknownError as error:
-                return answers.refused(404, str(error.args[0]))
+                return bodies.refused(404, str(error.args[0]))
             except BusyError as error:
-                return answers.refused(429, str(error))
+                return bodies.refused(429, str(error))
             return found if isinstance(found, web.Response) else web.json_response(found)
 
         return answer
@@ -126,7 +126,7 @@ class Routes:
         try:
             self._service.hear(client, asked.session_id)
         except UnknownError:
-            return answers.refused(410, "the session has ended")
+            return bodies.refused(410, "the session has ended")
         return {"type": "session_heartbeat"}
 
     async def _finish(self, client: str, request: web.Request) -> RouteAnswer:
@@ -137,9 +137,9 @@ class Routes:
         asked = await read(request, requests.NewModel)
         model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
         if asked.base_model != self._base:
-            return answers.refused(400, f"this service trains {self._base}, not {asked.base_model}")
+            return bodies.refused(400, f"this service trains {self._base}, not {asked.base_model}")
         if lora is None or not 0 < lora.rank <= self._spec.max_rank:
-            return answers.refused(
+            return bodies.refused(
                 400, f"lora_config.rank must be from 1 to {self._spec.max_rank} (spec.service.maxRank)"
             )
         seed = seed_of(model) if lora.seed is None else lora.seed % 2**31
@@ -216,7 +216,7 @@ class Routes:
         try:
             asked = await read(request, requests.Numbered)
         except ValueError:
-            return answers.refused(404, f"{call} is not served")
+            return bodies.refused(404, f"{call} is not served")
         return await self._ask(client, Failure(message=f"{call} is not served"), asked.model_id, asked.seq_id)
 
     async def _ask(
@@ -236,19 +236,19 @@ class Routes:
                 return await self._of_model(client, model, int(number))
             return await self._sampling.result(client, name, POLL_SECONDS)
         except LookupError as error:
-            return answers.refused(410, f"{name} is not known (any more): {error.args[0]}")
+            return bodies.refused(410, f"{name} is not known (any more): {error.args[0]}")
 
     async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
         book = self._service.book(client, model)
         if book.line.is_lost(seq):
-            return answers.failed(Failure(message=LOST, category="server"))
+            return bodies.failed(Failure(message=LOST, category="server"))
         entry = book.line.entries[seq]
         if (found := await book.result(seq, POLL_SECONDS)) is None:
-            return answers.again(f"{model}:{seq}", "waiting for the ranks")
+            return bodies.again(f"{model}:{seq}", "waiting for the ranks")
         names = {"CreateModel": {"model_id": model}, "LoadState": {"model_id": model}}.get(entry.kind, {})
         if entry.saves:
             names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
-        return answers.of_request(entry.kind, found, names)
+        return bodies.of_request(entry.kind, found, names)
 
 
 async def _begun(request: web.Request) -> tuple[bytes, int]:

@@ -20,7 +20,6 @@ MODULES = (
     "adam",
     "core_checkpoints",
     "pipeline_shapes",
-    "torch_layers",
     "core_layers",
     "bridge",
     "families",

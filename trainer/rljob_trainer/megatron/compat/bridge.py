@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from rljob_trainer.megatron.compat import VERSIONS
-from rljob_trainer.megatron.compat.torch_layers import has_transformer_engine
+from rljob_trainer.megatron.compat.core_layers import has_transformer_engine
 from rljob_trainer.patches import Patch
 
 

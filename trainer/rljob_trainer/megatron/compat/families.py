@@ -33,7 +33,7 @@ from megatron.core.transformer import transformer_block
 from transformers import Glm4ForCausalLM, MixtralForCausalLM, Phi3ForCausalLM
 
 from rljob_trainer.megatron.compat import VERSIONS
-from rljob_trainer.megatron.compat.torch_layers import has_transformer_engine
+from rljob_trainer.megatron.compat.core_layers import has_transformer_engine
 from rljob_trainer.megatron.plain_torch.attention import TEDotProductAttention
 from rljob_trainer.megatron.plain_torch.layers import TELayerNormColumnParallelLinear, TENorm, block_spec
 from rljob_trainer.patches import Patch
