@@ -182,9 +182,9 @@ def last_lines(text: str) -> list[str]:
 
 def read(directory: Path) -> list[Failure]:
     """All recorded failures of an attempt, without what ranks saw of a colocated server if the launcher has recorded why that ended."""
-    found = [Failure.model_validate_json(file.read_text()) for file in sorted(directory.glob("error-*.json"))]
+    failures = [Failure.model_validate_json(file.read_text()) for file in sorted(directory.glob("error-*.json"))]
     explained = SEEN_OF_SERVERS if error_file(directory, SERVER).exists() else frozenset()
-    return [failure for failure in found if failure.exception not in explained]
+    return [failure for failure in failures if failure.exception not in explained]
 
 
 def first(failures: Iterable[Failure]) -> Failure | None:

@@ -90,10 +90,10 @@ def _shapes(path: Path) -> Shapes:
     files = _file_names(path, where)
     if missing := [name for name in files if not (path / name).is_file()]:
         raise Damaged(path / missing[0], f"is missing, and {INDEX} names it")
-    found = {tensor: (name, shape) for name in files for tensor, shape in header(path / name).items()}
-    if lost := sorted(tensor for tensor, name in where.items() if found.get(tensor, ("",))[0] != name):
+    shapes = {tensor: (name, shape) for name in files for tensor, shape in header(path / name).items()}
+    if lost := sorted(tensor for tensor, name in where.items() if shapes.get(tensor, ("",))[0] != name):
         raise Damaged(path / where[lost[0]], f"does not hold {lost[0]}, which {INDEX} looks for in it")
-    return found
+    return shapes
 
 
 def _index(file: Path) -> dict[str, str]:
@@ -173,7 +173,7 @@ def _expected(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _wrong_depth(config: dict[str, Any], shapes: Shapes) -> Iterator[str]:
     layers, further = config.get("num_hidden_layers"), config.get("num_nextn_predict_layers") or 0
-    held = {int(found[1]) for name in shapes if not _of_vision(name) and (found := LAYER.search(name))}
+    held = {int(layer[1]) for name in shapes if not _of_vision(name) and (layer := LAYER.search(name))}
     if layers and held and not layers <= len(held) <= layers + further:
         yield f"its config.json has num_hidden_layers = {layers}, and its weights have {len(held)} layers"
 
@@ -199,8 +199,8 @@ def _damage(spec: RLJobSpec, config: dict[str, Any], broken: bool) -> Iterator[V
     if not broken:
         yield from damage("spec.model.path", spec.model.path, config, weights=not spec.model.megatron_checkpoint)
     for field, path in _others(spec):
-        found, unread = model_config(path)
-        yield from unread or damage(field, path, found)
+        model, unread = model_config(path)
+        yield from unread or damage(field, path, model)
 
 
 def _others(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
@@ -240,9 +240,9 @@ def read(file: Path, field: str) -> tuple[dict[str, Any], list[Violation]]:
         problem = f"its {file.name} is a Git LFS pointer, not the file itself"
         return {}, [Violation(field, str(file.parent), problem, "fetch it with git lfs pull")]
     try:
-        found = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except ValueError as error:
         return {}, [Violation(field, str(file.parent), f"its {file.name} cannot be read: {error}", "copy it again")]
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return {}, [Violation(field, str(file.parent), f"its {file.name} is no JSON object", "copy it again")]
-    return found, []
+    return content, []

@@ -43,10 +43,12 @@ class Patch:
 class UnsupportedVersionError(ConfigurationError):
     """The image holds packages that our patches were not proven on."""
 
-    def __init__(self, found: Mapping[str, str], supported: Mapping[str, str]) -> None:
+    def __init__(self, installed: Mapping[str, str], supported: Mapping[str, str]) -> None:
         """Versions by package."""
         rule = f"patches of the trainer are proven on {_listed(supported)} only"
-        super().__init__("spec.image", _listed(found), rule, "use an image made from images/trainer/requirements.txt")
+        super().__init__(
+            "spec.image", _listed(installed), rule, "use an image made from images/trainer/requirements.txt"
+        )
 
 
 def install(patches: Iterable[Patch]) -> None:
@@ -63,8 +65,8 @@ def require_versions(patches: Iterable[Patch]) -> None:
     """Raises UnsupportedVersionError that names every package of another version."""
     wrong = {p.package: p for p in patches if installed_version(p.package) not in p.versions}
     if wrong:
-        found = {name: installed_version(name) for name in wrong}
-        raise UnsupportedVersionError(found, {name: " or ".join(p.versions) for name, p in wrong.items()})
+        installed = {name: installed_version(name) for name in wrong}
+        raise UnsupportedVersionError(installed, {name: " or ".join(p.versions) for name, p in wrong.items()})
 
 
 def installed_version(package: str) -> str:

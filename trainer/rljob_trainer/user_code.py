@@ -89,8 +89,8 @@ def _is_free(file: Path) -> bool:
     """Whether nothing else can be imported under the file's name."""
     if not file.stem.isidentifier() or file.stem in sys.modules or file.stem in sys.stdlib_module_names:
         return False
-    found = importlib.util.find_spec(file.stem)
-    return found is None or (found.origin is not None and Path(found.origin).resolve() == file.resolve())
+    spec = importlib.util.find_spec(file.stem)
+    return spec is None or (spec.origin is not None and Path(spec.origin).resolve() == file.resolve())
 
 
 def _make_importable(directory: str, first: bool) -> None:

@@ -136,32 +136,32 @@ class Policy:
         asked: dict[str, Any] = {"context": tokens, "after": None}
         if last.tokens and tokens[: len(last.tokens)] == last.tokens:
             asked = {"context": tokens[len(last.tokens) :], "after": last.number}
-        found = await self._ask("generate", asked | limits)
-        return None if found is None else self._turn(tokens, found)
+        generated = await self._ask("generate", asked | limits)
+        return None if generated is None else self._turn(tokens, generated)
 
     async def _converse(self, messages: list[dict[str, Any]], limits: dict[str, Any]) -> Turn | None:
         asked: dict[str, Any] = {"messages": messages, "after": None}
         last = self._last
         if last.messages and messages[: len(last.messages)] == last.messages:
             asked = {"messages": messages[len(last.messages) :], "after": last.number}
-        found = await self._ask("converse", asked | limits)
-        if found is None:
+        generated = await self._ask("converse", asked | limits)
+        if generated is None:
             return None
-        before = [] if found.pop("after") is None else last.tokens
-        turn = self._turn(before + found.pop("context"), found)
+        before = [] if generated.pop("after") is None else last.tokens
+        turn = self._turn(before + generated.pop("context"), generated)
         self._last = replace(self._last, messages=[*messages, turn.message])
         return turn
 
-    def _turn(self, context: list[int], found: dict[str, Any]) -> Turn:
-        number = found.pop("number")
-        turn = Turn(context, **found)
+    def _turn(self, context: list[int], generated: dict[str, Any]) -> Turn:
+        number = generated.pop("number")
+        turn = Turn(context, **generated)
         self._last = _Last(number, turn.whole)
         return turn
 
     async def encode(self, text: str) -> list[int]:
         """The tokens of a text, for what somebody else says: no special tokens are added in front or behind. Raises PolicyError."""
-        found: list[int] = await self._ask("encode", {"text": text})
-        return found
+        token_ids: list[int] = await self._ask("encode", {"text": text})
+        return token_ids
 
     async def reply(self, context: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """What the chat template writes of `messages` (`{"role": "tool", "content": ...}`, or a user's) behind `context`, which ends with a turn of
@@ -170,8 +170,8 @@ class Policy:
         after = self._last.number if tokens == self._last.tokens else None
         said = [dict(message) for message in messages]
         # the template's text begins behind the last token
-        found: list[int] = await self._ask("reply", {"context": tokens[-1:], "messages": said, "after": after})
-        return found
+        token_ids: list[int] = await self._ask("reply", {"context": tokens[-1:], "messages": said, "after": after})
+        return token_ids
 
     def sandbox(self, environment: str) -> Sandbox:
         """A sandbox of this entry of spec.environments, by its name, inside `async with`. Its methods raise SandboxError."""
@@ -210,10 +210,10 @@ def message_of(turn: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def ids(tokens: Sequence[int]) -> list[int]:
     """As a list. Raises TypeError or ValueError for what is no token id."""
-    found = [index(token) for token in tokens]
-    if strange := [token for token in found if not 0 <= token < LARGEST]:
+    token_ids = [index(token) for token in tokens]
+    if strange := [token for token in token_ids if not 0 <= token < LARGEST]:
         raise ValueError(f"{strange[0]} is no token id")
-    return found
+    return token_ids
 
 
 def _limits(max_tokens: int | None, stop: Sequence[str] | None) -> dict[str, Any]:

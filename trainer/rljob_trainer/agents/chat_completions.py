@@ -129,12 +129,12 @@ def _choice(
 
 def _log_probs(session: Session, turn: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Of each token that was written."""
-    found = []
+    content = []
     for token, log_prob in zip(turn["tokens"], turn["log_probs"], strict=True) if turn else ():
         text = session.text_of(token)
         as_bytes = list(text.encode(errors="replace"))
-        found.append({"token": text, "logprob": log_prob, "bytes": as_bytes, "top_logprobs": []})
-    return found
+        content.append({"token": text, "logprob": log_prob, "bytes": as_bytes, "top_logprobs": []})
+    return content
 
 
 def chunks(answer: dict[str, Any], asked: ChatRequest) -> Iterator[dict[str, Any]]:

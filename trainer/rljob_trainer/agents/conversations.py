@@ -156,12 +156,12 @@ class Conversations:
 
 def _spoken(message: Message) -> dict[str, Any]:
     """As chat templates read it: arguments of calls are objects, and reasoning is called `reasoning_content`. Raises PolicyError."""
-    found = plain(message)
+    spoken = plain(message)
     if reasoning := reasoning_of(message):
-        found["reasoning_content"] = reasoning
-    if "tool_calls" in found:
-        found["tool_calls"] = [_with_objects(call) for call in found["tool_calls"]]
-    return found
+        spoken["reasoning_content"] = reasoning
+    if "tool_calls" in spoken:
+        spoken["tool_calls"] = [_with_objects(call) for call in spoken["tool_calls"]]
+    return spoken
 
 
 def _with_objects(call: Any) -> Any:

@@ -75,15 +75,19 @@ class Endpoint:
         answer = await self._answered(request, ChatRequest, complete)
         if isinstance(answer, web.Response):
             return answer
-        asked, found = answer
-        return await _streamed(request, chunks(found, asked), "[DONE]") if asked.stream else web.json_response(found)
+        asked, completion = answer
+        return (
+            await _streamed(request, chunks(completion, asked), "[DONE]")
+            if asked.stream
+            else web.json_response(completion)
+        )
 
     async def _responses(self, request: web.Request) -> web.StreamResponse:
         answer = await self._answered(request, ResponsesRequest, respond)
         if isinstance(answer, web.Response):
             return answer
-        asked, found = answer
-        return await _streamed(request, events(found)) if asked.stream else web.json_response(found)
+        asked, response = answer
+        return await _streamed(request, events(response)) if asked.stream else web.json_response(response)
 
     async def _answered[T: BaseModel](
         self, request: web.Request, kind: type[T], answer: Answer

@@ -58,8 +58,8 @@ def plain(message: Message) -> dict[str, Any]:
         raise PolicyError(f"a message: {first_of(error)}") from error
     if role not in ROLES:
         raise PolicyError(f"a message has the unknown role {short(role)}: use one of {', '.join(ROLES)}")
-    found = {"role": role, "content": text_of(message.get("content"))}
-    return found | {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
+    read = {"role": role, "content": text_of(message.get("content"))}
+    return read | {key: message[key] for key in ("tool_calls", "name", "tool_call_id") if message.get(key)}
 
 
 def reasoning_of(message: Message) -> str:

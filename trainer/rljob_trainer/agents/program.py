@@ -30,7 +30,9 @@ class Program:
         if spec.python:
             return cls("python", spec.python.path, [spec.python.function])
         libraries = {"verifiers": spec.verifiers, "skyrlGym": spec.skyrl_gym, "reasoningGym": spec.reasoning_gym}
-        kind, library = next((k, found) for k, found in libraries.items() if found)  # the spec was checked: one is set
+        kind, library = next(
+            (k, settings) for k, settings in libraries.items() if settings
+        )  # the spec was checked: one is set
         return cls(kind, library.environment, library.arguments)
 
     @property

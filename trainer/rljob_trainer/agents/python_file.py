@@ -52,13 +52,13 @@ class Questions:
         """Returns the number of a sandbox that was claimed."""
         try:
             value = await self._session.answer(method, arguments)
-            found = {"value": value}
+            reply = {"value": value}
         except PolicyError as error:
-            value, found = None, {"error": str(error)}
+            value, reply = None, {"error": str(error)}
         except Exception as error:
             self._session.fail(error)
             return None
-        self._send((question, found))
+        self._send((question, reply))
         return value if method == "claim" else None
 
 

@@ -69,11 +69,11 @@ def rollout_of(sequences: Sequence[Ints], answers: Sequence[Recorded], ended_ear
     """`sequences`, with what the policy answered marked as its own: the trajectory, and further branches of it. A turn that stands in several is its
     own in the first. None when the first holds no answer. `ended_early`: the agent was refused another turn."""
     left = sorted((a for a in answers if len(a.tokens)), key=lambda a: len(a.context))
-    found = [_branch(tokens, left) for tokens in sequences]
-    (segments, own), *others = found
+    branches = [_branch(tokens, left) for tokens in sequences]
+    (segments, own), *others = branches
     if not own:
         return None
-    turns = [answer for _, used in found for answer in used]
+    turns = [answer for _, used in branches for answer in used]
     return Rollout(
         segments,
         truncated=ended_early or own[-1].truncated,
@@ -87,7 +87,7 @@ def rollout_of(sequences: Sequence[Ints], answers: Sequence[Recorded], ended_ear
 
 def _branch(tokens: Ints, left: list[Recorded]) -> tuple[tuple[Segment, ...], list[Recorded]]:
     """One sequence, and the answers in it, which are taken from `left`. What comes behind the last is nobody's context and left out."""
-    found: tuple[Segment, ...] = ()
+    segments: tuple[Segment, ...] = ()
     used: list[Recorded] = []
     at = 0
     for answer in [a for a in left if a.is_in(tokens)]:
@@ -95,13 +95,13 @@ def _branch(tokens: Ints, left: list[Recorded]) -> tuple[tuple[Segment, ...], li
         if begin < at:
             continue
         given = tokens[at:begin]
-        found = appended(found, environment(given) if used else prompt(given))
+        segments = appended(segments, environment(given) if used else prompt(given))
         for segment in answer.rewarded:
-            found = appended(found, segment)
+            segments = appended(segments, segment)
         used.append(answer)
         at = begin + len(answer.tokens)
     left[:] = [a for a in left if not any(a is u for u in used)]
-    return found, used
+    return segments, used
 
 
 def endings(answers: Sequence[Recorded]) -> list[Ints]:

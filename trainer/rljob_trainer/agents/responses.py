@@ -87,23 +87,23 @@ def messages_of(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of a conversation. What one turn of the policy's said is one message: reasoning, text and calls, in this order. Raises PolicyError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for item in given:
-        _add(item, found)
-    return found
+        _add(item, messages)
+    return messages
 
 
-def _add(item: Mapping[str, Any], found: list[dict[str, Any]]) -> None:
+def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
     """Append what an item of `input` says to the messages."""
     kind, role = item.get("type", "message"), item.get("role")
     if kind == "function_call_output":
-        found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
     elif kind == "message" and role != "assistant":
-        found.append({"role": role, "content": item.get("content")})
+        messages.append({"role": role, "content": item.get("content")})
     elif kind in ("message", "reasoning", "function_call"):
-        if not found or _begins_another(kind, found[-1]):
-            found.append({"role": "assistant"})
-        _continue(found[-1], kind, item)
+        if not messages or _begins_another(kind, messages[-1]):
+            messages.append({"role": "assistant"})
+        _continue(messages[-1], kind, item)
     else:
         raise PolicyError(f"input: an item of type {kind} is not served")
 
@@ -170,12 +170,12 @@ def _items(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def events(answer: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The response as a stream's events, each with its number: every item in one piece."""
     begun = answer | {"status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-    found: Iterable[dict[str, Any]] = (
+    sent: Iterable[dict[str, Any]] = (
         {"type": "response.created", "response": begun},
         *(event for place, item in enumerate(answer["output"]) for event in _of_item(place, item)),
         {"type": f"response.{answer['status']}", "response": answer},
     )
-    return ({**event, "sequence_number": number} for number, event in enumerate(found))
+    return ({**event, "sequence_number": number} for number, event in enumerate(sent))
 
 
 def _of_item(place: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -77,11 +77,11 @@ class ServiceAgent:
 
     async def _played(self, session: Session, row: Mapping[str, Any]) -> Rollout:
         async with self._service.episode(session.prompt, row) as episode:
-            found = await played(Policy(session.answer), session.prompt.tokens, episode)
-        rollout = session.rollout([found.tokens], found.rewards)
+            trajectory = await played(Policy(session.answer), session.prompt.tokens, episode)
+        rollout = session.rollout([trajectory.tokens], trajectory.rewards)
         if rollout is None:
             raise self._failed("value", "ended before the policy's first turn")
-        return replace(rollout, metrics=found.metrics)
+        return replace(rollout, metrics=trajectory.metrics)
 
     def _failed(self, kind: AgentFailureKind, reason: str) -> AgentFailed:
         return AgentFailed(kind, self._service.field, self._service.url, reason)

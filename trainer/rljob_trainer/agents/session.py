@@ -217,17 +217,17 @@ class Session:
             before = self._whole(after).tolist()
             messages = [*self._messages.get(after, ()), *messages]
         context = self.conversations.context(messages, tools)
-        found = await self._continued(np.array(context, np.int32), max_tokens, stop, tools)
-        if found is None:
+        generated = await self._continued(np.array(context, np.int32), max_tokens, stop, tools)
+        if generated is None:
             return None
-        turn = message_of(found)
-        self._messages[found["number"]] = [*messages, turn]
-        self.conversations.add(messages, turn, context + found["tokens"])
+        turn = message_of(generated)
+        self._messages[generated["number"]] = [*messages, turn]
+        self.conversations.add(messages, turn, context + generated["tokens"])
         continues = after is not None and context[: len(before)] == before
         return {
             "context": context[len(before) :] if continues else context,
             "after": after if continues else None,
-            **found,
+            **generated,
         }
 
     async def _said(self, answer: Recorded, stop: Sequence[str], tools: Tools) -> dict[str, Any]:
@@ -262,5 +262,5 @@ class Session:
         answers = self._in_order()
         if not answers:
             raise PolicyError("the policy has not been asked yet")
-        found = endings(answers) if branches else [answers[-1].whole]
-        return [tokens.tolist() for tokens in found]
+        sequences = endings(answers) if branches else [answers[-1].whole]
+        return [tokens.tolist() for tokens in sequences]

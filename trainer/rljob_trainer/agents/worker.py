@@ -92,11 +92,11 @@ class ToolCalls:
             context = turn.whole
             if not turn.tool_calls or turn.finish_reason == "length":
                 break
-            found = await asyncio.gather(*(self._result(call, row) for call in turn.tool_calls[:MOST_CALLS]))
-            found += [(TOO_MANY, True)] * (len(turn.tool_calls) - len(found))
-            metrics["tool_calls"] += len(found)
-            metrics["tool_errors"] += sum(failed for _, failed in found)
-            said = zip(turn.tool_calls, found, strict=True)
+            results = await asyncio.gather(*(self._result(call, row) for call in turn.tool_calls[:MOST_CALLS]))
+            results += [(TOO_MANY, True)] * (len(turn.tool_calls) - len(results))
+            metrics["tool_calls"] += len(results)
+            metrics["tool_errors"] += sum(failed for _, failed in results)
+            said = zip(turn.tool_calls, results, strict=True)
             context += await policy.reply(context, [_message(call, text) for call, (text, _) in said])
         return Trajectory(context, metrics=metrics)
 
@@ -105,13 +105,13 @@ class ToolCalls:
         try:
             function, arguments = self._parsed(call, row)
             if inspect.iscoroutinefunction(function):
-                found = await function(**arguments)
+                result = await function(**arguments)
             else:
-                found = await asyncio.to_thread(function, **arguments)
+                result = await asyncio.to_thread(function, **arguments)
         except Exception as error:  # the functions are the user's
             text = str(error) if isinstance(error, NotACall) else f"{type(error).__name__}: {error}"
             return f"error: {text}", True
-        return found if isinstance(found, str) else json.dumps(found, default=str), False
+        return result if isinstance(result, str) else json.dumps(result, default=str), False
 
     def _parsed(self, call: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
         name = call["function"]["name"]
@@ -211,8 +211,8 @@ class Rollouts:
     async def _run(self, number: int, values: Mapping[str, Any]) -> None:
         try:
             policy = Policy(partial(self._ask, number), values["base_url"])
-            found = await self._function(Prompt(**values["prompt"]), policy, values["row"])
-            say(self._answers, number=number, **returned(found))
+            trajectory = await self._function(Prompt(**values["prompt"]), policy, values["row"])
+            say(self._answers, number=number, **returned(trajectory))
         except Nonsense as error:
             say(self._answers, number=number, **_strange(str(error)))
         except BaseException as error:
@@ -236,22 +236,21 @@ class Rollouts:
         return answer["value"]
 
 
-def returned(found: Any) -> dict[str, Any]:
+def returned(trajectory: Any) -> dict[str, Any]:
     """What the function returned, as JSON says it."""
-    if found is None:
+    if trajectory is None:
         return {"trajectory": None}
-    if not isinstance(found, Trajectory):
-        return _strange(f"returned {type(found).__name__}, not a Trajectory of rljob_trainer.agents or None")
+    if not isinstance(trajectory, Trajectory):
+        return _strange(f"returned {type(trajectory).__name__}, not a Trajectory of rljob_trainer.agents or None")
     try:
-        sequences = [ids(tokens) for tokens in (found.tokens, *found.branches)]
-        said = split({**found.metrics, "score": found.reward})
-        rewards = [split(reward).score for reward in found.rewards]
+        sequences = [ids(tokens) for tokens in (trajectory.tokens, *trajectory.branches)]
+        said = split({**trajectory.metrics, "score": trajectory.reward})
+        rewards = [split(reward).score for reward in trajectory.rewards]
     except NotAReward as error:
         return _strange(f"returned a Trajectory whose reward or metrics hold {error}")
     except (TypeError, ValueError) as error:
         return _strange(f"returned a Trajectory whose tokens are no ids: {error}")
-    trajectory = {"sequences": sequences, "reward": said.score, "metrics": said.metrics, "rewards": rewards}
-    return {"trajectory": trajectory}
+    return {"trajectory": {"sequences": sequences, "reward": said.score, "metrics": said.metrics, "rewards": rewards}}
 
 
 def _strange(text: str) -> dict[str, Any]:

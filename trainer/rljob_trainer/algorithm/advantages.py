@@ -132,11 +132,11 @@ def estimate(episodes: Episodes, algorithm: AlgorithmSpec, estimator: Estimator)
         rewards=_bounded(episodes.rewards, algorithm.reward_clip),
         baselines=None if episodes.baselines is None else _bounded(episodes.baselines, algorithm.reward_clip),
     )
-    found = estimator(bounded, algorithm)
-    advantages = found.advantages
+    estimated = estimator(bounded, algorithm)
+    advantages = estimated.advantages
     if episodes.own_rewards is not None:
         advantages = advantages + episodes.own_rewards * episodes.mask
-    return replace(found, advantages=_bounded(advantages, algorithm.advantage_clip))
+    return replace(estimated, advantages=_bounded(advantages, algorithm.advantage_clip))
 
 
 def _bounded(values: torch.Tensor, bound: float | None) -> torch.Tensor:
@@ -171,8 +171,8 @@ def _of_outcomes(episodes: Episodes, function: Callable[[torch.Tensor], torch.Te
 
 def _compared(episodes: Episodes, values: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> Advantages:
     """Advantages that are one number per trajectory, a function of `values` [m, ...] of its group; the same for all of its branches."""
-    found = by_group(values, episodes.of_trajectories(episodes.groups), function)
-    return Advantages(episodes.spread(found[episodes.trajectory]))
+    compared = by_group(values, episodes.of_trajectories(episodes.groups), function)
+    return Advantages(episodes.spread(compared[episodes.trajectory]))
 
 
 def by_group(

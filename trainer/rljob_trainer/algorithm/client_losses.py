@@ -118,10 +118,10 @@ def total(chosen: ClientLoss, work: ForwardBackward, log_probs: tuple[np.ndarray
 
 @torch.no_grad()
 def _of_datum(chosen: ClientLoss, config: Config, datum: Datum, log_probs: np.ndarray) -> float:
-    found = torch.from_numpy(log_probs).reshape(len(datum.tokens), -1).double()
-    columns = {name: torch.tensor(c).reshape(found.shape).double() for name, c in datum.columns.items()}
-    sequences = Sequences(torch.zeros(len(found), dtype=torch.long), 1)
-    return float(chosen.function(found, columns, config, sequences).sum())
+    predicted = torch.from_numpy(log_probs).reshape(len(datum.tokens), -1).double()
+    columns = {name: torch.tensor(c).reshape(predicted.shape).double() for name, c in datum.columns.items()}
+    sequences = Sequences(torch.zeros(len(predicted), dtype=torch.long), 1)
+    return float(chosen.function(predicted, columns, config, sequences).sum())
 
 
 def _wrong(datum: Datum, chosen: ClientLoss, vocabulary: int) -> Iterator[str]:

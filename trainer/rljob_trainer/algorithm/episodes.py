@@ -43,9 +43,9 @@ class Episodes:
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """[t] -> [n], the sum over each response of the step. Collective: every rank calls it, in the same order. A sum does not depend on which rank
         has the response, so that every layout gets the same bits."""
-        found = torch.zeros(len(self.counts), dtype=values.dtype)
-        found[self._here] = _sums(values, self.counts[self._here])
-        return self.over_ranks(found)
+        sums = torch.zeros(len(self.counts), dtype=values.dtype)
+        sums[self._here] = _sums(values, self.counts[self._here])
+        return self.over_ranks(sums)
 
     def spread(self, values: torch.Tensor) -> torch.Tensor:
         """[n] -> [t]: a response's value at each of its sampled tokens."""
@@ -144,11 +144,11 @@ def _cumulative(row: torch.Tensor) -> torch.Tensor:
 
 
 def _doubled(row: torch.Tensor, decay: float) -> torch.Tensor:
-    found, covered = row.clone(), 1
+    sums, covered = row.clone(), 1
     while covered < len(row):
-        found[:-covered] += decay**covered * found[covered:]
+        sums[:-covered] += decay**covered * sums[covered:]
         covered *= 2
-    return found
+    return sums
 
 
 def _sums(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

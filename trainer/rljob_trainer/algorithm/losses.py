@@ -58,8 +58,8 @@ def of_branches(
     Returns: [n]
     """
     _, index = np.unique(trajectories, return_inverse=True)
-    found = weights(np.bincount(index, lengths).astype(int).tolist())
-    return [found[i] for i in index]
+    of_trajectories = weights(np.bincount(index, lengths).astype(int).tolist())
+    return [of_trajectories[i] for i in index]
 
 
 LARGEST_LOG_RATIO = 20.0

@@ -119,8 +119,8 @@ class PolicyObjective(Objective):
         in float64; see Episodes for why the result does not depend on how the step is distributed over ranks."""
         columns = step.batch.columns
         episodes = self._episodes(step)
-        found = estimate(episodes, self._algorithm, self._formulas.advantages)
-        targets = {"advantages": step.by_row(found.advantages)}
+        estimated = estimate(episodes, self._algorithm, self._formulas.advantages)
+        targets = {"advantages": step.by_row(estimated.advantages)}
         metrics: dict[str, float] = {}
         bands = self._difficulty_bands(columns)
         left_out = self._left_out(columns, bands)
@@ -129,9 +129,9 @@ class PolicyObjective(Objective):
             targets["mask"] = {row: mask * float(not left_out[row]) for row, mask in learnt.items()}
         if bands:
             metrics |= {f"train/too_{kind}": list(bands.values()).count(kind) / len(bands) for kind in ("hard", "easy")}
-        if self.critic and found.returns is not None:
-            targets["returns"] = step.by_row(found.returns)
-            metrics |= self.critic.explained(found.returns, episodes)
+        if self.critic and estimated.returns is not None:
+            targets["returns"] = step.by_row(estimated.returns)
+            metrics |= self.critic.explained(estimated.returns, episodes)
         return Targets(targets, metrics)
 
     def _episodes(self, step: MeasuredStep) -> Episodes:

@@ -87,13 +87,13 @@ def pair_loss(
     sums, lengths = sequences.total(torch.stack((values.detach() * mask, mask), dim=1)).unbind(1)
     with torch.enable_grad():
         sums = sums.detach().requires_grad_()
-        found = terms_of(sums.view(-1, 2), lengths.view(-1, 2))
-        (slopes,) = torch.autograd.grad(found.loss.sum(), sums)
+        terms = terms_of(sums.view(-1, 2), lengths.view(-1, 2))
+        (slopes,) = torch.autograd.grad(terms.loss.sum(), sums)
     share = mask / sequences.spread(lengths).clamp(min=1) / 2
     of_pairs = lambda x: sequences.spread(x.detach().repeat_interleave(2)) * share  # noqa: E731
     slope = sequences.spread(slopes) * (values - values.detach()) * mask
-    measured = {"pairs": torch.ones_like(found.loss)} | dict(found.token_metrics)
-    return TokenLoss(of_pairs(found.loss) + slope, mask, {name: of_pairs(x) for name, x in measured.items()})
+    measured = {"pairs": torch.ones_like(terms.loss)} | dict(terms.token_metrics)
+    return TokenLoss(of_pairs(terms.loss) + slope, mask, {name: of_pairs(x) for name, x in measured.items()})
 
 
 class RewardModelObjective(PairObjective):
@@ -227,7 +227,7 @@ class PreferenceObjective(PairObjective):
 def preference_terms(responses: Responses, dpo: DpoSpec) -> PairTerms:
     """Loss and metrics of k pairs, with sftCoefficient x the cross entropy per token of the chosen response added to the loss, which keeps that
     response likely (arXiv 2404.19733)."""
-    found = LOSSES[dpo.loss](responses, dpo)
-    pairs = pair_terms(found.loss - dpo.sft_coefficient * responses.means[:, 0], found.rewards)
+    preference = LOSSES[dpo.loss](responses, dpo)
+    pairs = pair_terms(preference.loss - dpo.sft_coefficient * responses.means[:, 0], preference.rewards)
     chosen, rejected = responses.log_probs.detach().unbind(1)
     return PairTerms(pairs.loss, {**pairs.token_metrics, "chosen_log_prob": chosen, "rejected_log_prob": rejected})

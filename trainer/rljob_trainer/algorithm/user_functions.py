@@ -54,21 +54,21 @@ class UserFunction:
     def __call__(self, *given: Any) -> tuple[Any, Any]:
         """Call the function. Returns its two values; if it returns only one, the second is None. Raises ConfigurationError for whatever it raises."""
         with blamed(self.field, self.spec):
-            found = self.call(*given, **self.spec.arguments)
-        return found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+            returned = self.call(*given, **self.spec.arguments)
+        return returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
 
     @property
     def file(self) -> UserFile:
         return UserFile(f"{self.field}.path", self.spec.path, self.digest)
 
-    def tensor(self, name: str, found: Any, like: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def tensor(self, name: str, returned: Any, like: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """A returned value as a tensor of the type of `like`, 0 outside the mask. Raises ConfigurationError, with `name`, for another shape or
         type."""
         shape = list(like.shape)
-        if not isinstance(found, torch.Tensor) or list(found.shape) != shape:
-            what = f"a tensor {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        if not isinstance(returned, torch.Tensor) or list(returned.shape) != shape:
+            what = f"a tensor {list(returned.shape)}" if isinstance(returned, torch.Tensor) else type(returned).__name__
             raise self.wrong(f"returned {what} as {name}; it is a tensor {shape}, one number for each token")
-        return torch.where(mask > 0, found.to(like), 0.0)
+        return torch.where(mask > 0, returned.to(like), 0.0)
 
     def wrong(self, what: str) -> ConfigurationError:
         rule = f"{self.spec.function}() in {Path(self.spec.path).name} {what}"
@@ -78,8 +78,8 @@ class UserFunction:
 def advantages_of(function: UserFunction, episodes: Episodes, algorithm: AlgorithmSpec) -> Advantages:
     """The result of `algorithm.advantageFunction` for a step, in float64. Raises ConfigurationError for a wrong shape, or, on every rank, for a value
     that is not finite. Collective."""
-    found, returns = function(episodes)
-    advantages = function.tensor("advantages", found, episodes.mask, episodes.mask)
+    returned, returns = function(episodes)
+    advantages = function.tensor("advantages", returned, episodes.mask, episodes.mask)
     if episodes.total((~advantages.isfinite()).double()).any():
         raise function.wrong("returned an advantage that is not a finite number")
     if episodes.values is None:
@@ -91,8 +91,8 @@ def advantages_of(function: UserFunction, episodes: Episodes, algorithm: Algorit
 
 def loss_of(function: UserFunction, tokens: TokenColumns, sequences: Sequences, clip: Clip) -> PolicyLoss:
     """The result of `algorithm.lossFunction` for a micro-batch. Raises ConfigurationError for a wrong shape, or a loss without gradients."""
-    found, clipped = function(tokens, sequences)
-    loss = function.tensor("loss", found, tokens.log_probs, tokens.mask)
+    returned, clipped = function(tokens, sequences)
+    loss = function.tensor("loss", returned, tokens.log_probs, tokens.mask)
     if tokens.log_probs.requires_grad and not loss.requires_grad:
         raise function.wrong(
             "returned a loss that does not depend on tokens.log_probs, so that nothing would be learnt"

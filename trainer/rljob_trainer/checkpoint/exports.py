@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 def complete(root: Path) -> dict[int, Path]:
     """[step] -> directory of each complete export below `root`, oldest first. One that is being written has another name."""
-    found = ((d.name.removeprefix("step_"), d) for d in names.exports_dir(root).glob("step_*"))
-    return dict(sorted((int(step), d) for step, d in found if step.isdecimal()))
+    exported = ((d.name.removeprefix("step_"), d) for d in names.exports_dir(root).glob("step_*"))
+    return dict(sorted((int(step), d) for step, d in exported if step.isdecimal()))
 
 
 def superseded(root: Path, every: int, kept: int) -> list[Path]:

@@ -36,8 +36,8 @@ class Fence:
 def fences(root: Path) -> list[Fence]:
     """All fences of the directory, oldest first."""
     directory = names.fence_dir(root)
-    found = (_read(f) for f in directory.glob("*.json")) if directory.is_dir() else ()
-    return sorted((f for f in found if f), key=lambda f: f.seq)
+    read = (_read(f) for f in directory.glob("*.json")) if directory.is_dir() else ()
+    return sorted((f for f in read if f), key=lambda f: f.seq)
 
 
 def newest(root: Path) -> Fence | None:

@@ -95,8 +95,8 @@ class Manifest(Contents):
     def corruption(self, directory: Path, part: int, parts: int, tally: Tally) -> str:
         """Compare the content of every `parts`-th file, from number `part` on. Returns what is wrong; empty: nothing."""
         mine = sorted(self.files)[part::parts]
-        for name, found in zip(mine, _fingerprints([directory / name for name in mine], tally), strict=True):
-            if found != tuple(self.files[name]):
+        for name, now in zip(mine, _fingerprints([directory / name for name in mine], tally), strict=True):
+            if now != tuple(self.files[name]):
                 return f"the content of {name} is not what its manifest says"
         return ""
 
@@ -119,8 +119,8 @@ def read_manifests(root: Path) -> list[Manifest]:
     Raises ConfigurationError for a manifest that is not one of ours.
     """
     steps = [int(match[1]) for d in root.iterdir() if (match := STEP_DIRECTORY.fullmatch(d.name))]
-    found = (read_manifest(names.step_dir(root, step)) for step in sorted(steps))
-    return [m for m in found if m]
+    manifests = (read_manifest(names.step_dir(root, step)) for step in sorted(steps))
+    return [m for m in manifests if m]
 
 
 def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:

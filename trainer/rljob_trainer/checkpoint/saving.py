@@ -211,8 +211,8 @@ class Saver:
     def _others(self, step: int, wait: bool) -> dict[str, Any] | None:
         """{role: layout and files} of all other gangs; None: not all have written yet."""
         while self._has_gangs:
-            if found := self._ranks.broadcast(self._writers.gangs_saved(step, wait) if self._writers else None):
-                return found
+            if others := self._ranks.broadcast(self._writers.gangs_saved(step, wait) if self._writers else None):
+                return others
             if not wait:
                 return None
         return {}
@@ -220,22 +220,22 @@ class Saver:
     def _buffer(self, wait: bool) -> Files | None:
         """The files of the rollout buffer; None: they are not written yet."""
         while True:
-            found = self._ranks.broadcast(self._writers.buffer_saved(wait) if self._writers else {"files": {}})
-            if found or not wait:
-                return {name: (size, digest) for name, (size, digest) in found["files"].items()} if found else None
+            saved = self._ranks.broadcast(self._writers.buffer_saved(wait) if self._writers else {"files": {}})
+            if saved or not wait:
+                return {name: (size, digest) for name, (size, digest) in saved["files"].items()} if saved else None
 
     def _contents(self, pending: _Pending, written: Written, others: Mapping[str, Any]) -> Contents:
         """Fingerprints of the few files that nobody has hashed (metadata) are computed here."""
         files = dict(written.files)
-        for found in others.values():
-            files |= {f"{ENGINE}/{name}": (size, digest) for name, (size, digest) in found["files"].items()}
+        for saved in others.values():
+            files |= {f"{ENGINE}/{name}": (size, digest) for name, (size, digest) in saved["files"].items()}
         return Contents(
             step=pending.step,
             layout=self._engine.layout,
             digest=pending.digest,
             data=pending.data,
             files=files | fingerprints(pending.directory, known=files),
-            roles={role: found["layout"] for role, found in others.items()},
+            roles={role: saved["layout"] for role, saved in others.items()},
         )
 
 

@@ -114,7 +114,9 @@ class Store:
         except (OSError, PeerLost):
             self.abandon(step)
             raise
-        files = {file: found for file, found in held.files.items() if not file.startswith(f"{held.buffer}/")}
+        files = {
+            file: fingerprint for file, fingerprint in held.files.items() if not file.startswith(f"{held.buffer}/")
+        }
         manifest = replace(held, buffer=name, files=files | fingerprints(scratch))
         sync_names(scratch)
         shutil.rmtree(target / name, ignore_errors=True)  # left by a kill before the manifest was replaced

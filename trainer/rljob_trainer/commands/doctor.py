@@ -146,10 +146,10 @@ def _job_files(environment: Mapping[str, str]) -> dict[str, str]:
     if (newest := max(attempts, key=lambda file: file.stat().st_mtime, default=None)) is None:
         return {}
     try:
-        found = model_files.violations(Control.model_validate_json(newest.read_text()).spec)
+        violations = model_files.violations(Control.model_validate_json(newest.read_text()).spec)
     except OSError as error:  # a volume that is away
         return {"model and adapters": f"cannot be read: {error}"}
-    return {"model and adapters": "\n".join(map(str, found)) or "fit the job"}
+    return {"model and adapters": "\n".join(map(str, violations)) or "fit the job"}
 
 
 def _missing(gpu: bool, broken_engine: str | None) -> Iterator[str]:

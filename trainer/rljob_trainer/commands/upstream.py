@@ -17,9 +17,9 @@ from rljob_trainer.patches import Patch
 from rljob_trainer.server import compat as vllm_compat
 
 
-def changes(found: Iterable[Patch]) -> Iterator[str]:
+def changes(patches_in_use: Iterable[Patch]) -> Iterator[str]:
     """A line for each version and place that differs."""
-    for patch in found:
+    for patch in patches_in_use:
         installed = patches.installed_version(patch.package)
         if installed not in patch.versions:
             yield f"{patch.name}: {patch.package} {installed}, proven on {' or '.join(patch.versions)}"
@@ -38,13 +38,13 @@ def _fingerprint(patch: Patch, place: str) -> str:
 
 def _all_patches() -> Iterator[Patch]:
     """Those of Megatron are applied after they are listed, whatever the versions: modules after them import what they make importable."""
-    for found in _by_module(megatron_compat):
-        yield from found
-        for patch in found:
+    for of_module in _by_module(megatron_compat):
+        yield from of_module
+        for patch in of_module:
             if patch.apply and patch.needed():
                 patch.apply()
-    for found in _by_module(vllm_compat):
-        yield from found
+    for of_module in _by_module(vllm_compat):
+        yield from of_module
 
 
 def _by_module(package: ModuleType) -> Iterator[tuple[Patch, ...]]:

@@ -30,11 +30,11 @@ def data_files(copies: Iterable[Path]) -> Iterator[tuple[Place, Path]]:
             yield Place(FIELD, str(copy)), Path(copy.name)
             continue
         inside = [path.relative_to(copy) for path in sorted(copy.rglob("*")) if path.is_file()]
-        found = [path for path in inside if _holds_rows(path)]
-        if not found:
+        files = [path for path in inside if _holds_rows(path)]
+        if not files:
             rule = f"holds no file that ends in {', '.join(READERS)}" if copy.is_dir() else "does not exist"
             raise ConfigurationError(FIELD, copy, rule, "name the set's directory or one of its files")
-        yield from ((Place(FIELD, str(copy / path)), path) for path in found)
+        yield from ((Place(FIELD, str(copy / path)), path) for path in files)
 
 
 def split_of(place: Place, inside: Path) -> Literal["train", "heldout"]:

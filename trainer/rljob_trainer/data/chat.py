@@ -149,12 +149,12 @@ def _marked_until(tokenizer: OffsetTokenizer, template: str, chat: Chat, count: 
 def learnt_tokens(text: str, offsets: Sequence[Span], spans: Sequence[Span]) -> Bools:
     """[T], which tokens lie within a span. White space of the header in front may be part of a span's first token; nothing else may."""
     starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
-    found = np.zeros(len(starts), np.bool_)
+    learnt = np.zeros(len(starts), np.bool_)
     for a, b in spans:
-        found |= (starts >= a) & (ends <= b) & ((starts < ends) | ((a < starts) & (ends < b)))
+        learnt |= (starts >= a) & (ends <= b) & ((starts < ends) | ((a < starts) & (ends < b)))
         for i in np.flatnonzero((starts < a) & (a < ends) & (ends <= b)):
-            found[i] = text[starts[i] : a].isspace()
-    return found
+            learnt[i] = text[starts[i] : a].isspace()
+    return learnt
 
 
 def _turn(tokenizer: OffsetTokenizer, chat: Chat, text: str, i: int) -> Span:
@@ -216,9 +216,9 @@ def _prove_marks(tokenizer: OffsetTokenizer, template: str, arguments: str) -> N
     """Transformers places marks wrongly inside of macros: a probe tells. `arguments`: of the template, as JSON."""
     said = [spoken(role, f"{role}-{i}.") for i, role in enumerate(("user", "assistant", "user", "assistant"))]
     text, spans = _marks(tokenizer, template, Chat(tuple(said), None, 0, json.loads(arguments)))
-    found = [text[a:b] for a, b in spans]
-    right = [m["content"] in part for m, part in zip(said[1::2], found, strict=False)]
-    if right != [True, True] or len(found) > 2 or any("user-" in part for part in found):
+    marked = [text[a:b] for a, b in spans]
+    right = [m["content"] in part for m, part in zip(said[1::2], marked, strict=False)]
+    if right != [True, True] or len(marked) > 2 or any("user-" in part for part in marked):
         raise Unsound(
             "the {% generation %} marks of its chat template do not enclose the assistant's text, and nothing else",
             "put {% generation %} and {% endgeneration %} around the assistant's content and its end-of-turn token, outside of macros",

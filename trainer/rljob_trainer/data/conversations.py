@@ -51,14 +51,14 @@ def spoken(role: str, content: str) -> Message:
 
 def system_in(record: Record, place: Place) -> str:
     """The text of the row's column `system` or `system_prompt`; empty where there is none. Raises ConfigurationError for two, and for no text."""
-    found = {key: value for key in SYSTEM_COLUMNS if (value := record.get(key)) not in (None, "")}
-    for key, value in found.items():
+    texts = {key: value for key in SYSTEM_COLUMNS if (value := record.get(key)) not in (None, "")}
+    for key, value in texts.items():
         if not isinstance(value, str):
             rule = f"column {key!r} holds {short(value)}, which is not a text, and a row's system prompt is one"
             raise place.error(rule, "write it as a text, or give the column another name")
-    if len({*found.values()}) > 1:
-        raise place.error(f"has two texts, in {' and '.join(map(repr, found))}", "keep one of the columns")
-    text: str = next(iter(found.values()), "")
+    if len({*texts.values()}) > 1:
+        raise place.error(f"has two texts, in {' and '.join(map(repr, texts))}", "keep one of the columns")
+    text: str = next(iter(texts.values()), "")
     return text if text.strip() else ""
 
 
@@ -111,11 +111,11 @@ def chat_in(text: str) -> list[Any] | None:
 
 def tools_of(value: Any, place: Place) -> list[Any] | None:
     """The functions that the assistant may call, from the column `tools`: a list of JSON schemas, or JSON text of one. None: there are none."""
-    found = _json(value) if isinstance(value, str) and value.strip() else value
-    if not found:
+    tools = _json(value) if isinstance(value, str) and value.strip() else value
+    if not tools:
         return None
-    if isinstance(found, list) and all(isinstance(tool, Mapping) for tool in found):
-        return [present(tool) for tool in found]
+    if isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools):
+        return [present(tool) for tool in tools]
     rule = f"column 'tools' holds {short(value)}, which is not a list of functions"
     raise place.error(rule, "write it as a list of JSON schemas, or as JSON text of one, or leave it empty")
 
@@ -170,7 +170,7 @@ def _calls(value: Any, key: str, place: Place) -> list[Any]:
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         rule = f"column {key!r} holds {short(value)} for the calls of tools"
         raise place.error(rule, "write calls as objects {name, arguments}, or as a list of them")
-    found = []
+    uniform = []
     for call in calls:
         function = call.get("function") or {k: call.get(k) for k in ("name", "arguments")}
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -179,8 +179,8 @@ def _calls(value: Any, key: str, place: Place) -> list[Any]:
         arguments = function.get("arguments")
         arguments = _json(arguments) if isinstance(arguments, str) else arguments
         named = {"name": function["name"], "arguments": present(arguments) or {}}
-        found.append({**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named})
-    return found
+        uniform.append({**({"id": call["id"]} if call.get("id") else {}), "type": "function", "function": named})
+    return uniform
 
 
 def _json(text: Any) -> Any:
@@ -226,22 +226,22 @@ def require_learnt(messages: Sequence[Message], start: int, place: Place) -> Non
 def _mark(message: Message, place: Place) -> bool | None:
     """Whether it is to be learnt. None: it does not say. What other roles than the assistant's mean by such a key may be anything."""
     ours = message["role"] == "assistant"
-    found: dict[str, bool] = {}
+    marks: dict[str, bool] = {}
     for key in MARKS & message.keys():
         if message[key] is None:
             continue
         truth = TRUTHS.get(_text(message[key])) if key not in REFUSED else None
         if truth is not None:
-            found[key] = truth if key in LEARNT else not truth
+            marks[key] = truth if key in LEARNT else not truth
         elif ours:
             rule = f"a message has {key!r}: {short(message[key])}, which does not say whether all of it is to be learnt"
             raise place.error(
                 rule, f"write {LEARNT[0]!r}: 0 for a message that is not to be learnt, and 1 or nothing for others"
             )
-    if len(set(found.values())) > 1:
-        rule = f"a message has {' and '.join(f'{k!r}: {short(message[k])}' for k in sorted(found))}, which contradict each other"
+    if len(set(marks.values())) > 1:
+        rule = f"a message has {' and '.join(f'{k!r}: {short(message[k])}' for k in sorted(marks))}, which contradict each other"
         raise place.error(rule, "keep one of them")
-    return next(iter(found.values()), None)
+    return next(iter(marks.values()), None)
 
 
 def _text(value: Any) -> str:

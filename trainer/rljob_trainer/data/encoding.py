@@ -74,16 +74,16 @@ class Encoder:
     def _conversation(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
         whole, images = self._read(row)
         for variant in (whole, *(shorter(whole) if self._data.overlong == "cut" else ())):
-            if found := self._fitting(variant, row.place, images):
-                return (found,), variant is not whole
+            if fitting := self._fitting(variant, row.place, images):
+                return (fitting,), variant is not whole
         raise LeftOut("too_long")
 
     def _read(self, row: RawRow) -> tuple[TextVariant, list[Image]]:
         """The conversation, with its images as parts of its messages."""
         if self._images is None:
-            found = conversation(row.record, row.place, self._data, row.format)
-            require_none_unread(_said(found), None, lambda: row.record, row.place)
-            return found, []
+            read = conversation(row.record, row.place, self._data, row.format)
+            require_none_unread(_said(read), None, lambda: row.record, row.place)
+            return read, []
         record, sources = lifted(row.record, self._images.key, row.place)
         whole = conversation(record, row.place, self._data, row.format)
         if isinstance(whole, Texts):
@@ -96,9 +96,9 @@ class Encoder:
         """Pairs are left out instead of cut: an answer that is cut is not the one that was compared."""
         variants = pair(row.record, row.place, self._data, row.format)
         require_none_unread((text for v in variants for text in _said(v)), None, lambda: row.record, row.place)
-        found = [self._fitting(v, row.place) for v in variants]
-        if all(found):
-            return tuple(found), False
+        fitting = [self._fitting(v, row.place) for v in variants]
+        if all(fitting):
+            return tuple(fitting), False
         raise LeftOut("too_long")
 
     def _fitting(self, variant: TextVariant, place: Place, images: Sequence[Image] = ()) -> tuple[Segment, ...]:
@@ -116,8 +116,8 @@ class Encoder:
         learnt[:1] = False  # nothing comes before it that could predict it
         if not learnt.any():
             raise LeftOut("empty")
-        found = segments(tokens, learnt, placed)
-        return found if sum(len(s.tokens) for s in found) <= self._data.max_tokens else ()
+        fitting = segments(tokens, learnt, placed)
+        return fitting if sum(len(s.tokens) for s in fitting) <= self._data.max_tokens else ()
 
 
 def _said(variant: TextVariant) -> list[str]:
@@ -175,8 +175,8 @@ def _texts(texts: Texts, tokenizer: OffsetTokenizer) -> Encoded:
 def _chat(chat: Chat, tokenizer: OffsetTokenizer) -> Encoded:
     text = render(tokenizer, chat)
     spans = assistant_spans(tokenizer, chat, text)
-    found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return np.array(found["input_ids"], np.int32), learnt_tokens(text, found["offset_mapping"], spans)
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    return np.array(encoded["input_ids"], np.int32), learnt_tokens(text, encoded["offset_mapping"], spans)
 
 
 def document(text: str, tokenizer: OffsetTokenizer) -> list[int]:

@@ -98,10 +98,10 @@ class ExampleSet(Sequence[Example], ABC):
 
         Raises ConfigurationError for a row of another shape than its file's format has; it names file and row.
         """
-        found = await self._examples([self._order.row(p) for p in positions])
-        for example in found:
+        examples = await self._examples([self._order.row(p) for p in positions])
+        for example in examples:
             self.counts.add(example)
-        return found
+        return examples
 
     def close(self) -> None:
         """End what reads ahead; the set can be read no more."""

@@ -152,9 +152,9 @@ def _json(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:
 
 def first_character(stream: IO[str]) -> str:
     """The first one that is not white space; "" in an empty file. The stream is at its beginning afterwards."""
-    found = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
+    character = next((c for c in iter(lambda: stream.read(1), "") if not c.isspace()), "")
     stream.seek(0)
-    return found
+    return character
 
 
 def _jsonl(path: Path, _: Sequence[str]) -> Iterator[tuple[int, Record]]:

@@ -234,10 +234,10 @@ def _chat(
     said = with_system_prompt(messages, template)
     more = len(said) - len(messages)
     shifted = tuple(i + more for i in silent if i < len(messages))
-    found = Chat(said, tools, start + more if start else 0, template.arguments, shifted)
-    if any(says_nothing(said[i]) for i in found.learnt):
+    chat = Chat(said, tools, start + more if start else 0, template.arguments, shifted)
+    if any(says_nothing(said[i]) for i in chat.learnt):
         raise LeftOut("empty")
-    return found
+    return chat
 
 
 def column(key: str, record: Record, place: Place) -> Any:

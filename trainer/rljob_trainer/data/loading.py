@@ -100,10 +100,10 @@ class RowExamples(ExampleSet):
     def _probe(self, split: str) -> None:
         """So that what is wrong with a file is said before any GPU works. Raises ConfigurationError."""
         starts = zip(self._files, self._starts, strict=False)
-        found = [self[start + row] for file, start in starts for row in file.probes()]
-        if all(example.left_out for example in found):
-            reasons = ", ".join(sorted({str(example.left_out) for example in found}))
-            rule = f"nothing can be learnt from any of the {len(found)} rows that were looked at ({reasons})"
+        probed = [self[start + row] for file, start in starts for row in file.probes()]
+        if all(example.left_out for example in probed):
+            reasons = ", ".join(sorted({str(example.left_out) for example in probed}))
+            rule = f"nothing can be learnt from any of the {len(probed)} rows that were looked at ({reasons})"
             fix = "see docs/data-formats.md for what a row has to hold; for too_long raise spec.data.maxTokens"
             raise ConfigurationError(f"spec.data.{split}", f"{len(self)} rows", rule, fix)
 

@@ -78,19 +78,19 @@ def load_documents(
 ) -> Documents:
     """Of one file or indexed data set. Raises ConfigurationError."""
     target = scratch / f"documents-{len(list(scratch.iterdir()))}"
-    found = (
+    documents = (
         _indexed(place, target)
         if is_indexed(place, spec)
         else _tokenised(place, spec, tokenizer, scratch, target, workers)
     )
-    known, largest = len(tokenizer), max(int(found.tokens[a:b].max()) for a, b in _stretches(found))
+    known, largest = len(tokenizer), max(int(documents.tokens[a:b].max()) for a, b in _stretches(documents))
     if largest >= known:
         rule = f"holds the token id {largest}, and the tokenizer in spec.model.path has {known} tokens"
         raise place.error(rule, "make the data set again with the model's own tokenizer")
     if vocabulary := Vocabulary.of(spec):
         vocabulary.require([largest], place, tokenizer)
-    log.info("%s: %d documents, %d tokens", place.path, len(found.starts) - 1, len(found.tokens))
-    return found
+    log.info("%s: %d documents, %d tokens", place.path, len(documents.starts) - 1, len(documents.tokens))
+    return documents
 
 
 def is_indexed(place: Place, spec: RLJobSpec) -> bool:

@@ -102,15 +102,15 @@ def opened(source: Any, place: Place) -> "Picture":
     if len(data) > MOST_BYTES:
         raise place.error(f"its image {said} has {len(data)} bytes, more than {MOST_BYTES}", "make the image smaller")
     try:
-        found = Image.open(io.BytesIO(data))
+        picture = Image.open(io.BytesIO(data))
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise place.error(
             f"its image {said} cannot be read: {error}", "replace the file, or leave the row out"
         ) from error
-    if found.width * found.height > MOST_PIXELS:
-        rule = f"its image {said} has {found.width} x {found.height} pixels, more than {MOST_PIXELS}"
+    if picture.width * picture.height > MOST_PIXELS:
+        rule = f"its image {said} has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS}"
         raise place.error(rule, "make the image smaller")
-    return found
+    return picture
 
 
 def _has_parts(value: Any) -> bool:
@@ -207,24 +207,24 @@ class ImageReader:
         """Raises as `opened`, also for a file that ends too early."""
         picture = opened(source, place)
         try:
-            found = self._processor(images=[picture.convert("RGB")], return_tensors="np")
+            processed = self._processor(images=[picture.convert("RGB")], return_tensors="np")
         except (OSError, ValueError, SyntaxError) as error:
             raise place.error(f"an image of it cannot be read: {error}", "replace it, or leave the row out") from error
-        _, rows, columns = found["image_grid_thw"][0].tolist()
-        return Image(found["pixel_values"].astype(np.float32), (rows, columns), self._processor.merge_size)
+        _, rows, columns = processed["image_grid_thw"][0].tolist()
+        return Image(processed["pixel_values"].astype(np.float32), (rows, columns), self._processor.merge_size)
 
     def expanded(self, tokens: Ints, learnt: Bools, counts: Sequence[int], place: Place) -> tuple[Ints, Bools]:
         """With as many image tokens for each image as it takes, in place of the one of the template; none of them is learnt.
 
         Raises ConfigurationError when the text has more or fewer of them than there are images.
         """
-        found = tokens == self.token
-        if found.sum() != len(counts):
-            rule = f"its text has {found.sum()} image tokens by the chat template, and {len(counts)} images"
+        is_image = tokens == self.token
+        if is_image.sum() != len(counts):
+            rule = f"its text has {is_image.sum()} image tokens by the chat template, and {len(counts)} images"
             raise place.error(rule, "use the model's own chat template, and no image token in a text")
         repeats = np.ones(len(tokens), np.int64)
-        repeats[found] = counts
-        return np.repeat(tokens, repeats), np.repeat(learnt & ~found, repeats)
+        repeats[is_image] = counts
+        return np.repeat(tokens, repeats), np.repeat(learnt & ~is_image, repeats)
 
     def prompt(self, tokens: Sequence[int], sources: Sequence[Any], place: Place) -> list[int]:
         """A prompt's tokens, expanded for its images, of which only the sizes are read."""
@@ -233,12 +233,12 @@ class ImageReader:
 
     def placed(self, tokens: Ints, images: Sequence[Image]) -> tuple[Placed, ...]:
         """The images in tokens that were expanded for them."""
-        found, at = [], 0
+        placed, at = [], 0
         for image in images:
             start = at + int(np.argmax(tokens[at:] == self.token))
-            found.append((start, image))
+            placed.append((start, image))
             at = start + image.tokens
-        return tuple(found)
+        return tuple(placed)
 
 
 def image_reader(spec: RLJobSpec) -> ImageReader | None:

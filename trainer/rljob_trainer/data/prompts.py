@@ -208,11 +208,11 @@ def load_held_out(
 ) -> list[HeldOutSet]:
     """Of spec.data.validation and spec.evaluation.sets, of which `made` gives the files with what spec.data.custom makes of their rows. The other
     arguments, and what is raised, are those of load_prompts."""
-    found, vocabulary = [], Vocabulary.of(spec)
+    sets, vocabulary = [], Vocabulary.of(spec)
     for i, (s, files) in enumerate(zip(spec.evaluation_sets, _files(spec), strict=True)):
         prompts = load_prompts(spec.data, made(files), tokenizer, validate_row, scratch / str(i), images, vocabulary)
-        found.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
-    return found
+        sets.append(HeldOutSet(s.name, prompts, s.samples_per_prompt or 1, s.sampling or spec.evaluation.sampling))
+    return sets
 
 
 def _files(spec: RLJobSpec) -> list[list[Place]]:

@@ -54,8 +54,8 @@ def decoded(tokenizer: Tokenizer, token_ids: list[int]) -> str:
     made_by = [getattr(getattr(type(tokenizer), name, None), "__module__", "") for name in ("decode", "_decode")]
     if made_by != OF_THE_LIBRARY or tokenizer.clean_up_tokenization_spaces:  # type: ignore[attr-defined]
         return tokenizer.decode(token_ids, skip_special_tokens=True)
-    found: list[str] = tokenizer.backend_tokenizer.decode_batch([token_ids], skip_special_tokens=True)  # type: ignore[attr-defined]
-    return found[0]
+    texts: list[str] = tokenizer.backend_tokenizer.decode_batch([token_ids], skip_special_tokens=True)  # type: ignore[attr-defined]
+    return texts[0]
 
 
 class ToolTokenizer:
@@ -203,14 +203,14 @@ def stops(directory: Path) -> tuple[str, list[int]]:
 
 def unheard_end(spec: RLJobSpec, tokenizer: Tokenizer) -> str:
     """What to say where the chat template ends turns with a token at which servers of the model do not stop; empty: nothing."""
-    found, (file, ids) = turn_end(spec, tokenizer), stops(Path(spec.model.path))
-    if not found or not ids or found[1] in ids:
+    end, (file, ids) = turn_end(spec, tokenizer), stops(Path(spec.model.path))
+    if not end or not ids or end[1] in ids:
         return ""
     shown = ", ".join(map(str, ids))
-    text = f"the chat template ends a turn with {found[0]!r} (id {found[1]}), which is no end of sequence in {file} of spec.model.path ({shown})"
+    text = f"the chat template ends a turn with {end[0]!r} (id {end[1]}), which is no end of sequence in {file} of spec.model.path ({shown})"
     if spec.task in TEACHING:
         return f"{text}; exports get it as a further eos_token_id, so that servers stop after a turn"
-    return f"{text}: rollouts and servers do not stop after a turn; add {found[1]} to its eos_token_id"
+    return f"{text}: rollouts and servers do not stop after a turn; add {end[1]} to its eos_token_id"
 
 
 def add_chat_files(spec: RLJobSpec, directory: Path) -> None:
@@ -224,13 +224,13 @@ def add_chat_files(spec: RLJobSpec, directory: Path) -> None:
 
 def write_ends(spec: RLJobSpec, tokenizer: Tokenizer, directory: Path) -> None:
     """Add to an exported model's generation_config.json, and to config.json where it has one, the end of a turn that training has taught."""
-    found, (_, ids) = turn_end(spec, tokenizer), stops(directory)
-    if spec.task not in TEACHING or not found or found[1] in ids:
+    end, (_, ids) = turn_end(spec, tokenizer), stops(directory)
+    if spec.task not in TEACHING or not end or end[1] in ids:
         return
     for name in ("generation_config.json", "config.json"):
         held = _read(directory / name)
         if name == "generation_config.json" or "eos_token_id" in held:
-            held["eos_token_id"] = [found[1], *ids]
+            held["eos_token_id"] = [end[1], *ids]
             (directory / name).write_text(json.dumps(held, indent=2) + "\n")
 
 

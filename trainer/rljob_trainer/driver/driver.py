@@ -256,10 +256,10 @@ class Driver(DriverCalls):
     def _next(self) -> Any:
         if self._command == "drain":
             return {"over": "drained"}
-        if found := self._take():  # before a failure of the batch after it is raised below
-            self._handed = found
+        if ready := self._take():  # before a failure of the batch after it is raised below
+            self._handed = ready
             self._reporter.enter("scoring")
-            return self._announce(found.batch)
+            return self._announce(ready.batch)
         if (self._critic and not self._critic.is_idle) or self._buffer.is_measuring:
             return None
         if self._buffer.is_idle:

@@ -233,8 +233,8 @@ class Critic:
     def take(self, buffer: Buffer) -> Ready | None:
         """Remove the next batch from the buffer and return it with its values; None until they are computed."""
         if self._valuing is None:
-            if found := buffer.first:
-                self._valuing = asyncio.create_task(self._valued(found))
+            if ready := buffer.first:
+                self._valuing = asyncio.create_task(self._valued(ready))
                 self._valuing.add_done_callback(lambda _: self._changed())
             return None
         if not self._valuing.done():
@@ -271,5 +271,5 @@ class Critic:
         if self._valuing:
             self._valuing.cancel()
 
-    async def _valued(self, found: Ready) -> Ready:
-        return Ready(joined(found.batch, await self._gang.measure(found.batch)), found.cursor)
+    async def _valued(self, ready: Ready) -> Ready:
+        return Ready(joined(ready.batch, await self._gang.measure(ready.batch)), ready.cursor)

@@ -245,14 +245,14 @@ class RolloutPool:
         if reason := await serving.silent():
             await self._lose(serving.endpoint, reason)
 
-    def _accepted(self, found: list[Generation]) -> list[Generation]:
+    def _accepted(self, generations: list[Generation]) -> list[Generation]:
         """The responses. Raises ReplicaLost for incomplete ones, unless they were interrupted on purpose."""
-        if self._resumed.is_set() and any(g.finish_reason == "abort" for g in found):
+        if self._resumed.is_set() and any(g.finish_reason == "abort" for g in generations):
             raise ReplicaLost("it ended the request early")
-        for generation in found:
+        for generation in generations:
             self._slots.answered(len(generation.tokens))
-        self.served = self.served.with_more(found)
-        return found
+        self.served = self.served.with_more(generations)
+        return generations
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:

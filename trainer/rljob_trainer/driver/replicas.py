@@ -218,15 +218,15 @@ class Served:
     """Guesses that the policy took."""
 
     def with_more(self, answers: Iterable[Generation]) -> "Served":
-        found = list(answers)
+        generations = list(answers)
         return Served(
-            self.tokens + sum(len(g.tokens) for g in found),
-            self.passes + sum(g.guesses[0] for g in found),
-            self.right + sum(g.guesses[1] for g in found),
+            self.tokens + sum(len(g.tokens) for g in generations),
+            self.passes + sum(g.guesses[0] for g in generations),
+            self.right + sum(g.guesses[1] for g in generations),
         )
 
     def metrics(self, before: "Served", seconds: float) -> dict[str, float]:
         """Of what came since `before`, in so many seconds."""
-        found = {"rollout/tokens_per_s": (self.tokens - before.tokens) / seconds} if seconds else {}
+        rate = {"rollout/tokens_per_s": (self.tokens - before.tokens) / seconds} if seconds else {}
         passes, right = self.passes - before.passes, self.right - before.right
-        return found | ({"rollout/acceptance_length": 1 + right / passes} if passes else {})
+        return rate | ({"rollout/acceptance_length": 1 + right / passes} if passes else {})

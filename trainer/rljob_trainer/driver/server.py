@@ -77,9 +77,9 @@ async def answer(
         if notice := notices.get(name):
             notice(**request)
             continue
-        found = await calls[name](**request)
+        reply = await calls[name](**request)
         try:
-            await write(writer, found)
+            await write(writer, reply)
         except ConnectionError:
             raise RankLost("rank 0 is gone") from None
         if name == "end":
@@ -114,10 +114,10 @@ async def read(reader: asyncio.StreamReader, most: int | None = None) -> dict[st
 
 
 async def _arrays(reader: asyncio.StreamReader, described: list[list[Any]]) -> dict[str, Array]:
-    found = allocated(described)
-    for array in found.values():
+    arrays = allocated(described)
+    for array in arrays.values():
         block = raw(array)
         for start in range(0, len(block), BUFFER_BYTES):
             piece = block[start : start + BUFFER_BYTES]
             piece[:] = await reader.readexactly(len(piece))
-    return found
+    return arrays

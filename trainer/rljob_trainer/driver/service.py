@@ -84,8 +84,8 @@ class ServiceDriver(ServiceCalls):
         try:
             async with self._session.post(self._url(NEXT), json=body, params=parameters) as response:
                 _check(response, self._attempt)
-                found = await response.read()
-                return (response.headers[TICKET], found) if response.status == 200 else None
+                work = await response.read()
+                return (response.headers[TICKET], work) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError) as error:
             log.warning("the gateway does not answer: %s", error)
             await asyncio.sleep(NEXT_SECONDS)

@@ -63,8 +63,8 @@ class Uploads:
         if self._address:
             self._store = ObjectStore(FIELD, self._address)
             await asyncio.to_thread(self._store.prove_writable)
-            found = await asyncio.to_thread(self._missing, list(checkpoints))
-            self._add(found)
+            missing = await asyncio.to_thread(self._missing, list(checkpoints))
+            self._add(missing)
 
     def checkpoint(self, path: Path) -> None:
         """Queue a checkpoint that is complete."""
@@ -101,16 +101,18 @@ class Uploads:
     def _missing(self, checkpoints: list[Path]) -> list[Directory | None]:
         assert self._store
         exports = complete(self._root).values()
-        found = [*map(Directory.of_checkpoint, checkpoints), *map(Directory.of_export, exports)]
-        return [d for d in found if d and self._store.read(self._below(d, d.last)) != (d.path / d.last).read_bytes()]
+        directories = [*map(Directory.of_checkpoint, checkpoints), *map(Directory.of_export, exports)]
+        return [
+            d for d in directories if d and self._store.read(self._below(d, d.last)) != (d.path / d.last).read_bytes()
+        ]
 
     def _below(self, directory: Directory, file: str = "") -> str:
         return str(directory.path.relative_to(self._root) / file)
 
     def _add(self, directories: Iterable[Directory | None]) -> None:
-        found = {d.path: d for d in directories if d} if self._store else {}
-        self._waiting |= found
-        if found and (self._task is None or self._task.done()):
+        added = {d.path: d for d in directories if d} if self._store else {}
+        self._waiting |= added
+        if added and (self._task is None or self._task.done()):
             self._work()
 
     def _work(self) -> None:

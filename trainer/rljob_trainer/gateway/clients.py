@@ -32,13 +32,13 @@ class Keys:
         """The client that has this key; None: nobody has. Takes as long for every wrong key."""
         if self._directory is None:
             return ANYBODY
-        offered, found = hashlib.sha256(key.encode()).digest(), None
+        offered, caller = hashlib.sha256(key.encode()).digest(), None
         for file in sorted(self._directory.iterdir()):
             if file.is_file() and not file.name.startswith("."):
                 known = file.read_bytes()[:LARGEST_KEY].strip()
                 same = hmac.compare_digest(hashlib.sha256(known).digest(), offered)
-                found = file.name if same and known else found
-        return found
+                caller = file.name if same and known else caller
+        return caller
 
 
 class Limits:

@@ -217,8 +217,8 @@ class Desk:
     async def _loading(self, book: Book, work: LoadState) -> LoadState | Failure:
         """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
         entry = book.line.entries[work.seq]
-        if entry.result is None and not entry.found and (found := self._clients.find(work.model, work.path)):
-            await book.load(work.seq, found)
+        if entry.result is None and not entry.found and (directory := self._clients.find(work.model, work.path)):
+            await book.load(work.seq, directory)
         if not entry.found:
             return Failure(message=f"there is no {work.path}")
         return replace(work, path=self._files.path(entry.found))

@@ -132,14 +132,14 @@ class ServiceFiles:
     def take_journals(self, check: Callable[[], None]) -> None:
         """Rename the directory of the last life: whatever that renames or deletes by a path is not there any more. Raises OSError. `check`: raises if
         it is another one's turn."""
-        found = list(self.root.glob("journals-*"))
-        if len(found) > 1:
+        earlier = list(self.root.glob("journals-*"))
+        if len(earlier) > 1:
             raise JournalDamaged(
-                f"{self.root} has several directories with journals: keep the one that counts, of {', '.join(map(str, found))}"
+                f"{self.root} has several directories with journals: keep the one that counts, of {', '.join(map(str, earlier))}"
             )
         check()
-        if found:
-            found[0].rename(self._journals)
+        if earlier:
+            earlier[0].rename(self._journals)
         else:
             self._journals.mkdir()
         sync_directory(self.root)

@@ -114,7 +114,7 @@ def _encoded(record: JournalRecord) -> bytes:
 def _read(path: Path) -> tuple[list[JournalRecord], int]:
     """The whole records of a file, and how many bytes they are. Raises JournalDamaged."""
     content = path.read_bytes() if path.exists() else b""
-    found, end = list[JournalRecord](), 0
+    records, end = list[JournalRecord](), 0
     while (start := end + _CHECKSUM + _HEAD.size) <= len(content):
         head = content[end + _CHECKSUM : start]
         if zlib.crc32(head) != int.from_bytes(content[end : end + _CHECKSUM]):
@@ -125,9 +125,9 @@ def _read(path: Path) -> tuple[list[JournalRecord], int]:
             break
         if zlib.crc32(block) != checksum:
             raise _damaged(path, end, len(content))
-        found.append(JournalRecord(json.loads(block[:fields]), block[fields:]))
+        records.append(JournalRecord(json.loads(block[:fields]), block[fields:]))
         end = start + fields + body
-    return found, end
+    return records, end
 
 
 def _damaged(path: Path, place: int, size: int) -> JournalDamaged:

@@ -166,8 +166,8 @@ class RequestLine:
 
     def loads(self) -> set[str]:
         """Directories of a client's states that an epoch may begin with or load."""
-        found = {entry.found for seq, entry in self.entries.items() if seq > self.watermark}
-        return found if self.checkpoint else found | {self.start}
+        directories = {entry.found for seq, entry in self.entries.items() if seq > self.watermark}
+        return directories if self.checkpoint else directories | {self.start}
 
     @property
     def directories(self) -> set[str]:

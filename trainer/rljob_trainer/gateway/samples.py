@@ -82,7 +82,7 @@ class SamplingServers:
         while True:
             now, changed = time.monotonic(), self._changed
             until = {
-                endpoint.pod_uid: max(found.get(endpoint.pod_uid, now) for found in (avoided, self._avoided))
+                endpoint.pod_uid: max(ends.get(endpoint.pod_uid, now) for ends in (avoided, self._avoided))
                 for endpoint in self._listed.endpoints
             }
             if free := [e for e in self._listed.endpoints if until[e.pod_uid] <= now]:

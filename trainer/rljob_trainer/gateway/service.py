@@ -135,23 +135,23 @@ class GatewayService:
 
     def sampler(self, client: str, name: str) -> Sampler:
         """Raises UnknownError."""
-        found = self.names.samplers.get(name)
-        if found is None or found.client != client:
+        sampler = self.names.samplers.get(name)
+        if sampler is None or sampler.client != client:
             raise UnknownError(f"there is no sampler {name}")
-        return found
+        return sampler
 
     def named(self, client: str, path: str) -> SavedModel:
         """What the client has saved as `path`. Raises UnknownError."""
-        found = self.names.saved.get(path)
-        if found is None or found.client != client:
+        saved = self.names.saved.get(path)
+        if saved is None or saved.client != client:
             raise UnknownError(f"there is no {path}")
-        return found
+        return saved
 
     async def delete(self, client: str, path: str) -> None:
         """Delete what was saved as `path`. Raises UnknownError."""
-        found = self.named(client, path)
+        saved = self.named(client, path)
         await self.names.delete(path)
-        await self._remove_unused(found.directory)
+        await self._remove_unused(saved.directory)
 
     async def sweep(self) -> None:
         """End sessions of clients that are gone, and drop results that nobody fetches any more."""
@@ -187,8 +187,8 @@ class GatewayService:
 
     def find(self, model: str, path: str) -> str:
         """The directory of what the client of a model has saved as `path`; empty: there is no such thing."""
-        session, found = self.names.sessions.get(session_of(model)), self.names.saved.get(path)
-        return found.directory if session and found and found.client == session.client else ""
+        session, saved = self.names.sessions.get(session_of(model)), self.names.saved.get(path)
+        return saved.directory if session and saved and saved.client == session.client else ""
 
     def refusal(self, book: Book, name: str) -> str | None:
         """Why a model's client may not save under this name. What goes with its session does not count, nor what replaces something."""

@@ -69,8 +69,8 @@ def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -
     reports = [_report(seen, member) for member in state.members]
     if all(_ended(report, state.attempt) for report in reports):
         return _closed(state, seen, reports, wanted, max_restarts)
-    if found := _cause(state, reports):
-        return replace(state, command="stop", cause=found[1], culprit=found[0])
+    if cause := _cause(state, reports):
+        return replace(state, command="stop", cause=cause[1], culprit=cause[0])
     # only the trainers: nobody asks the other gangs for anything once these have ended
     over = all(_ended(report, state.attempt) for report in _trainers(state, reports))
     return replace(state, command=_stronger(state.command, "stop" if over else wanted))
@@ -78,12 +78,12 @@ def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -
 
 def _open(state: LocalState, seen: Seen) -> LocalState:
     """The next attempt, as soon as every launcher has reported."""
-    found = [(role, i, report) for role, gang in seen.launchers.items() for i, report in enumerate(gang.values())]
-    if any(report is None for _, _, report in found):
+    launchers = [(role, i, report) for role, gang in seen.launchers.items() for i, report in enumerate(gang.values())]
+    if any(report is None for _, _, report in launchers):
         return state
     members = tuple(
         Member(pod=r.pod, pod_uid=r.pod_uid, boot_id=r.boot_id, node_rank=i, address=seen.address, role=role)
-        for role, i, r in found
+        for role, i, r in launchers
         if r
     )
     return LocalState(max(state.attempt, state.before) + 1, members, "run", failures=state.failures)
@@ -94,10 +94,12 @@ def _closed(
 ) -> LocalState | JobEnd:
     if all(report and report.result == "succeeded" for report in _trainers(state, reports)):
         return JobEnd(0, "succeeded")
-    found = _cause(state, reports)
+    cause_of_role = _cause(state, reports)
     if wanted != "run":
-        return JobEnd(130, "interrupted" + (f": {describe(*found)}" if found else "; what was saved is complete"))
-    role, cause = found or (names.ROLE_TRAINER, UNASKED)
+        return JobEnd(
+            130, "interrupted" + (f": {describe(*cause_of_role)}" if cause_of_role else "; what was saved is complete")
+        )
+    role, cause = cause_of_role or (names.ROLE_TRAINER, UNASKED)
     if cause.kind == "configuration":
         return JobEnd(1, cause.message)
     if state.failures >= max_restarts:
@@ -128,9 +130,9 @@ def _cause(state: LocalState, reports: list[Report | None]) -> tuple[str, Failur
     said = [(role, r.failure or LOST) for role, r in failed]
     gone = [(role, LOST) for role, r in by_role if r is None]
     before = [(state.culprit, state.cause)] if state.cause else []
-    found = [*said, *gone, *before]
-    first = failure.first(why for _, why in found)
-    return next((each for each in found if each[1] is first), None)
+    failures = [*said, *gone, *before]
+    first = failure.first(why for _, why in failures)
+    return next((each for each in failures if each[1] is first), None)
 
 
 def _misconfigured(seen: Seen) -> Failure | None:

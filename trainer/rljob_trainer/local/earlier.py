@@ -149,8 +149,8 @@ class Waits:
     def _read(self) -> dict[str, float]:
         """Empty when there is no file, or one that says something else."""
         try:
-            found: Any = json.loads(self._file.read_text())
+            content: Any = json.loads(self._file.read_text())
         except (OSError, ValueError):
             return {}
-        pairs = found.items() if isinstance(found, dict) else ()
+        pairs = content.items() if isinstance(content, dict) else ()
         return {k: v for k, v in pairs if isinstance(v, int | float)}

@@ -147,24 +147,24 @@ def load(
     here = mounted(job.spec, directories)
     config, broken = _model_config(here)
     result = job.validate(config)
-    found = [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]
+    violations = [*broken, *result.violations, *_adapter_violations(result.spec, config, here)]
     if result.spec and not wrong:  # else nobody knows where the files are
-        found += [v for v in absent(result.spec, MOUNTED, directories) if needed(v.field)]
-    if wrong or found:
-        raise ManifestError("\n".join(filter(None, (*wrong, lines(found)))))
+        violations += [v for v in absent(result.spec, MOUNTED, directories) if needed(v.field)]
+    if wrong or violations:
+        raise ManifestError("\n".join(filter(None, (*wrong, lines(violations)))))
     return Job(job.name, job.namespace or "default", RLJobSpec.model_validate(here))
 
 
 def parse_mounts(mounts: list[str]) -> tuple[dict[str, str], list[str]]:
     """Absolute directories by the path that they stand for, and what is wrong with the others."""
-    found, wrong = {}, []
+    directories, wrong = {}, []
     for mount in mounts:
         path, equals, directory = mount.partition("=")
         if equals and path.startswith("/") and exists(directory) and Path(directory).is_dir():
-            found[path.rstrip("/")] = str(Path(directory).resolve())
+            directories[path.rstrip("/")] = str(Path(directory).resolve())
         else:
             wrong.append(f"--mount {mount}: must be /PATH=DIR with an absolute path and a directory that exists")
-    return found, wrong
+    return directories, wrong
 
 
 def mounted(spec: dict[str, Any], mounts: dict[str, str]) -> dict[str, Any]:
@@ -176,10 +176,12 @@ def assign_gpus(spec: RLJobSpec, pods: Mapping[str, Sequence[str]], gpus: Sequen
     """Environment of each pod's process, by its name: in the order of `pods`, which are by role, and no GPU twice. Raises ManifestError when there
     are too few."""
     if spec.trainer.device == "cpu":
-        return {pod: {} for found in pods.values() for pod in found}
-    wanted = {pod: spec.processes_of(role) for role, found in pods.items() for pod in found}
+        return {pod: {} for names_of_pods in pods.values() for pod in names_of_pods}
+    wanted = {pod: spec.processes_of(role) for role, names_of_pods in pods.items() for pod in names_of_pods}
     if (total := sum(wanted.values())) > len(gpus):
-        needed = " and ".join(f"{len(found)} x {spec.processes_of(role)} for {role}" for role, found in pods.items())
+        needed = " and ".join(
+            f"{len(names_of_pods)} x {spec.processes_of(role)} for {role}" for role, names_of_pods in pods.items()
+        )
         raise ManifestError(
             f"the job needs {total} GPUs, {needed}; this machine has {len(gpus)}: lower "
             "spec.trainer.processesPerNode or spec.rollout.replicas"

@@ -65,10 +65,10 @@ def run(
 
 def _is_over(job: Job) -> bool:
     """Say what an earlier run has left, and whether that is everything. Raises ConfigurationError."""
-    found = Earlier.of(job.spec)
-    for line in found.lines() if found else ():
+    earlier = Earlier.of(job.spec)
+    for line in earlier.lines() if earlier else ():
         print(f"{job.name}: {line}")
-    return found is not None and found.leaves_nothing
+    return earlier is not None and earlier.leaves_nothing
 
 
 def again(manifest: Path, mounts: Sequence[str], settings: Sequence[str]) -> list[str]:

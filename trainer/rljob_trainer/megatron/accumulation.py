@@ -64,8 +64,8 @@ class Accumulation:
             batch = MiniBatch(micro_batches, list(range(len(work.data))), tokens)
             measured = passes.backward(batch, lambda micro, raw: self._loss(micro, raw, chosen, work))
         counts = [len(datum.tokens) for datum in work.data]
-        found = gather(list(zip(micro_batches, measured, strict=False)), counts, self._parallel, (width,))
-        log_probs = tuple(_of_datum(*pair) for pair in zip(found, work.data, strict=True))
+        gathered = gather(list(zip(micro_batches, measured, strict=False)), counts, self._parallel, (width,))
+        log_probs = tuple(_of_datum(*pair) for pair in zip(gathered, work.data, strict=True))
         return Result(metrics={"loss:sum": total(chosen, work, log_probs)}, log_probs=log_probs)
 
     def step(self, work: OptimStep) -> Result:
@@ -95,10 +95,10 @@ class Accumulation:
             raise RefusedWork(f"{error}: spec.train.tokensPerMicroBatch") from error
         rows = {row for micro in plan[self._parallel.data_rank] for row in micro}
         trajectories = {row: _trajectory(data[row]) for row in rows}
-        found = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self._parallel.data_rank]]
-        for micro in found:
+        micro_batches = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self._parallel.data_rank]]
+        for micro in micro_batches:
             self._put(micro, data, width)
-        return found
+        return micro_batches
 
     def _put(self, micro: MicroBatch, data: Sequence[Datum], width: int) -> None:
         """Replace the next tokens by the targets, and add the columns, [t, width] each."""
@@ -117,8 +117,8 @@ class Accumulation:
     def _log_probs(self, micro: MicroBatch, raw: torch.Tensor) -> torch.Tensor:
         """[t, K]"""
         further = micro.columns[TARGETS][:, 1:].long()
-        found = self._network.output(micro, raw).predictions(1.0, further if further.shape[1] else None)
-        return torch.cat((found.log_probs[:, None], found.candidates), 1)
+        predicted = self._network.output(micro, raw).predictions(1.0, further if further.shape[1] else None)
+        return torch.cat((predicted.log_probs[:, None], predicted.candidates), 1)
 
     def _loss(
         self, micro: MicroBatch, raw: torch.Tensor, chosen: ClientLoss, work: ForwardBackward
@@ -141,8 +141,8 @@ def _trajectory(datum: Datum) -> Trajectory:
 
 def _padded(values: Array, width: int) -> torch.Tensor:
     """[N] or [N, K] -> [N, width] float32, 0 where the datum has fewer targets. Ids of tokens are exact in float32."""
-    found = torch.tensor(values, dtype=torch.float32).reshape(len(values), -1)
-    return torch.nn.functional.pad(found, (0, width - found.shape[1]))
+    columns = torch.tensor(values, dtype=torch.float32).reshape(len(values), -1)
+    return torch.nn.functional.pad(columns, (0, width - columns.shape[1]))
 
 
 def _of_datum(log_probs: torch.Tensor, datum: Datum) -> Floats:

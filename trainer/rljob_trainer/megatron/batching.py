@@ -86,8 +86,8 @@ class Planner:
         layout, budget = self.layout, self.spec.train.tokens_per_micro_batch
         sizes = [sum(padded_length(lengths[row], layout) for row in unit) for unit in units]
         costs = [sum(self.work.of(lengths[row]) for row in unit) for unit in units]
-        found = plan(sizes, costs, budget, layout.alignment, layout.data, layout.micro_batch_multiple)
-        return [[[row for i in micro for row in units[i]] for micro in rank] for rank in found]
+        planned = plan(sizes, costs, budget, layout.alignment, layout.data, layout.micro_batch_multiple)
+        return [[[row for i in micro for row in units[i]] for micro in rank] for rank in planned]
 
     def _mini_batch(self, groups: list[list[int]], lengths: list[int]) -> PackingPlan:
         if self.pairs:
@@ -97,20 +97,20 @@ class Planner:
             return alone
         maximums = (self.spec.train.tokens_per_micro_batch // count for count in SETS_PER_MICRO_BATCH)
         units = ([unit for group in groups for unit in bounded_sets(group, lengths, most)] for most in maximums)
-        plans = (self.plan_units(found, lengths) for found in units)
-        return next((found for found in plans if 10 * len(found[0]) <= 11 * len(alone[0])), alone)
+        plans = (self.plan_units(sets, lengths) for sets in units)
+        return next((in_sets for in_sets in plans if 10 * len(in_sets[0]) <= 11 * len(alone[0])), alone)
 
 
 def bounded_sets(rows: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
     """Split rows into consecutive sets of at most `most` tokens, or of one longer row."""
-    found, size = [[rows[0]]], lengths[rows[0]]
+    sets, size = [[rows[0]]], lengths[rows[0]]
     for row in rows[1:]:
         size += lengths[row]
         if size > most:
-            found.append([])
+            sets.append([])
             size = lengths[row]
-        found[-1].append(row)
-    return found
+        sets[-1].append(row)
+    return sets
 
 
 def padded_length(length: int, layout: Layout) -> int:
@@ -153,8 +153,8 @@ def _dealt(batches: list[list[int]], costs: Sequence[int], ranks: int) -> Packin
 
 def _fewest(lengths: Sequence[int], room: int) -> int:
     """A lower bound of the number of micro-batches: by the tokens, and since at most k sequences longer than room / (k + 1) fit into one."""
-    found = np.asarray(lengths, np.int64)
-    return max(1, -(-int(found.sum()) // room), *(-(-int((found * (k + 1) > room).sum()) // k) for k in range(1, MANY)))
+    sizes = np.asarray(lengths, np.int64)
+    return max(1, -(-int(sizes.sum()) // room), *(-(-int((sizes * (k + 1) > room).sum()) // k) for k in range(1, MANY)))
 
 
 def _spread(lengths: Sequence[int], count: int, room: int) -> list[list[int]] | None:

@@ -246,8 +246,8 @@ def _share_out(model: dict[Any, Any]) -> None:
 
 
 def _sharded_module(module: MegatronModule, base: Base | None) -> dict[str, Any]:
-    found = module.sharded_state_dict(metadata=_metadata())
-    return {name: part for name, part in found.items() if base is None or is_adapter(name)}
+    sharded = module.sharded_state_dict(metadata=_metadata())
+    return {name: part for name, part in sharded.items() if base is None or is_adapter(name)}
 
 
 def _random_states() -> ShardedObject:

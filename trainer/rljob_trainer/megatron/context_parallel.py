@@ -36,11 +36,11 @@ def pieces(starts: tuple[int, ...], ranks: int, rank: int) -> Iterator[tuple[int
 @lru_cache(maxsize=64)
 def rows(starts: tuple[int, ...], ranks: int, rank: int) -> torch.Tensor:
     """[t / ranks]: indices into the whole pack of the tokens that `rank` has, in its order."""
-    found = [
+    parts = [
         torch.arange(starts[sequence] + chunk * size, starts[sequence] + (chunk + 1) * size)
         for sequence, chunk, size in pieces(starts, ranks, rank)
     ]
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 @lru_cache(maxsize=64)

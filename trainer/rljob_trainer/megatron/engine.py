@@ -75,9 +75,9 @@ class Engine(ModelRanks):
         for name, values in self.objective.advantages(step).columns.items():
             step.put(name, values)
         step.put_loss_weights(self.objective)
-        found = update_metrics(self.objective, self._policy.evaluate_loss(step, self.objective))
+        metrics = update_metrics(self.objective, self._policy.evaluate_loss(step, self.objective))
         self.memory.enter("generate")
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def measure(self, batch: Batch) -> Step:
         """Measure what stays fixed during the step: scores of reward models, and what the objective needs, such as old log-probabilities.

@@ -181,8 +181,8 @@ class _RewardModel:
         ]
         with self._offloader.using("parameters"):
             parts = self._network.values(micro_batches)
-        found = torch.zeros(len(step.counts), dtype=torch.float64)
+        scores = torch.zeros(len(step.counts), dtype=torch.float64)
         for micro, part in zip(micro_batches, parts, strict=False) if step.parallel.reports_metrics else ():
             for row, values in zip(micro.row.rows, micro.row.collect(part), strict=True):
-                found[row] = values[-1]
-        return step.parallel.over_world(found).numpy()
+                scores[row] = values[-1]
+        return step.parallel.over_world(scores).numpy()

@@ -176,10 +176,10 @@ def is_adapter(name: str) -> bool:
 def merge(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
     """W + scale B A, for W [out, in], A [rank, in], B [out, rank], in the type of W. Computed in float64 and rounded once, so that the digest of the
     policy does not depend on the layout."""
-    found, wide = torch.empty_like(weight), a.double()
-    for part, rows, of_b in zip(found.split(ROWS), weight.split(ROWS), b.split(ROWS), strict=True):
+    merged, wide = torch.empty_like(weight), a.double()
+    for part, rows, of_b in zip(merged.split(ROWS), weight.split(ROWS), b.split(ROWS), strict=True):
         part.copy_(torch.addmm(rows.double(), of_b.double(), wide, alpha=scale))
-    return found
+    return merged
 
 
 def _gathered(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -78,8 +78,8 @@ class PartsLinear(AdapterWrapper):
     def changed(self, weight: torch.Tensor, change: Callable[[torch.Tensor, Any], torch.Tensor]) -> torch.Tensor:
         """The matrix with the rows of each part replaced by `change(rows, adapter)`, for parts that have an adapter."""
         pairs = zip(apart(weight, self._groups, self._widths), self.adapters, strict=True)
-        found = [change(part, adapter) if adapter is not None else part for part, adapter in pairs]
-        return interleaved(found, self._groups, 0)
+        parts = [change(part, adapter) if adapter is not None else part for part, adapter in pairs]
+        return interleaved(parts, self._groups, 0)
 
 
 def interleaved(parts: Sequence[torch.Tensor], groups: int, dim: int) -> torch.Tensor:

@@ -187,9 +187,9 @@ def _tensors(module: MegatronModule, prefix: str) -> dict[str, Any]:
         "singleton_local_shards": False,
         "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
     }
-    found = {k: v for k, v in module.sharded_state_dict(metadata=metadata).items() if not k.endswith("_extra_state")}
-    add_prefix_for_sharding(found, prefix)
-    return found
+    tensors = {k: v for k, v in module.sharded_state_dict(metadata=metadata).items() if not k.endswith("_extra_state")}
+    add_prefix_for_sharding(tensors, prefix)
+    return tensors
 
 
 def _require(held: dict[str, ShardedTensor], tensors: dict[str, Any], path: str, field: str) -> None:

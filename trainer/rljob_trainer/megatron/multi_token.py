@@ -59,9 +59,9 @@ class MultiTokenLoss:
         weight = output_layer.weight if output_weight is None else output_weight
         logits, _ = output_layer(guessed, weight=weight.detach())
         mask, group = (targets[0] >= 0).float(), mpu.get_tensor_model_parallel_group()
-        found = predictions(logits.squeeze(1), targets[0].clamp(min=0), 1.0, self._vocabulary, group)
-        losses = -found.log_probs * mask
-        self._sums += MetricAccumulator.of(losses.detach().sum(), mask, {RIGHT: found.correct * mask})
+        predicted = predictions(logits.squeeze(1), targets[0].clamp(min=0), 1.0, self._vocabulary, group)
+        losses = -predicted.log_probs * mask
+        self._sums += MetricAccumulator.of(losses.detach().sum(), mask, {RIGHT: predicted.correct * mask})
         attached: torch.Tensor = MTPLossAutoScaler.apply(own, losses)  # scaled by config.mtp_grad_scale_func
         return attached
 

@@ -249,9 +249,9 @@ class TrainedNetwork(Network):
     def _loss(
         self, micro: MicroBatch, raw: torch.Tensor, objective: Objective
     ) -> tuple[torch.Tensor, MetricAccumulator]:
-        found = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
-        loss = (micro.columns[f"{objective.prefix}/loss_weights"] * found.loss).sum()
-        return loss, MetricAccumulator.of(loss, found.mask, found.token_metrics)
+        token_loss = objective.loss(micro.columns, micro.sequences, self.output(micro, raw))
+        loss = (micro.columns[f"{objective.prefix}/loss_weights"] * token_loss.loss).sum()
+        return loss, MetricAccumulator.of(loss, token_loss.mask, token_loss.token_metrics)
 
     def _over_world(self, parts: Sequence[MetricAccumulator], objective: Objective) -> MetricAccumulator:
         zero = MetricAccumulator.zero(objective.token_metrics, self.parallel.device)

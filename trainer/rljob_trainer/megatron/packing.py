@@ -45,9 +45,9 @@ class PackedRow:
 
     def collect(self, part: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `spread`, in float32 on the CPU. Tokens of other context-parallel ranks are 0, so the sum over ranks is complete."""
-        found = torch.zeros(sum(self.counts) + 1, *part.shape[1:])
-        found[self.places] = part.detach().float().cpu()
-        return list(found[:-1].split(self.counts))
+        collected = torch.zeros(sum(self.counts) + 1, *part.shape[1:])
+        collected[self.places] = part.detach().float().cpu()
+        return list(collected[:-1].split(self.counts))
 
 
 @dataclass(slots=True)
@@ -135,16 +135,16 @@ def _positions(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> torc
 def _images(sequences: list[int], placed: Sequence[Sequence[Placed]]) -> dict[str, torch.Tensor]:
     """See MicroBatch.images. Samples of one prompt share its images in memory."""
     starts = accumulate(sequences, initial=0)
-    found = [(start + at, image) for start, images in zip(starts, placed, strict=False) for at, image in images]
-    if not found:
+    placed_images = [(start + at, image) for start, images in zip(starts, placed, strict=False) for at, image in images]
+    if not placed_images:
         return {}
-    distinct = {id(image): image for _, image in found}
+    distinct = {id(image): image for _, image in placed_images}
     first = dict(zip(distinct, accumulate((image.tokens for image in distinct.values()), initial=0), strict=False))
     return {
         "pixel_values": torch.from_numpy(np.concatenate([image.pixels for image in distinct.values()])),
         GRIDS: torch.tensor([(1, *image.grid) for image in distinct.values()]),
-        "image_places": torch.cat([torch.arange(image.tokens) + at for at, image in found]),
-        "image_rows": torch.cat([torch.arange(image.tokens) + first[id(image)] for _, image in found]),
+        "image_places": torch.cat([torch.arange(image.tokens) + at for at, image in placed_images]),
+        "image_rows": torch.cat([torch.arange(image.tokens) + first[id(image)] for _, image in placed_images]),
     }
 
 

@@ -48,9 +48,9 @@ class ParallelState:
         """The sum over all ranks of this data-parallel copy, of values in host memory."""
         if self.layout.model == 1:
             return values
-        found = self.over_context(values.to(self.device))
-        dist.all_reduce(found, group=self.model_group)
-        return found.cpu()
+        sums = self.over_context(values.to(self.device))
+        dist.all_reduce(sums, group=self.model_group)
+        return sums.cpu()
 
     def share(self, block: npt.NDArray[Any]) -> None:
         """Overwrite a block in host memory with that of this copy's first rank. Collective over the copy; on GPUs the bytes travel between them."""
@@ -66,9 +66,9 @@ class ParallelState:
 
     def over_world(self, values: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, of values in host memory."""
-        found = values.to(self.device)
-        dist.all_reduce(found)
-        return found.cpu()
+        sums = values.to(self.device)
+        dist.all_reduce(sums)
+        return sums.cpu()
 
 
 def current_device() -> torch.device:

@@ -75,8 +75,8 @@ def _replay(router: RouterReplay, experts: torch.Tensor | None) -> None:
 
 def routers_of(chunk: torch.nn.Module) -> dict[int, RouterReplay]:
     """[layer number, from 1] -> its replaying router."""
-    found = (getattr(module, "router_replay", None) for module in chunk.modules())
-    return {router.layer_number: router for router in found if router is not None}
+    routers = (getattr(module, "router_replay", None) for module in chunk.modules())
+    return {router.layer_number: router for router in routers if router is not None}
 
 
 def returned_experts(

@@ -130,10 +130,10 @@ class ClientSlots:
         slot, self._resident = self._resident, None
         if slot is None:
             return
-        found = list(self._tensors())
+        tensors = list(self._tensors())
         if not slot.tensors:
-            slot.tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in found]
-        for kept, tensor in zip(slot.tensors, found, strict=True):
+            slot.tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
+        for kept, tensor in zip(slot.tensors, tensors, strict=True):
             kept.copy_(tensor, non_blocking=True)
         if torch.cuda.is_available():
             torch.cuda.synchronize()

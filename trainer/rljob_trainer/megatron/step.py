@@ -122,11 +122,11 @@ class Step:
 
     def own(self, name: str) -> torch.Tensor:
         """See MeasuredStep.own. Moves 4 bytes per own token; each is contributed by one rank, and all others add zeros, so the sum is exact."""
-        found = self.by_row(torch.zeros(sum(self.own_counts)))
+        of_rows = self.by_row(torch.zeros(sum(self.own_counts)))
         for micro in self.micro_batches() if self.parallel.reports_metrics else ():
             for row, values in zip(micro.row.rows, micro.row.collect(micro.columns[name]), strict=True):
-                found[row] = values
-        return self.parallel.over_copy(torch.cat([torch.zeros(0), *found.values()]))
+                of_rows[row] = values
+        return self.parallel.over_copy(torch.cat([torch.zeros(0), *of_rows.values()]))
 
     def learnt(self) -> torch.Tensor:
         """See MeasuredStep.learnt."""
@@ -165,10 +165,10 @@ def gather(
 
     Every token is contributed by exactly one rank (ParallelState.reports_metrics) and all others add zeros, so the sum is exact.
     """
-    found = [torch.zeros(n, *each) for n in counts]
+    of_rows = [torch.zeros(n, *each) for n in counts]
     for micro, part in measured if parallel.reports_metrics else ():
         for i, values in zip(micro.row.rows, micro.row.collect(part), strict=True):
-            found[i] = values
-    whole = torch.cat(found).to(parallel.device)
+            of_rows[i] = values
+    whole = torch.cat(of_rows).to(parallel.device)
     dist.all_reduce(whole)
     return list(whole.cpu().split(list(counts)))

@@ -89,9 +89,9 @@ def attend(
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     starts = cu_seq_lens_q.int()
-    found = varlen_attn(q, k, v, starts, starts, max_length_q, max_length_q, scale=scaling)
-    assert isinstance(found, torch.Tensor), "nothing else is asked for"
-    return found[None], None
+    attended = varlen_attn(q, k, v, starts, starts, max_length_q, max_length_q, scale=scaling)
+    assert isinstance(attended, torch.Tensor), "nothing else is asked for"
+    return attended[None], None
 
 
 def choose_attention(modules: Iterable[torch.nn.Module], dtype: torch.dtype) -> None:
@@ -99,7 +99,10 @@ def choose_attention(modules: Iterable[torch.nn.Module], dtype: torch.dtype) -> 
 
     It is set after construction: a tower that is constructed with such a name would require the package flash-attn.
     """
-    for tower in (found for m in modules if (found := getattr(m, "visual", None)) is not None):
+    for module in modules:
+        tower = getattr(module, "visual", None)
+        if tower is None:
+            continue
         width = tower.config.hidden_size // tower.config.num_heads
         if torch.cuda.is_available() and dtype is torch.bfloat16 and not width % 8:
             AttentionInterface.register(AT_ONCE, attend)

@@ -71,13 +71,13 @@ def _wait(child: int) -> tuple[int, bool]:
     """
     terminated = False
     while True:
-        found = signal.sigwaitinfo(WATCHED)
+        received = signal.sigwaitinfo(WATCHED)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status), terminated
-        if found.si_signo == signal.SIGTERM and not terminated:
+        if received.si_signo == signal.SIGTERM and not terminated:
             terminated = True
-            if found.si_pid == os.getppid():
+            if received.si_pid == os.getppid():
                 os.kill(child, signal.SIGTERM)
 
 

@@ -115,10 +115,10 @@ class PodAttempt:
     async def _check(self) -> Ended | None:
         """Check model and adapters before anything loads them. Returns how the attempt ended, with all violations, if they do not fit the job."""
         try:
-            found = await asyncio.to_thread(_misfits, self._control.spec) if self._trains else []
+            misfits = await asyncio.to_thread(_misfits, self._control.spec) if self._trains else []
         except Exception as error:  # a volume that is away; a config.json with text where a number belongs
             return Ended("failed", failure.classify(error))
-        return Ended("failed", failure.misconfigured(found)) if found else None
+        return Ended("failed", failure.misconfigured(misfits)) if misfits else None
 
     async def _run_processes(self) -> Ended:
         ranks = asyncio.create_task(self._run_ranks())

@@ -78,8 +78,8 @@ def server_error(log: str) -> LoggedError | None:
 
 def _fatal(processes: Iterable["_Process"]) -> LoggedError | None:
     """The first fatal error; of several workers, preferably one that did not merely lose its peers."""
-    found = [next((e for e in p.errors if e.fatal), None) for p in processes]
-    return min(filter(None, found), key=lambda e: (is_lost_peer(e.exception, e.message), e.line), default=None)
+    errors = [next((e for e in p.errors if e.fatal), None) for p in processes]
+    return min(filter(None, errors), key=lambda e: (is_lost_peer(e.exception, e.message), e.line), default=None)
 
 
 def _is_symptom(error: LoggedError) -> bool:

@@ -164,10 +164,10 @@ class Attempt:
 
     def _report_transports(self) -> None:
         """Report how NCCL connects the ranks. It says so when ranks first talk to each other, so after the first step."""
-        found = nccl.sentence(self._ranks.gather(nccl.transports()))
-        if self._rank_zero and found:
-            log.info("%s", found)
-            self._rank_zero.driver.connected(found)
+        sentence = nccl.sentence(self._ranks.gather(nccl.transports()))
+        if self._rank_zero and sentence:
+            log.info("%s", sentence)
+            self._rank_zero.driver.connected(sentence)
 
     def _until_uploaded(self) -> None:
         """Wait until all checkpoints and exports are in spec.checkpoint.upload, if it is set."""
@@ -178,17 +178,17 @@ class Attempt:
     def _critic_metrics(self) -> dict[str, float]:
         """Wait for the critic on a gang of its own; the metrics of its update. Empty without one."""
         while self._critic_apart:
-            if found := self._ranks.broadcast(self._rank_zero.driver.learnt() if self._rank_zero else None):
-                return found
+            if learnt := self._ranks.broadcast(self._rank_zero.driver.learnt() if self._rank_zero else None):
+                return learnt
         return {}
 
     def _restore(self, directory: Path) -> None:
         """Load a checkpoint, after the ranks have compared every file with the manifest, each a share of them."""
         manifest = read_manifest(directory)
         assert manifest is not None, f"{directory} was chosen by rank 0"
-        if found := corruption(manifest, directory, self._ranks, self.engine.heartbeat):
+        if damage := corruption(manifest, directory, self._ranks, self.engine.heartbeat):
             fix = "restore the file, or go back to an older checkpoint with resume --from-step"
-            raise ConfigurationError("spec.checkpoint.path", str(directory), found, fix)
+            raise ConfigurationError("spec.checkpoint.path", str(directory), damage, fix)
         self.engine.load(directory / ENGINE)
 
     def _newest_checkpoint(self, step: int) -> int | None:
@@ -199,8 +199,8 @@ class Attempt:
 
     def _peaks(self) -> dict[PhaseName, float]:
         """Bytes by phase: the largest peak of any rank's device so far."""
-        found = self._ranks.gather(self.engine.memory.peaks)
-        return {phase: max(peaks[phase] for peaks in found) for phase in self.engine.memory.peaks}
+        of_ranks = self._ranks.gather(self.engine.memory.peaks)
+        return {phase: max(peaks[phase] for peaks in of_ranks) for phase in self.engine.memory.peaks}
 
     def _save_due(self, step: int) -> bool:
         """Whether this attempt trained `step`, has not saved it yet, and should: it is the last one, or a multiple of everySteps."""

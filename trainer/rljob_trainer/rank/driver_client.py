@@ -36,10 +36,10 @@ class Client(Caller):
 
     def read(self, described: list[list[Any]]) -> dict[str, Array]:
         """Read the arrays that follow an answer. `described`: their names, types and lengths, from the answer."""
-        found = allocated(described)
-        for array in found.values():
+        arrays = allocated(described)
+        for array in arrays.values():
             self.read_into(raw(array))
-        return found
+        return arrays
 
     part = remote(DriverCalls.part)
 

@@ -169,9 +169,9 @@ def _senders(
     own = wait_for_servers(directory, spec, heartbeat) if os.environ["LOCAL_RANK"] == "0" else []
     senders = Senders(ranks, publisher, heartbeat, own)
     senders.sleep()
-    found = ranks.gather([server.dump() for server in own])
+    of_ranks = ranks.gather([server.dump() for server in own])
     if driver:
-        driver.colocated([server for servers in found for server in servers])
+        driver.colocated([server for servers in of_ranks for server in servers])
     return senders
 
 

@@ -27,16 +27,16 @@ def transports() -> list[str]:
 
 def transports_in(text: str) -> list[str]:
     """By name, without numbers of devices: `NET/IB/GDRDMA`, `NET/Socket`, `P2P`, `SHM`."""
-    return sorted({_name(found) for found in CHANNEL.findall(text)})
+    return sorted({_name(transport) for transport in CHANNEL.findall(text)})
 
 
 def sentence(ranks: Iterable[Iterable[str]]) -> str:
     """Of all ranks, what leaves a node first; empty when nobody knows."""
-    found = {transport for rank in ranks for transport in rank}
-    ordered = sorted(found, key=lambda transport: (transport in WITHIN_A_NODE, transport))
+    used = {transport for rank in ranks for transport in rank}
+    ordered = sorted(used, key=lambda transport: (transport in WITHIN_A_NODE, transport))
     return f"NCCL over {', '.join(ordered)}" if ordered else ""
 
 
-def _name(found: str) -> str:
-    first, *rest = found.split("/")
+def _name(transport: str) -> str:
+    first, *rest = transport.split("/")
     return first if first in WITHIN_A_NODE else "/".join([first, *(part for part in rest if not part.isdigit())])

@@ -52,8 +52,8 @@ class Requests:
         """Wait for the next request (RoleClient.next); `while_waiting` is called about once a second meanwhile."""
         while True:
             while_waiting()
-            if found := self._ranks.broadcast(self._client.next() if self._client else None):
-                return found
+            if request := self._ranks.broadcast(self._client.next() if self._client else None):
+                return request
 
     def done(self, measured: arrays.Stream | None = None, metrics: dict[str, float] | None = None) -> None:
         """Answer the last request."""
@@ -111,9 +111,9 @@ class RoleService:
 
     def _measure(self, described: Announcement) -> None:
         batch = self._scatter.receive(described)
-        found = self._model.measure(batch)
-        of_tokens = self._scatter.collect(batch.columns, found.tokens) if found.tokens else None
-        self._requests.done(of_tokens if found.scores is None else arrays.Stream.of({SCORES: found.scores}))
+        measured = self._model.measure(batch)
+        of_tokens = self._scatter.collect(batch.columns, measured.tokens) if measured.tokens else None
+        self._requests.done(of_tokens if measured.scores is None else arrays.Stream.of({SCORES: measured.scores}))
 
 
 class _Saving:

@@ -91,14 +91,14 @@ class Scatter:
                     if copy == self._model.data_rank:
                         yield np.ascontiguousarray(of_rows[row], np.float32)
                     else:
-                        found = np.empty(columns.response_length[row], np.float32)
-                        self._ranks.receive(found, leader)
-                        yield found
+                        received = np.empty(columns.response_length[row], np.float32)
+                        self._ranks.receive(received, leader)
+                        yield received
 
     def _columns(self, described: list[list[Any]]) -> Columns:
-        found = self._driver.read(described) if self._driver else arrays.allocated(described)
-        self._ranks.broadcast_arrays(found)
-        return Columns(**found)
+        columns = self._driver.read(described) if self._driver else arrays.allocated(described)
+        self._ranks.broadcast_arrays(columns)
+        return Columns(**columns)
 
     def _own(self, rows: Sequence[int], kinds: Sequence[str]) -> dict[str, Array]:
         """The arrays of this rank's part, in the order of `kinds`."""

@@ -77,13 +77,13 @@ class ServiceRanks:
     def until_over(self) -> TaskOutcome:
         """Do the work that comes until the driver says that the job is over. Returns how it ended."""
         while True:
-            found: NextWork = self._ranks.broadcast(self._client.next() if self._client else None)
-            if "work" in found:
-                result = self._result(decode_work(self._body(found["work"])))
+            answer: NextWork = self._ranks.broadcast(self._client.next() if self._client else None)
+            if "work" in answer:
+                result = self._result(decode_work(self._body(answer["work"])))
                 if self._client:
                     self._client.done(encode(result))
-            elif "over" in found:
-                return found["over"]
+            elif "over" in answer:
+                return answer["over"]
 
     def _body(self, size: int) -> memoryview:
         block: Array = np.empty(size, np.uint8)

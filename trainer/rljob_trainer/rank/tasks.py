@@ -162,8 +162,8 @@ class ExampleTask:
             return
         measured = self._engine.evaluate(self._held_out.receive(described))
         if self._driver:
-            found = {EVALUATED[name]: value for name, value in measured.items() if name in EVALUATED}
-            self._driver.evaluated(step, found)
+            metrics = {EVALUATED[name]: value for name, value in measured.items() if name in EVALUATED}
+            self._driver.evaluated(step, metrics)
 
     def restored(self, step: int, digest: str) -> None:
         """There are no rollouts whose weights would be compared."""
@@ -190,7 +190,7 @@ def require_same_files(objective: Objective, ranks: Ranks) -> None:
     """Raise ConfigurationError when ranks have loaded different versions of a user's file. Collective."""
     digests = ranks.gather([file.digest for file in objective.files])
     for i, file in enumerate(objective.files):
-        others = [rank for rank, found in enumerate(digests) if found[i] != digests[0][i]]
+        others = [rank for rank, of_rank in enumerate(digests) if of_rank[i] != digests[0][i]]
         if others:
             there, here = digests[others[0]][i][:12], digests[0][i][:12]
             rule = f"ranks {', '.join(map(str, others))} found another file there, sha256 {there}, than rank 0, {here}"

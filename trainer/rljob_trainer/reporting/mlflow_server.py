@@ -58,13 +58,13 @@ class MLflow:
     def _send_all(self) -> None:
         from mlflow.exceptions import MlflowException
 
-        while not isinstance(found := self._waiting.get(), str):
+        while not isinstance(point := self._waiting.get(), str):
             try:
-                self._send(*found)
+                self._send(*point)
             except MlflowException as error:
-                log.warning("MLflow lacks metrics of step %d: %s", found[0], error)
+                log.warning("MLflow lacks metrics of step %d: %s", point[0], error)
         try:
-            self._client.set_terminated(self._run, found)
+            self._client.set_terminated(self._run, point)
         except MlflowException as error:
             log.warning("MLflow shows the run as still running: %s", error)
 
@@ -104,8 +104,8 @@ def _run(client: Any, experiment: str, control: Control) -> str:
     """The id of the job's run: that of an earlier attempt, or a new one with the spec as its parameters."""
     from mlflow.entities import Param
 
-    found = client.get_experiment_by_name(experiment)
-    where = found.experiment_id if found else client.create_experiment(experiment)
+    existing = client.get_experiment_by_name(experiment)
+    where = existing.experiment_id if existing else client.create_experiment(experiment)
     if runs := client.search_runs([where], f"tags.`{JOB_TAG}` = '{control.job_uid}'", max_results=1):
         client.update_run(runs[0].info.run_id, status="RUNNING")
         return runs[0].info.run_id

@@ -127,8 +127,8 @@ class Sinks:
 
     def evaluation(self) -> dict[str, float]:
         """`first` and `last` held-out reward or, for tasks without rewards, loss; empty before the first."""
-        found = next((self._evaluations[name] for name in EVALUATIONS if name in self._evaluations), {})
-        return {"first": found[min(found)], "last": found[max(found)]} if found else {}
+        scores = next((self._evaluations[name] for name in EVALUATIONS if name in self._evaluations), {})
+        return {"first": scores[min(scores)], "last": scores[max(scores)]} if scores else {}
 
     def close(self, end: RunStatus = "succeeded") -> None:
         self._metrics.close()
@@ -146,8 +146,8 @@ class Sinks:
         oldest = max(self._recent) - HISTORY + 1
         self._recent = {s: m for s, m in self._recent.items() if s >= oldest}
         for name in metrics.keys() & EVALUATIONS:
-            found = self._evaluations.get(name, {}) | {step: metrics[name]}
-            self._evaluations[name] = {s: found[s] for s in (min(found), max(found))}
+            scores = self._evaluations.get(name, {}) | {step: metrics[name]}
+            self._evaluations[name] = {s: scores[s] for s in (min(scores), max(scores))}
 
 
 def thinned(points: Mapping[int, Point]) -> dict[int, Point]:
@@ -193,8 +193,8 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
     """`evaluation at step 20 | reward 0.610 | aime/avg@16 0.402 | ...`, without what one response per prompt says no more of than the reward."""
     shown = [name for name in metrics if name != "evaluation/failed" and not name.endswith("@1")]
-    found = [f"{n.partition('/')[2]} {metrics[n]:.3f}" for n in shown if not n.startswith(EVALUATION_DATA_SOURCES)]
-    return " | ".join([f"evaluation at step {step}", *found])
+    parts = [f"{n.partition('/')[2]} {metrics[n]:.3f}" for n in shown if not n.startswith(EVALUATION_DATA_SOURCES)]
+    return " | ".join([f"evaluation at step {step}", *parts])
 
 
 _PARTS = (
@@ -215,9 +215,9 @@ def _thousands(value: float) -> str:
 
 def connect_trackers(control: Control, environment: Mapping[str, str]) -> list[Tracker]:
     """Those that are asked for and answer. Raises ConfigurationError where one cannot work."""
-    found: list[Tracker | None] = [
+    trackers: list[Tracker | None] = [
         weights_and_biases.connect(control, environment),
         mlflow_server.connect(control, environment),
         swanlab_server.connect(control, environment),
     ]
-    return [tracker for tracker in found if tracker]
+    return [tracker for tracker in trackers if tracker]

@@ -120,12 +120,12 @@ class Post:
 
 async def _beginning(response: aiohttp.ClientResponse) -> bytes:
     """The whole answer, unless it is more than LARGEST_ANSWER bytes: then what has come once it is."""
-    found = bytearray()
+    body = bytearray()
     async for piece in response.content.iter_any():
-        found += piece
-        if len(found) > LARGEST_ANSWER:
+        body += piece
+        if len(body) > LARGEST_ANSWER:
             break
-    return bytes(found)
+    return bytes(body)
 
 
 def finite(service: Service, value: Any, answer: Any) -> Reward:

@@ -86,7 +86,7 @@ class RewardManager:
     @property
     def ready(self) -> bool:
         """Whether there is any process in the pods of each entry that has pods."""
-        return all(found.ready for found in self._pods.values())
+        return all(pods.ready for pods in self._pods.values())
 
     async def start(self) -> None:
         """Start processes and connections. Raises ConfigurationError for a file that cannot be used or a variable that is not set."""

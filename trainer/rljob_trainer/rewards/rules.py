@@ -41,7 +41,7 @@ COMPOSITE = re.compile(
 
 def boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` (or `\\fbox{...}`, or `\\boxed 7`); None without one, or when it is empty or does not end."""
-    starts = [found.end() for found in BOX.finditer(text)]
+    starts = [box.end() for box in BOX.finditer(text)]
     if not starts:
         return None
     rest = text[starts[-1] :]
@@ -58,21 +58,21 @@ def boxed(text: str) -> str | None:
 def number(text: str) -> Number | None:
     """The last number after the last `####`, if there is one (the convention of GSM8K, arXiv 2110.14168), else in the last box, else of the text."""
     _, mark, final = text.rpartition("####")
-    found = None
-    for found in NUMBER.finditer(_written_plainly(final if mark else boxed(text) or text)):  # noqa: B007
+    match = None
+    for match in NUMBER.finditer(_written_plainly(final if mark else boxed(text) or text)):  # noqa: B007
         pass
-    return _value(found) if found else None
+    return _value(match) if match else None
 
 
 def number_text(text: str) -> str | None:
     """The final number in one form, so that 72 and 72.0, or 1/2 and 0.5, are one text; None when there is none."""
-    found = number(text)
-    if isinstance(found, Fraction):
-        exact = EXACT.divide(Decimal(found.numerator), Decimal(found.denominator))
-        if exact != found:
-            return str(found)
-        found = exact
-    return None if found is None else str(found.normalize(EXACT))
+    final = number(text)
+    if isinstance(final, Fraction):
+        exact = EXACT.divide(Decimal(final.numerator), Decimal(final.denominator))
+        if exact != final:
+            return str(final)
+        final = exact
+    return None if final is None else str(final.normalize(EXACT))
 
 
 def _written_plainly(text: str) -> str:
@@ -81,20 +81,20 @@ def _written_plainly(text: str) -> str:
     return FRACTION.sub(_ratio, text)
 
 
-def _ratio(found: re.Match[str]) -> str:
+def _ratio(match: re.Match[str]) -> str:
     """Behind a digit it is a part of a mixed number."""
-    mixed = " " if found.string[: found.start()][-1:].isdigit() else ""
-    return f"{mixed}{found[1] or found[2]}/{found[3] or found[4]}"
+    mixed = " " if match.string[: match.start()][-1:].isdigit() else ""
+    return f"{mixed}{match[1] or match[2]}/{match[3] or match[4]}"
 
 
-def _value(found: re.Match[str]) -> Number:
-    first, sign = _decimal(found["first"]), -1 if found["sign"] else 1
-    if found["power"] and first.copy_abs().log10() * abs(int(found["power"])) < LARGEST_POWER:
-        return sign * Fraction(first) ** int(found["power"])
-    if found["over"] and (below := _decimal(found["over"])):
+def _value(match: re.Match[str]) -> Number:
+    first, sign = _decimal(match["first"]), -1 if match["sign"] else 1
+    if match["power"] and first.copy_abs().log10() * abs(int(match["power"])) < LARGEST_POWER:
+        return sign * Fraction(first) ** int(match["power"])
+    if match["over"] and (below := _decimal(match["over"])):
         return sign * Fraction(first) / Fraction(below)
-    if found["below"] and int(found["below"]):
-        ratio = Fraction(int(found["top"]), int(found["below"]))
+    if match["below"] and int(match["below"]):
+        ratio = Fraction(int(match["top"]), int(match["below"]))
         return sign * (Fraction(first) + ratio) if ratio < 1 else ratio
     return -first if sign < 0 else first
 
@@ -110,8 +110,8 @@ def exact_match(response: str, answer: str) -> float:
 
 def number_match(response: str, answer: str) -> float:
     """1 when the final numbers of response and answer are equal, else 0; also 0 for a response without any."""
-    found = number(response)
-    return float(found is not None and found == number(answer))
+    said = number(response)
+    return float(said is not None and said == number(answer))
 
 
 def stripped(response: str) -> str | None:

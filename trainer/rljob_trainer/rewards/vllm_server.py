@@ -104,10 +104,10 @@ class Pools:
         """Every pool has a server."""
         return all(pool.ready for pool in self._pools.values())
 
-    def follow(self, found: Mapping[str, Sequence[RolloutEndpoint]]) -> None:
+    def follow(self, endpoints: Mapping[str, Sequence[RolloutEndpoint]]) -> None:
         """The operator's list changed."""
         for name, pool in self._pools.items():
-            pool.follow(found.get(name, ()))
+            pool.follow(endpoints.get(name, ()))
 
     def post(self, field: str, name: str, path: str, seconds: float) -> "PoolPost":
         """Requests to `path` of the pool's servers. `field`: of the spec, which names the pool."""
@@ -133,9 +133,9 @@ class PoolPost:
             async with self._pool.server() as url:
                 try:
                     async with asyncio.timeout(self._seconds):
-                        found = await self._post.once(url + self._path, body, STRANGERS)
+                        answer = await self._post.once(url + self._path, body, STRANGERS)
                     self._pool.said(url, refused=False)
-                    return found
+                    return answer
                 except TimeoutError as error:
                     raise self.failed("timeout", f"took longer than {self._seconds:g} s") from error
                 except TransientError as error:
@@ -215,9 +215,9 @@ class GenerativeJudge:
         await self._server.close()
 
     def _number(self, text: str) -> float | None:
-        found = self._pattern.findall(text)
+        numbers = self._pattern.findall(text)
         try:
-            return float(found[-1]) if found else None
+            return float(numbers[-1]) if numbers else None
         except ValueError:
             return None
 
@@ -225,7 +225,7 @@ class GenerativeJudge:
 def filled(prompt: str, request: RewardRequest) -> str:
     """A judge's prompt with the texts of one response. What stands in these is not filled in again."""
     texts = {"prompt": request.prompt, "response": request.response, "answer": request.answer}
-    return PLACEHOLDER.sub(lambda found: texts[found[1]], prompt)
+    return PLACEHOLDER.sub(lambda placeholder: texts[placeholder[1]], prompt)
 
 
 def _text(answer: Any) -> str:

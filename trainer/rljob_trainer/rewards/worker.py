@@ -56,16 +56,16 @@ def split(returned: Any) -> Returned:
     if SCORE not in returned:
         raise NotAReward(f"a dict without {SCORE!r}: its keys are {_short(', '.join(map(str, returned))) or 'none'}")
     others = {key: value for key, value in returned.items() if key not in (SCORE, PREDICTION)}
-    found = {key: number for key, value in others.items() if (number := _metric(value)) is not None}
-    if strange := [key for key in found if not isinstance(key, str) or not OWN_NAME.fullmatch(key)]:
+    metrics = {key: number for key, value in others.items() if (number := _metric(value)) is not None}
+    if strange := [key for key in metrics if not isinstance(key, str) or not OWN_NAME.fullmatch(key)]:
         raise NotAReward(
             f"a metric called {_short(repr(strange[0]))}: names are 1 to 64 letters, digits and _ . - @ / (the pattern {OWN_NAME.pattern})"
         )
-    if len(found) > MOST_REWARD_METRICS:
+    if len(metrics) > MOST_REWARD_METRICS:
         raise NotAReward(
-            f"{len(found)} numbers in addition to {SCORE!r}, and at most {MOST_REWARD_METRICS} become metrics"
+            f"{len(metrics)} numbers in addition to {SCORE!r}, and at most {MOST_REWARD_METRICS} become metrics"
         )
-    return Returned(_score(returned[SCORE], f"{SCORE} "), found, _prediction(returned.get(PREDICTION)))
+    return Returned(_score(returned[SCORE], f"{SCORE} "), metrics, _prediction(returned.get(PREDICTION)))
 
 
 def _score(value: Any, name: str) -> float:
@@ -188,10 +188,10 @@ async def async_answer(
 
 def _judged(returned: Any, path: str, name: str) -> dict[str, object]:
     try:
-        found = split(returned)
+        reward = split(returned)
     except NotAReward as error:
         return {"error": f"{name}() in {Path(path).name} returned {error}", "kind": "value"}
-    return found._asdict()
+    return reward._asdict()
 
 
 def say(stream: IO[str], **message: object) -> None:

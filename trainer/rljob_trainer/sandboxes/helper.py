@@ -33,15 +33,15 @@ async def fields_of(reader: asyncio.StreamReader) -> list[bytes]:
     (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
     if size > MOST_FRAME:
         raise ValueError(f"a frame of {size} bytes")
-    body, found, at = await reader.readexactly(size), list[bytes](), 0
+    body, fields, at = await reader.readexactly(size), list[bytes](), 0
     while at < size:
-        if len(found) == MOST_FIELDS:
+        if len(fields) == MOST_FIELDS:
             raise ValueError(f"a frame of more than {MOST_FIELDS} fields")
         begin = at + SIZE.size
         if begin > size or (at := begin + SIZE.unpack_from(body, at)[0]) > size:
             raise ValueError("a frame whose fields do not add up")
-        found.append(body[begin:at])
-    return found
+        fields.append(body[begin:at])
+    return fields
 
 
 HELPER = Path(__file__).with_name("helper")

@@ -80,10 +80,10 @@ class PodSandbox:
                 async with asyncio.timeout(seconds + GRACE_SECONDS):
                     self._writer.write(frame(fields))
                     await self._writer.drain()
-                    kind, *found = await fields_of(self._reader)
+                    kind, *values = await fields_of(self._reader)
                     if kind != b"error":
-                        return parse(*found)
-                    (refusal,) = found
+                        return parse(*values)
+                    (refusal,) = values
             except BaseException as error:  # a cancelled request's answer would be taken for the next one's
                 self._lost = True
                 self._writer.transport.abort()

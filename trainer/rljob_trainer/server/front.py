@@ -39,10 +39,10 @@ async def parse(request: Request) -> JSONResponse:
     except ValueError as problem:
         return error(400, f"{type(problem).__name__}: {problem}")
     try:
-        found = await _reader(request.app.state).read(body)
+        answer = await _reader(request.app.state).read(body)
     except WorkerLost as lost:
         return error(500, f"the process that reads responses: {lost}")
-    return error(400, found["refused"]) if "refused" in found else Escaped(found)
+    return error(400, answer["refused"]) if "refused" in answer else Escaped(answer)
 
 
 def _reader(state: Any) -> TurnReader:

@@ -107,8 +107,8 @@ async def _generate(engine: Any, policy: PolicyVersion, body: dict[str, Any]) ->
     prompt: Any = {"type": "token", "prompt_token_ids": tokens, "cache_salt": policy.digest}
     if images := body.get("images"):
         prompt = multimodal_input(tokens, images, name, policy.digest)
-    async for found in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
-        final = found
+    async for output in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
+        final = output
     return [
         Completion(
             o.token_ids,
@@ -124,15 +124,15 @@ async def _generate(engine: Any, policy: PolicyVersion, body: dict[str, Any]) ->
 
 def later(output: Any, policy: PolicyVersion) -> list[tuple[int, int]]:
     """See Completion.later. `policy`: the one that was served when the request came."""
-    found = [(span.start, int(span.version)) for span in output.weight_versions or ()]
-    return found[1:] if found and found[0][1] == policy.step else found
+    spans = [(span.start, int(span.version)) for span in output.weight_versions or ()]
+    return spans[1:] if spans and spans[0][1] == policy.step else spans
 
 
 def guesses(output: Any) -> tuple[int, int]:
     """See Completion.guesses."""
-    if (found := output.spec_decode_metrics) is None:
+    if (metrics := output.spec_decode_metrics) is None:
         return 0, 0
-    return sum(found.histogram), sum(right * passes for right, passes in enumerate(found.histogram))
+    return sum(metrics.histogram), sum(right * passes for right, passes in enumerate(metrics.histogram))
 
 
 def cache_tokens(engine: Any) -> int:

@@ -75,8 +75,8 @@ async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
     if len(tokens) + asked.max_tokens > longest:  # the engine would silently truncate the sample
         raise ContextTooLongError(f"{len(tokens)} and {asked.max_tokens} more tokens do not fit into {longest}")
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
-    async for found in engine.generate(prompt, _parameters(asked), secrets.token_hex(8), lora_request=adapter):
-        final = found
+    async for output in engine.generate(prompt, _parameters(asked), secrets.token_hex(8), lora_request=adapter):
+        final = output
     samples = tuple(
         ServedSample(np.asarray(o.token_ids, "<i4"), np.asarray(o.logprobs.logprobs, "<f4"), o.finish_reason)
         for o in final.outputs
@@ -84,9 +84,9 @@ async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
     return SampleAnswer(samples, _of_prompt(tokens, final.prompt_logprobs) if asked.prompt_log_probs else None)
 
 
-def _of_prompt(tokens: list[int], found: Any) -> Floats:
+def _of_prompt(tokens: list[int], places: Any) -> Floats:
     """The log-probability of every token of the prompt. vLLM has those of the token, and of the most probable one, by token."""
-    values = [float("nan"), *(place[token].logprob for token, place in zip(tokens[1:], list(found)[1:], strict=True))]
+    values = [float("nan"), *(place[token].logprob for token, place in zip(tokens[1:], list(places)[1:], strict=True))]
     return np.asarray(values, "<f4")
 
 

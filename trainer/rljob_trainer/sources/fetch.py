@@ -123,9 +123,9 @@ class _Counts:
 def _copy(listing: Listing, file: RemoteFile, partial: Path, counts: _Counts) -> FetchedFile:
     """Raises OSError when it arrives otherwise than its source says, twice."""
     for _ in range(2):
-        found = again(lambda: _resume(listing, file, partial, counts), file.name)
-        if found:
-            return found
+        copied = again(lambda: _resume(listing, file, partial, counts), file.name)
+        if copied:
+            return copied
         partial.unlink()  # what was there of it, for example from before a power cut, is not the file's
         log.warning("%s: the bytes are not those of the source; fetching it again", file.name)
     raise OSError(f"{file.name}: what arrives has another digest than {file.digest}")

@@ -59,8 +59,8 @@ def list_files(source: Source) -> Listing:
     """Asks the store. Raises FileNotFoundError when it has no such file, and whatever its client raises when it is not reached or refuses."""
     scheme = urlsplit(source.source).scheme
     listing = {"hf": _hub, "http": _web, "https": _web}.get(scheme, _objects)(source.source)
-    found = (f for f in listing.files if not f.name.startswith(f"{OURS}/") and selected(f.name, source.files))
-    kept = tuple(sorted(found, key=lambda f: f.name))
+    wanted = (f for f in listing.files if not f.name.startswith(f"{OURS}/") and selected(f.name, source.files))
+    kept = tuple(sorted(wanted, key=lambda f: f.name))
     if not kept:
         what = f"none of its {len(listing.files)} files matches {source.files}" if listing.files else "it holds no file"
         raise FileNotFoundError(what)
@@ -83,8 +83,8 @@ def _hub(url: str) -> Listing:
     commit = api.repo_info(where.repo_id, repo_type=where.repo_type, revision=where.revision).sha or ""
     pinned = f"{'datasets/' if where.repo_type == 'dataset' else ''}{where.repo_id}@{commit}"
     root = f"{pinned}/{where.path_in_repo}".rstrip("/")
-    found: Any = store.find(root, detail=True)
-    files = tuple(_hub_file(root, path, info) for path, info in found.items() if info["type"] == "file")
+    entries: Any = store.find(root, detail=True)
+    files = tuple(_hub_file(root, path, info) for path, info in entries.items() if info["type"] == "file")
     return Listing(_reader(lambda path: store.open(path, "rb", cache_type="none")), commit, files)
 
 
@@ -102,8 +102,8 @@ def _objects(url: str) -> Listing:
     parts = urlsplit(url)
     client = client_of(parts.scheme, parts.netloc)
     root = f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
-    found = client.get_file_info(root)
-    below = client.get_file_info(FileSelector(root, recursive=True)) if found.type == FileType.Directory else [found]
+    info = client.get_file_info(root)
+    below = client.get_file_info(FileSelector(root, recursive=True)) if info.type == FileType.Directory else [info]
     files = [f for f in below if f.type == FileType.File]
     listed = (RemoteFile(_name(root, f.path), f.path, f.size, str(f.mtime_ns)) for f in files)
     return Listing(_reader(client.open_input_file), "", tuple(listed))

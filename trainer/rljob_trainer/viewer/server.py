@@ -77,8 +77,8 @@ class RunFiles:
 
     def _sampled(self) -> list[int]:
         directory = names.samples_file(self.root, 0).parent
-        found = (SAMPLES.fullmatch(file.name) for file in directory.glob("step_*.jsonl"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (SAMPLES.fullmatch(file.name) for file in directory.glob("step_*.jsonl"))
+        return sorted(int(match[1]) for match in matches if match)
 
 
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:

@@ -85,7 +85,7 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """[name] -> length of the array, in the order of KINDS."""
     segments = [s for t in trajectories for s in t.segments]
     images, places = _distinct(segments), sum(len(s.images) for s in segments)
-    found = {
+    by_name = {
         "segments": len(trajectories),
         "expert_shapes": 3 * len(trajectories),
         "routed_experts": sum(prod(_expert_shape(t)) for t in trajectories),
@@ -96,7 +96,7 @@ def sizes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
         **dict.fromkeys(("lengths", "policy_steps", "rewards", "sources", "image_counts"), len(segments)),
         **dict.fromkeys(("image_places", "image_numbers"), places),
     }
-    return {name: found[name] for name in KINDS}
+    return {name: by_name[name] for name in KINDS}
 
 
 def _expert_shape(trajectory: Trajectory) -> tuple[int, ...]:

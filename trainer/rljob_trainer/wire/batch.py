@@ -49,7 +49,7 @@ class Columns:
 
     @staticmethod
     def of(trajectories: Sequence[Trajectory]) -> "Columns":
-        found: dict[str, Array] = {
+        arrays: dict[str, Array] = {
             "prompt_index": np.array([t.prompt_index for t in trajectories], np.int64),
             "group": np.array([t.group for t in trajectories], np.int32),
             "sample": np.array([t.sample for t in trajectories], np.int32),
@@ -64,7 +64,7 @@ class Columns:
             ),
             "data_source": np.array([t.data_source for t in trajectories], np.str_),
         }
-        return Columns(**found)
+        return Columns(**arrays)
 
     def __len__(self) -> int:
         return len(self.group)

@@ -87,11 +87,11 @@ class Ranks:
         """
         before, deadline = 0, time.monotonic() + self.timeout_seconds
         while True:
-            found = self.gather([done(POLL_SECONDS), moved()])
-            if (total := sum(count for _, count in found)) > before:
+            of_ranks = self.gather([done(POLL_SECONDS), moved()])
+            if (total := sum(count for _, count in of_ranks)) > before:
                 before, deadline = total, time.monotonic() + self.timeout_seconds
                 heartbeat()
-            if all(ended for ended, _ in found):
+            if all(ended for ended, _ in of_ranks):
                 return
             if time.monotonic() > deadline:
                 raise StandstillError(f"no rank has read or written anything for {self.timeout_seconds:g} s")

@@ -59,9 +59,9 @@ _ARRAYS = ConfigDict(arbitrary_types_allowed=True)
 def encode(message: Work | Result | Failure) -> bytes:
     """The body of a message."""
     arrays: list[Array] = []
-    found = _lowered(message, arrays)
+    lowered = _lowered(message, arrays)
     described = [[array.dtype.str, list(array.shape)] for array in arrays]
-    head = json.dumps({"kind": type(message).__name__, "message": found, "arrays": described}).encode()
+    head = json.dumps({"kind": type(message).__name__, "message": lowered, "arrays": described}).encode()
     return b"".join([_LENGTH.pack(len(head)), head, *(array.tobytes() for array in arrays)])
 
 

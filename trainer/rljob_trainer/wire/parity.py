@@ -105,8 +105,8 @@ def probe_sequences(batch: Batch, keeps_requests: bool = False) -> list[list[int
     written = (s.policy_step for sample in batch.samples for s in sample.sampled_segments)
     if not keeps_requests and any(step == batch.step - 1 for step in written):
         return []
-    found = (s.tokens[:-1][: min([PROBE_TOKENS, *(at for at, _ in s.images)])].tolist() for s in batch.samples)
-    return list(islice((tokens for tokens in found if len(tokens) > 1), PROBE_SEQUENCES))
+    sequences = (s.tokens[:-1][: min([PROBE_TOKENS, *(at for at, _ in s.images)])].tolist() for s in batch.samples)
+    return list(islice((tokens for tokens in sequences if len(tokens) > 1), PROBE_SEQUENCES))
 
 
 def probe_sample(tokens: Sequence[int]) -> Trajectory:

@@ -214,7 +214,7 @@ def _code(text: str) -> str:
 
 
 def _generations(body: Any, n: int, policy_step: int) -> list[Generation]:
-    found = decode(body)
-    if len(found) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in found):
-        raise ReplicaLost(f"{len(found)} of {n} responses, finished by {[r.finish_reason for r in found]}")
-    return [Generation(*r[:3], policy_step, r.routed_experts, r.later, r.guesses) for r in found]  # type: ignore[arg-type]
+    responses = decode(body)
+    if len(responses) != n or any(r.finish_reason not in ("stop", "length", "abort") for r in responses):
+        raise ReplicaLost(f"{len(responses)} of {n} responses, finished by {[r.finish_reason for r in responses]}")
+    return [Generation(*r[:3], policy_step, r.routed_experts, r.later, r.guesses) for r in responses]  # type: ignore[arg-type]

@@ -204,9 +204,9 @@ class Trajectory:
     @property
     def response_turn_rewards(self) -> Floats:
         """[response_length], rewards of turns, each at the last token of its turn."""
-        found = np.zeros(len(self), np.float32)
-        np.add.at(found, np.cumsum(self._lengths) - 1, [s.reward for s in self.segments])
-        return found[self.prompt_length :]
+        rewards = np.zeros(len(self), np.float32)
+        np.add.at(rewards, np.cumsum(self._lengths) - 1, [s.reward for s in self.segments])
+        return rewards[self.prompt_length :]
 
     @property
     def images(self) -> list[Placed]:
@@ -226,13 +226,13 @@ class Trajectory:
 
 def of_rows(rows: Iterable[Trajectory]) -> list[Trajectory]:
     """The inverse of `Trajectory.rows`, for the rows of several trajectories one after another."""
-    found: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     for row in rows:
         if row.branch:
-            found[-1] = replace(found[-1], branches=(*found[-1].branches, row.segments))
+            trajectories[-1] = replace(trajectories[-1], branches=(*trajectories[-1].branches, row.segments))
         else:
-            found.append(row)
-    return found
+            trajectories.append(row)
+    return trajectories
 
 
 def _joined(rows: Sequence[npt.NDArray[Any]], kind: type[Any]) -> npt.NDArray[Any]:

@@ -170,8 +170,8 @@ class OwnWorkers[P: WorkerProcess]:
         self._workers = [Respawning(start) for _ in range(count)]
 
     async def start(self) -> P:
-        found = await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True)
-        for one in found:
+        started = await asyncio.gather(*(w.running() for w in self._workers), return_exceptions=True)
+        for one in started:
             if isinstance(one, BaseException):
                 raise NotLoaded(str(one)) from one
             process = one
@@ -263,6 +263,6 @@ class PodWorkers[P: WorkerProcess]:
     def _give_up(self) -> None:
         """Unless one has loaded it meanwhile."""
         if not self._loaded.done():
-            found = NotLoaded(str(next(iter(self._refusals.values()))))
-            self._loaded.set_exception(found)
-            self._places.fail(found)
+            not_loaded = NotLoaded(str(next(iter(self._refusals.values()))))
+            self._loaded.set_exception(not_loaded)
+            self._places.fail(not_loaded)

@@ -29,11 +29,11 @@ class SkyrlGym:
     async def rollout(self, prompt: Prompt, policy: Policy, row: Mapping[str, Any]) -> Trajectory:
         environment = await in_thread(self._made, row)
         try:
-            found = await played(policy, prompt.tokens, _Episode(environment, prompt, row))
+            trajectory = await played(policy, prompt.tokens, _Episode(environment, prompt, row))
             metrics = await in_thread(environment.get_metrics)
         finally:
             in_background(environment.close)
-        return replace(found, metrics={k: v for k, v in metrics.items() if isinstance(v, int | float)})
+        return replace(trajectory, metrics={k: v for k, v in metrics.items() if isinstance(v, int | float)})
 
     def _made(self, row: Mapping[str, Any]) -> Any:
         return skyrl_gym.make(self._environment, env_config=self._config, extras=dict(row))
@@ -48,16 +48,16 @@ class _Episode:
     async def reset(self) -> Observation:
         """With a conversation where the environment has another than the row."""
         before = [dict(message) for message in self._conversation]
-        found = await in_thread(self._environment.init, self._conversation)
-        if not isinstance(found, tuple) or len(found) != 2:
+        answer = await in_thread(self._environment.init, self._conversation)
+        if not isinstance(answer, tuple) or len(answer) != 2:
             raise Nonsense(
-                f"answered to init with {type(found).__name__}, not a conversation and what there is to know"
+                f"answered to init with {type(answer).__name__}, not a conversation and what there is to know"
             )
-        return observed({} if found[0] == before else {"messages": found[0]}, "init")
+        return observed({} if answer[0] == before else {"messages": answer[0]}, "init")
 
     async def step(self, number: int, turn: Turn) -> Observation:
-        found = await in_thread(self._environment.step, turn.text)
-        if not isinstance(found, Mapping) or not {"observations", "reward", "done"} <= found.keys():
-            raise Nonsense(f"answered to step with {str(found)[:200]}, without observations, reward and done")
-        answer = {"messages": found["observations"], "reward": found["reward"], "done": found["done"]}
+        output = await in_thread(self._environment.step, turn.text)
+        if not isinstance(output, Mapping) or not {"observations", "reward", "done"} <= output.keys():
+            raise Nonsense(f"answered to step with {str(output)[:200]}, without observations, reward and done")
+        answer = {"messages": output["observations"], "reward": output["reward"], "done": output["done"]}
         return observed(answer, "step")

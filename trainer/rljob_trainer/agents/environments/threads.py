@@ -30,15 +30,15 @@ async def in_thread[T](function: Callable[..., T], *arguments: Any) -> T:
             answer.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
-        found: T | None = None
+        returned: T | None = None
         error: BaseException | None = None
         try:
-            found = function(*arguments)
+            returned = function(*arguments)
         except StopIteration as stop:  # no future takes it
             error = RuntimeError(f"StopIteration: {stop.value}")
         except BaseException as raised:
             error = raised
-        loop.call_soon_threadsafe(settle, found, error)
+        loop.call_soon_threadsafe(settle, returned, error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

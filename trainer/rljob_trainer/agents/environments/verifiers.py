@@ -37,10 +37,10 @@ def rows(environment: str, arguments: dict[str, Any], offset: int, size: int, se
 
 def _config(environment: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Programs run in this pod unless the arguments name another runtime; the library's default is a service of its authors."""
-    found = {**arguments, "taskset": {"id": environment, **arguments.get("taskset", {})}}
+    config = {**arguments, "taskset": {"id": environment, **arguments.get("taskset", {})}}
     if "agent" in env_config_type(environment, arguments.get("id", "")).model_fields:
-        found["agent"] = {"runtime": {"type": "subprocess"}, **found.get("agent", {})}
-    return found
+        config["agent"] = {"runtime": {"type": "subprocess"}, **config.get("agent", {})}
+    return config
 
 
 class Verifiers:

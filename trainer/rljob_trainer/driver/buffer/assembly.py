@@ -41,8 +41,8 @@ class Outcome:
     def at(self, group: int) -> "Outcome":
         """The outcome as a member of group number `group` of the step."""
         result = self.result
-        found = replace(result, group=group) if isinstance(result, Trajectory) else result
-        return replace(self, group=group, result=found)
+        moved = replace(result, group=group) if isinstance(result, Trajectory) else result
+        return replace(self, group=group, result=moved)
 
 
 def require_scored(outcomes: Iterable[Outcome]) -> None:
@@ -87,13 +87,15 @@ def shaped(outcomes: Sequence[Outcome], spec: RLJobSpec) -> tuple[list[Outcome],
     """`outcomes` with overlong responses penalised, and the mean penalty as a metric; unchanged and empty without such a penalty."""
     if not spec.algorithm.overlong.buffer_tokens:
         return list(outcomes), {}
-    found = [replace(o, result=penalised(o.result, spec)) if isinstance(o.result, Trajectory) else o for o in outcomes]
+    shaped_outcomes = [
+        replace(o, result=penalised(o.result, spec)) if isinstance(o.result, Trajectory) else o for o in outcomes
+    ]
     lost = [
         a.result.reward - b.result.reward
-        for a, b in zip(outcomes, found, strict=True)
+        for a, b in zip(outcomes, shaped_outcomes, strict=True)
         if isinstance(a.result, Trajectory) and isinstance(b.result, Trajectory)
     ]
-    return found, {"reward/overlong_penalty": sum(lost) / len(lost)}
+    return shaped_outcomes, {"reward/overlong_penalty": sum(lost) / len(lost)}
 
 
 def batch_metrics(samples: Sequence[Trajectory], rows: Sequence[Trajectory]) -> dict[str, float]:
@@ -112,31 +114,31 @@ def batch_metrics(samples: Sequence[Trajectory], rows: Sequence[Trajectory]) -> 
 
 def begun_age(step: int, outcomes: Iterable[Outcome]) -> float:
     """Mean over the trajectories of `step` of their age when they began: steps between the policy of their first token and the one they train."""
-    found = [o.result.sampled_segments for o in outcomes if isinstance(o.result, Trajectory)]
-    return sum(step - 1 - segments[0].policy_step for segments in found if segments) / len(found)
+    sampled = [o.result.sampled_segments for o in outcomes if isinstance(o.result, Trajectory)]
+    return sum(step - 1 - segments[0].policy_step for segments in sampled if segments) / len(sampled)
 
 
 def reward_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Mean of each metric that reward functions returned, over the samples that have it. Of too many names, those that most samples have."""
-    found: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         for name, value in outcome.metrics.items():
-            found[name].append(value)
-    return _means(prefix, found)
+            values[name].append(value)
+    return _means(prefix, values)
 
 
 def data_source_metrics(prefix: str, outcomes: Iterable[Outcome]) -> dict[str, float]:
     """Mean reward of each named data source. Of too many sources, those with the most samples."""
-    found: dict[str, list[float]] = defaultdict(list)
+    rewards: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         if isinstance(outcome.result, Trajectory) and outcome.result.data_source:
-            found[own_name(outcome.result.data_source)].append(outcome.result.reward)
-    return _means(prefix, found)
+            rewards[own_name(outcome.result.data_source)].append(outcome.result.reward)
+    return _means(prefix, rewards)
 
 
-def _means(prefix: str, found: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    kept = sorted(found, key=lambda name: (-len(found[name]), name))[:MOST_REWARD_METRICS]
-    return {prefix + name: sum(found[name]) / len(found[name]) for name in sorted(kept)}
+def _means(prefix: str, values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    kept = sorted(values, key=lambda name: (-len(values[name]), name))[:MOST_REWARD_METRICS]
+    return {prefix + name: sum(values[name]) / len(values[name]) for name in sorted(kept)}
 
 
 def reward_details(outcome: Outcome, answer: str) -> dict[str, Any]:
@@ -148,21 +150,21 @@ def reward_details(outcome: Outcome, answer: str) -> dict[str, Any]:
 
 def agent_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Means over the trajectories; empty where no agent makes them."""
-    found: dict[str, list[float]] = defaultdict(list)
+    measured: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
         for name, value in outcome.agent.items():
-            found[name].append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            measured[name].append(value)
+    return {name: sum(values) / len(values) for name, values in measured.items()}
 
 
 def failure_metrics(outcomes: Sequence[Outcome], with_agent: bool = False) -> dict[str, float]:
     """How many samples have no trajectory or could not be scored, in total and by reason."""
     results = [o.result for o in outcomes]
-    found = _counted("reward/failed", KINDS, [r.kind for r in results if isinstance(r, RewardFailed)])
+    counts = _counted("reward/failed", KINDS, [r.kind for r in results if isinstance(r, RewardFailed)])
     if not with_agent:
-        return found
+        return counts
     failed = [r.kind for r in results if isinstance(r, recording.AgentFailed)]
-    return found | _counted("agent/failed", recording.KINDS, failed)
+    return counts | _counted("agent/failed", recording.KINDS, failed)
 
 
 def _counted(name: str, kinds: Sequence[str], failed: Sequence[str]) -> dict[str, float]:
@@ -184,13 +186,13 @@ def evaluation_metrics(sets: Mapping[str, Sequence[ScoredGroup]], correct_above:
     outcomes = [o for groups in sets.values() for group in groups for o in group]
     means = [_mean(rewards) for groups in sets.values() for group in groups if (rewards := _rewards(group))]
     failed = sum(not isinstance(o.result, Trajectory) for o in outcomes)
-    found = {"evaluation/reward": _mean(means), "evaluation/failed": float(failed)}
-    found |= reward_metrics(EVALUATION_METRICS, outcomes)
-    found |= data_source_metrics(EVALUATION_DATA_SOURCES, outcomes)
+    metrics = {"evaluation/reward": _mean(means), "evaluation/failed": float(failed)}
+    metrics |= reward_metrics(EVALUATION_METRICS, outcomes)
+    metrics |= data_source_metrics(EVALUATION_DATA_SOURCES, outcomes)
     for name, groups in sets.items():
         measured = set_metrics(groups, correct_above)
-        found |= {f"{EVALUATION_SETS}{name}/{metric}": value for metric, value in measured.items()}
-    return found
+        metrics |= {f"{EVALUATION_SETS}{name}/{metric}": value for metric, value in measured.items()}
+    return metrics
 
 
 def set_metrics(groups: Sequence[ScoredGroup], correct_above: float) -> dict[str, float]:
@@ -200,13 +202,13 @@ def set_metrics(groups: Sequence[ScoredGroup], correct_above: float) -> dict[str
     frequent prediction is correct, of n > 1 responses of which some have one.
     """
     count = max(map(len, groups), default=0)
-    found: dict[str, list[float]] = {f"avg@{count}": [_mean(r) for g in groups if (r := _rewards(g))]}
+    of_prompts: dict[str, list[float]] = {f"avg@{count}": [_mean(r) for g in groups if (r := _rewards(g))]}
     for k in _sizes(count):
         correct = [[r > correct_above for r in _rewards(g)] for g in groups]
-        found[f"pass@{k}"] = [pass_at_k(len(c), sum(c), k) for c in correct if len(c) >= k]
+        of_prompts[f"pass@{k}"] = [pass_at_k(len(c), sum(c), k) for c in correct if len(c) >= k]
     if count > 1 and any(o.prediction is not None for g in groups for o in g):
-        found[f"maj@{count}"] = [float(majority_is_correct(g, correct_above)) for g in groups if _rewards(g)]
-    return {name: _mean(values) for name, values in found.items() if values}
+        of_prompts[f"maj@{count}"] = [float(majority_is_correct(g, correct_above)) for g in groups if _rewards(g)]
+    return {name: _mean(values) for name, values in of_prompts.items() if values}
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

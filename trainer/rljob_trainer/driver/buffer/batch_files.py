@@ -60,10 +60,10 @@ def replay(directory: Path, step: int) -> Batch:
 
 def read(file: Path) -> Batch:
     """The batch that `write` wrote."""
-    found, texts = _read(file)
-    found["data_source"] = np.array(texts["data_source"], np.str_)
-    columns = Columns(**{field.name: found[field.name] for field in fields(Columns)})
-    trajectories = arrays.trajectories_of(found, columns, range(len(columns)))
+    columns_read, texts = _read(file)
+    columns_read["data_source"] = np.array(texts["data_source"], np.str_)
+    columns = Columns(**{field.name: columns_read[field.name] for field in fields(Columns)})
+    trajectories = arrays.trajectories_of(columns_read, columns, range(len(columns)))
     return Batch(texts["step"], columns, trajectories, texts["metrics"])
 
 
@@ -83,8 +83,8 @@ def _read(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
         texts = {name: json.loads(text) for name, text in header.pop("__metadata__").items()}
-        found: dict[str, Array] = {}
+        columns: dict[str, Array] = {}
         for name, described in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            found[name] = np.empty(described["shape"], KINDS[described["dtype"]])
-            stream.readinto(arrays.raw(found[name]))
-    return found, texts
+            columns[name] = np.empty(described["shape"], KINDS[described["dtype"]])
+            stream.readinto(arrays.raw(columns[name]))
+    return columns, texts

@@ -97,9 +97,9 @@ class RolloutBuffer:
 
     def take(self) -> Ready | None:
         """Remove and return the next batch; None until it is measured."""
-        if found := self.first:
+        if ready := self.first:
             self._batches.popleft()
-        return found
+        return ready
 
     @property
     def is_measuring(self) -> bool:
@@ -140,14 +140,14 @@ class RolloutBuffer:
 
     async def _generation(self, policy: int) -> None:
         while self._generated < min(policy + self._ahead, self._last):
-            found = await self._source.batch(self._generated + 1, policy, self._cursor)
-            self._generated, self._cursor = found.batch.step, found.cursor
-            self._batches.append(self._measuring(found))
+            ready = await self._source.batch(self._generated + 1, policy, self._cursor)
+            self._generated, self._cursor = ready.batch.step, ready.cursor
+            self._batches.append(self._measuring(ready))
 
-    def _measuring(self, found: Ready) -> "_Generated":
-        task = asyncio.create_task(self._measured(found))
+    def _measuring(self, ready: Ready) -> "_Generated":
+        task = asyncio.create_task(self._measured(ready))
         task.add_done_callback(lambda _: self._changed())
-        return _Generated(found, task)
+        return _Generated(ready, task)
 
-    async def _measured(self, found: Ready) -> Ready:
-        return Ready(await measured(found.batch, self._roles), found.cursor) if self._roles else found
+    async def _measured(self, ready: Ready) -> Ready:
+        return Ready(await measured(ready.batch, self._roles), ready.cursor) if self._roles else ready

@@ -33,10 +33,10 @@ class Examples:
     async def held_out_batch(self) -> Batch:
         """All held-out examples, once each, in the order of the files. Raises ConfigurationError when all are left out."""
         assert self.held_out is not None, "a rule says that there is held-out data"
-        found = [example for example in await self.held_out.drawn(range(len(self.held_out))) if example.variants]
-        if not found:
+        examples = [example for example in await self.held_out.drawn(range(len(self.held_out))) if example.variants]
+        if not examples:
             raise _nothing(len(self.held_out), "validation")
-        return await self.measured(Batch.of(0, trajectories(found), {}))
+        return await self.measured(Batch.of(0, trajectories(examples), {}))
 
     async def measured(self, batch: Batch) -> Batch:
         """The batch with the measurements of the roles."""
@@ -61,9 +61,9 @@ class ExampleBuffer:
 
     def take(self) -> Ready | None:
         """Remove and return the next batch; None until it is ready."""
-        found = self._batches.popleft() if self._batches else None
+        ready = self._batches.popleft() if self._batches else None
         self._room.set()
-        return found
+        return ready
 
     @property
     def is_idle(self) -> bool:
@@ -85,9 +85,9 @@ class ExampleBuffer:
             while len(self._batches) >= AHEAD:
                 self._room.clear()
                 await self._room.wait()
-            found = await next_batch(self._spec, self._data.train, self._made + 1, self._cursor)
-            self._made, self._cursor = found.batch.step, found.cursor
-            self._batches.append(Ready(await self._data.measured(found.batch), found.cursor))
+            ready = await next_batch(self._spec, self._data.train, self._made + 1, self._cursor)
+            self._made, self._cursor = ready.batch.step, ready.cursor
+            self._batches.append(Ready(await self._data.measured(ready.batch), ready.cursor))
             self._changed()
 
 

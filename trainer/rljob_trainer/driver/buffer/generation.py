@@ -118,9 +118,9 @@ class Generator:
                     begun[s.name].append(tasks.create_task(self.samples(request)))
                     if len(begun[s.name]) % WOKEN_AT_ONCE == 0:
                         await asyncio.sleep(0)  # others are served meanwhile
-        found = {name: [task.result() for task in own] for name, own in begun.items()}
-        warn_of_failures([o for groups in found.values() for group in groups for o in group])
-        return found
+        outcomes = {name: [task.result() for task in own] for name, own in begun.items()}
+        warn_of_failures([o for groups in outcomes.values() for group in groups for o in group])
+        return outcomes
 
     def _held_out(self, held_out: HeldOutSet) -> Iterator[GroupRequest]:
         for p in held_out.prompts:

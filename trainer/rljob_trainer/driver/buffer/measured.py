@@ -32,20 +32,20 @@ SECONDS = 300.0
 async def measured(batch: Batch, roles: Sequence[Measure]) -> Batch:
     """The batch with the measurements of all roles, which work concurrently."""
     began = time.monotonic()
-    for found in await asyncio.gather(*(role(batch) for role in roles)):
-        batch = joined(batch, found)
+    for columns in await asyncio.gather(*(role(batch) for role in roles)):
+        batch = joined(batch, columns)
     return replace(batch, metrics={**batch.metrics, "time/measure": time.monotonic() - began})
 
 
-def joined(batch: Batch, found: Mapping[str, Array]) -> Batch:
+def joined(batch: Batch, measured_columns: Mapping[str, Array]) -> Batch:
     """The batch with one measurement: scores are added to its rewards, per-token values to `Batch.measured`."""
-    columns = batch.columns.scored(found[SCORES]) if SCORES in found else batch.columns
-    rows = found.get(ROWS, np.arange(len(columns))).tolist()
+    columns = batch.columns.scored(measured_columns[SCORES]) if SCORES in measured_columns else batch.columns
+    rows = measured_columns.get(ROWS, np.arange(len(columns))).tolist()
     counts = columns.response_length[rows].tolist()
     nothing = dict.fromkeys(range(len(columns)), np.zeros(0, np.float32))
     tokens = {
         name: nothing | dict(zip(rows, split(values, counts), strict=True))
-        for name, values in found.items()
+        for name, values in measured_columns.items()
         if name not in (SCORES, ROWS)
     }
     return replace(batch, columns=columns, measured={**batch.measured, **tokens})
@@ -72,8 +72,8 @@ class Teacher:
         """Log-probabilities at temperature 1 by name, [response tokens of the step] float32: of the sampled tokens, and with `topK` also ids and
         log-probabilities of the likeliest ones (batch.candidates). Raises RewardFailed when the pool fails."""
         rows = range(len(batch.columns.response_length))
-        found = await asyncio.gather(*(self._log_probs(batch.trajectories[row]) for row in rows))
-        return dict(zip(self._names, np.concatenate([self._nothing, *found], axis=1), strict=True))
+        log_probs = await asyncio.gather(*(self._log_probs(batch.trajectories[row]) for row in rows))
+        return dict(zip(self._names, np.concatenate([self._nothing, *log_probs], axis=1), strict=True))
 
     @property
     def _nothing(self) -> Floats:
@@ -100,10 +100,12 @@ def _floats(said: list[dict[str, dict[str, Any]]], tokens: list[int], count: int
 
     `said`: vLLM's `prompt_logprobs`. Raises KeyError, TypeError or ValueError when one is missing.
     """
-    found = np.array([_of_place(entry, token, count) for entry, token in zip(said, tokens, strict=True)], np.float32)
-    if not np.isfinite(found).all():
+    log_probs = np.array(
+        [_of_place(entry, token, count) for entry, token in zip(said, tokens, strict=True)], np.float32
+    )
+    if not np.isfinite(log_probs).all():
         raise ValueError("not finite")
-    return found.T
+    return log_probs.T
 
 
 def _of_place(said: dict[str, dict[str, Any]], token: int, count: int) -> list[float]:

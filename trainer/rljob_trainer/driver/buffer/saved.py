@@ -80,8 +80,8 @@ def write(directory: Path, contents: BufferContents, spec: RLJobSpec) -> None:
 def write_hashed(directory: Path, contents: BufferContents, spec: RLJobSpec) -> Files:
     """`write`, and what a manifest says of the files, by their paths below the checkpoint's directory."""
     write(directory, contents, spec)
-    found = fingerprints(directory) if directory.is_dir() else {}
-    return {f"{directory.name}/{name}": file for name, file in found.items()}
+    files = fingerprints(directory) if directory.is_dir() else {}
+    return {f"{directory.name}/{name}": file for name, file in files.items()}
 
 
 def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
@@ -92,13 +92,13 @@ def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
     if changed := [name for name, value in made_with(spec).items() if described["madeWith"].get(name) != value]:
         log.warning("spec.%s differs from the checkpoint's: what was generated ahead is left out", changed[0])
         return BufferContents()
-    found = of_rows(batch_files.read(_groups_file(directory)).samples)
+    trajectories = of_rows(batch_files.read(_groups_file(directory)).samples)
     contents = BufferContents(
         [
             Ready(batch_files.read(_batch_file(directory, number)), Cursor(consumed, tuple(pending)))
             for number, consumed, pending in described["batches"]
         ],
-        list(_groups(described["groups"], iter(found))),
+        list(_groups(described["groups"], iter(trajectories))),
     )
     return usable(contents, spec, step)
 
@@ -153,29 +153,29 @@ def _described(sample: PartialSample) -> dict[str, Any]:
     """All of a sample that its trajectory does not hold."""
     if sample.outcome is None:
         return {"finishReason": sample.finish_reason}
-    found = sample.outcome
+    outcome = sample.outcome
     described: dict[str, Any] = {
-        "metrics": dict(found.metrics),
-        "prediction": found.prediction,
-        "agent": dict(found.agent),
+        "metrics": dict(outcome.metrics),
+        "prediction": outcome.prediction,
+        "agent": dict(outcome.agent),
     }
-    result = found.result
+    result = outcome.result
     if isinstance(result, SampleFailed):
         described["failure"] = [type(result).__name__, result.kind, result.field, result.target, result.reason]
     return described
 
 
-def _groups(described: Sequence[Any], found: Iterator[Trajectory]) -> Iterator[Group]:
+def _groups(described: Sequence[Any], trajectories: Iterator[Trajectory]) -> Iterator[Group]:
     for position, step, policy, samples in described:
-        restored = [_sample(sample, next(found), position, index) for index, sample in enumerate(samples)]
+        restored = [_sample(sample, next(trajectories), position, index) for index, sample in enumerate(samples)]
         yield Group(position, step, policy, tuple(restored))
 
 
-def _sample(described: Mapping[str, Any], found: Trajectory, position: int, index: int) -> PartialSample:
+def _sample(described: Mapping[str, Any], trajectory: Trajectory, position: int, index: int) -> PartialSample:
     if "finishReason" in described:
-        return PartialSample(found.segments, described["finishReason"], routed_experts=found.routed_experts)
+        return PartialSample(trajectory.segments, described["finishReason"], routed_experts=trajectory.routed_experts)
     further = {name: described[name] for name in ("metrics", "prediction", "agent")}
-    result: Trajectory | SampleFailed = replace(found, group=position)
+    result: Trajectory | SampleFailed = replace(trajectory, group=position)
     if "failure" in described:
         kind, *of = described["failure"]
         result = FAILURES[kind](*of)

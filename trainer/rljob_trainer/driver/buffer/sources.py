@@ -114,9 +114,9 @@ class GeneratedBatches:
             return {}
         with self._shown("evaluating"):
             await self._rollouts.enough()
-            found = await self._generator.evaluate(self._held_out)
-        require_scored([o for groups in found.values() for group in groups for o in group])
-        return evaluation_metrics(found, self._spec.evaluation.correct_above)
+            outcomes = await self._generator.evaluate(self._held_out)
+        require_scored([o for groups in outcomes.values() for group in groups for o in group])
+        return evaluation_metrics(outcomes, self._spec.evaluation.correct_above)
 
     async def batch(self, step: int, policy: int, cursor: Cursor) -> Ready:
         with self._shown("generating"):

@@ -101,9 +101,11 @@ def _datum(message: Any, index: int, longest: int) -> Datum:
     if len(tokens) > longest:
         raise ValueError(f"datum {index} has {len(tokens)} tokens; at most {longest} are served")
     _check(index, len(tokens), {name: list(tensor.shape) for name, tensor in sorted(message.loss_fn_inputs.items())})
-    found = {name: _tensor(tensor, f"datum {index}: {name}") for name, tensor in sorted(message.loss_fn_inputs.items())}
-    targets = found.pop(TARGETS).astype("<i8")
-    return Datum(tokens, targets, {name: values.astype("<f4") for name, values in found.items()})
+    inputs = {
+        name: _tensor(tensor, f"datum {index}: {name}") for name, tensor in sorted(message.loss_fn_inputs.items())
+    }
+    targets = inputs.pop(TARGETS).astype("<i8")
+    return Datum(tokens, targets, {name: values.astype("<f4") for name, values in inputs.items()})
 
 
 def _require_room(message: Any) -> None:
@@ -157,12 +159,12 @@ def _dense(sparse: Any, kind: str, shape: tuple[int, ...]) -> Array:
         raise ValueError("a sparse tensor has two dimensions")
     begins, columns = np.frombuffer(sparse.crow_indices, "<i8"), np.frombuffer(sparse.col_indices, "<i8")
     values = np.frombuffer(sparse.values, kind)
-    found = np.zeros(shape, kind)
+    dense = np.zeros(shape, kind)
     counts = np.diff(begins)
     if len(counts) != shape[0] or (counts < 0).any() or counts.sum() != len(values) or (columns < 0).any():
         raise ValueError("its rows do not fit its values")
-    found[np.repeat(np.arange(shape[0]), counts), columns] = values
-    return found
+    dense[np.repeat(np.arange(shape[0]), counts), columns] = values
+    return dense
 
 
 PROTOBUF = "application/x-protobuf"

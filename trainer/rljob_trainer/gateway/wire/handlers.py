@@ -25,10 +25,10 @@ class ListPage(ClientRequest):
     offset: Count = 0
     limit: Annotated[int, Field(ge=1, le=1000)] = 20
 
-    def cut[T](self, found: Sequence[T]) -> tuple[Sequence[T], dict[str, int]]:
+    def cut[T](self, entries: Sequence[T]) -> tuple[Sequence[T], dict[str, int]]:
         """The part, and what it is a part of."""
-        cursor = {"offset": self.offset, "limit": self.limit, "total_count": len(found)}
-        return found[self.offset : self.offset + self.limit], cursor
+        cursor = {"offset": self.offset, "limit": self.limit, "total_count": len(entries)}
+        return entries[self.offset : self.offset + self.limit], cursor
 
 
 class ListingRoutes:
@@ -49,10 +49,10 @@ class ListingRoutes:
     async def runs(self, client: str, request: web.Request) -> RouteAnswer:
         """Models that are trained, and those of which something is saved, by their names."""
         page = ListPage.model_validate(dict(request.query))
-        found, cursor = page.cut(
+        runs, cursor = page.cut(
             sorted(self._trained(client) | {s.model for s in self._service.saved_by(client).values()})
         )
-        return {"training_runs": [self._run(client, run) for run in found], "cursor": cursor}
+        return {"training_runs": [self._run(client, run) for run in runs], "cursor": cursor}
 
     async def checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
         run = request.match_info["run"]
@@ -65,13 +65,13 @@ class ListingRoutes:
     async def all_checkpoints(self, client: str, request: web.Request) -> RouteAnswer:
         """Of all runs; the newest first."""
         newest = sorted(self._service.saved_by(client).items(), key=lambda item: item[1].time, reverse=True)
-        found, cursor = ListPage.model_validate(dict(request.query)).cut(newest)
-        return {"checkpoints": [_checkpoint(path, saved) for path, saved in found], "cursor": cursor}
+        checkpoints, cursor = ListPage.model_validate(dict(request.query)).cut(newest)
+        return {"checkpoints": [_checkpoint(path, saved) for path, saved in checkpoints], "cursor": cursor}
 
     async def sessions(self, client: str, request: web.Request) -> RouteAnswer:
         """Those that have not ended."""
-        found, _ = ListPage.model_validate(dict(request.query)).cut(self._sessions(client))
-        return {"sessions": found}
+        sessions, _ = ListPage.model_validate(dict(request.query)).cut(self._sessions(client))
+        return {"sessions": sessions}
 
     async def session(self, client: str, request: web.Request) -> RouteAnswer:
         name = request.match_info["session"]
@@ -149,10 +149,10 @@ class SamplingRoutes:
         params = await read_rest(request, requests.SampleParams)
         sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
         seed = seed_of(name)
-        found = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
-        asked_for = found if isinstance(found, Failure) else sampler.of(found, self._service.files.root)
+        generation = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
+        asked_for = generation if isinstance(generation, Failure) else sampler.of(generation, self._service.files.root)
         self._samples.ask(client, name, asked_for, sampler.directory)
-        samples = 0 if isinstance(found, Failure) else asked.num_samples
+        samples = 0 if isinstance(generation, Failure) else asked.num_samples
         return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
 
     async def cancel(self, client: str, request: web.Request) -> RouteAnswer:
@@ -161,10 +161,10 @@ class SamplingRoutes:
 
     async def result(self, client: str, name: str, seconds: float) -> web.Response:
         """Of a request for samples. Raises UnknownError."""
-        found = await self._samples.result(client, name, seconds)
-        if found is None:
+        answer = await self._samples.result(client, name, seconds)
+        if answer is None:
             return bodies.again(name, "waiting for a server")
-        return bodies.failed(found) if isinstance(found, Failure) else bodies.of_samples(found)
+        return bodies.failed(answer) if isinstance(answer, Failure) else bodies.of_samples(answer)
 
 
 def sampler_name(session: str, number: int) -> str:

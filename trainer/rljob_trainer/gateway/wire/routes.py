@@ -90,7 +90,7 @@ class Routes:
             if client is None:
                 return bodies.refused(401, "this service does not know the API key")
             try:
-                found = await handler(client, request)
+                said = await handler(client, request)
             except ValidationError as error:
                 return bodies.refused(400, first_problem(error))
             except ValueError as error:
@@ -99,7 +99,7 @@ class Routes:
                 return bodies.refused(404, str(error.args[0]))
             except BusyError as error:
                 return bodies.refused(429, str(error))
-            return found if isinstance(found, web.Response) else web.json_response(found)
+            return said if isinstance(said, web.Response) else web.json_response(said)
 
         return answer
 
@@ -181,16 +181,16 @@ class Routes:
             return await self._ask(client, Failure(message=_too_large(size)), *beginning(body))
         asked = Pass(body)
         try:
-            found: work.ModelWork | Failure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
+            piece: work.ModelWork | Failure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
         except ValueError as error:
-            found = Failure(message=str(error))
-        return await self._ask(client, found, asked.model, asked.seq)
+            piece = Failure(message=str(error))
+        return await self._ask(client, piece, asked.model, asked.seq)
 
     async def _optim_step(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
         params = await read_rest(request, requests.OptimStepParams)
-        found = params if isinstance(params, Failure) else params.work(asked.model_id, asked.seq_id)
-        return await self._ask(client, found, asked.model_id, asked.seq_id)
+        piece = params if isinstance(params, Failure) else params.work(asked.model_id, asked.seq_id)
+        return await self._ask(client, piece, asked.model_id, asked.seq_id)
 
     async def _save_weights(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
@@ -220,12 +220,12 @@ class Routes:
         return await self._ask(client, Failure(message=f"{call} is not served"), asked.model_id, asked.seq_id)
 
     async def _ask(
-        self, client: str, found: work.ModelWork | Failure, model: str = "", seq: int = 0, saves: str = ""
+        self, client: str, piece: work.ModelWork | Failure, model: str = "", seq: int = 0, saves: str = ""
     ) -> RouteAnswer:
         """Have the service do a request of a model. `model` and `seq`: of a failure, which has none of its own."""
-        if not isinstance(found, Failure):
-            model, seq = found.model, found.seq
-        await self._service.ask(client, model, seq, found, saves)
+        if not isinstance(piece, Failure):
+            model, seq = piece.model, piece.seq
+        await self._service.ask(client, model, seq, piece, saves)
         return _future(model, seq)
 
     async def _retrieve(self, client: str, request: web.Request) -> RouteAnswer:
@@ -243,12 +243,12 @@ class Routes:
         if book.line.is_lost(seq):
             return bodies.failed(Failure(message=LOST, category="server"))
         entry = book.line.entries[seq]
-        if (found := await book.result(seq, POLL_SECONDS)) is None:
+        if (result := await book.result(seq, POLL_SECONDS)) is None:
             return bodies.again(f"{model}:{seq}", "waiting for the ranks")
         names = {"CreateModel": {"model_id": model}, "LoadState": {"model_id": model}}.get(entry.kind, {})
         if entry.saves:
             names = {"path" if "/" in entry.saves else "sampling_session_id": entry.saves}
-        return bodies.of_request(entry.kind, found, names)
+        return bodies.of_request(entry.kind, result, names)
 
 
 async def _begun(request: web.Request) -> tuple[bytes, int]:

@@ -84,8 +84,8 @@ def _require_fetched(job: Job) -> None:
 
 def _with_export(job: Job) -> Job:
     """With the model that is meant where the spec names a run."""
-    if found := newest_export(Path(job.spec.model.path)):
-        return replace(job, spec=beginning_from(job.spec, found))
+    if export := newest_export(Path(job.spec.model.path)):
+        return replace(job, spec=beginning_from(job.spec, export))
     return job
 
 

@@ -83,22 +83,24 @@ class SupervisedRows:
         require_chats(self.spec, files, tokenizer)
         encoder, usable = Encoder(self.spec, tokenizer), True
         for file in files:
-            found = RowsOfFile()
-            yield from self._file(file, encoder, found)
-            usable &= not found.unusable
+            rows_of_file = RowsOfFile()
+            yield from self._file(file, encoder, rows_of_file)
+            usable &= not rows_of_file.unusable
         if usable:
             RowExamples(self.spec, split, files, tokenizer, None)  # refuses what a job does, also of later rows
 
-    def _file(self, file: RowFile, encoder: Encoder, found: RowsOfFile) -> Iterator[str]:
+    def _file(self, file: RowFile, encoder: Encoder, rows_of_file: RowsOfFile) -> Iterator[str]:
         rows = self._rows(file.table)
         yield f"  {file.place.path}: {self._read(file.table)}"
-        for example in found.read(rows, lambda row: encoder(RawRow(row, file.record(row), file.at(row), file.format))):
+        for example in rows_of_file.read(
+            rows, lambda row: encoder(RawRow(row, file.record(row), file.at(row), file.format))
+        ):
             if example.left_out:
-                found.leave_out(file.table.number(example.index), REASONS[example.left_out])
+                rows_of_file.leave_out(file.table.number(example.index), REASONS[example.left_out])
             elif example.index < self.shown:
                 yield from self._example(example, file.table.number(example.index))
-        yield from found.lines()
-        self.findings.refuse_rows(found.errors, found.unusable)
+        yield from rows_of_file.lines()
+        self.findings.refuse_rows(rows_of_file.errors, rows_of_file.unusable)
 
     def _rows(self, table: Table) -> range:
         return range(len(table) if self.most is None else min(self.most, len(table)))
@@ -126,14 +128,14 @@ class SupervisedRows:
             yield from self._texts(place, open_table(place, scratch))
 
     def _texts(self, place: Place, table: Table) -> Iterator[str]:
-        key, found, first = self.spec.data.text_key, RowsOfFile(), list[str]()
-        for row, text in found.read(self._rows(table), lambda row: (row, text_at(place, table, row, key))):
+        key, rows_of_file, first = self.spec.data.text_key, RowsOfFile(), list[str]()
+        for row, text in rows_of_file.read(self._rows(table), lambda row: (row, text_at(place, table, row, key))):
             if not text:
-                found.leave_out(table.number(row), "there is no text")
+                rows_of_file.leave_out(table.number(row), "there is no text")
             elif row < self.shown:
                 first.append(text)
         lengths = [len(document(text, cast(OffsetTokenizer, self.tokenizer))) for text in first]
         yield f"  {place.path}: {self._read(table)}" + (f"; the first have {extent(lengths)} tokens" if first else "")
         yield from (indented(text[:500]) for text in first)
-        yield from found.lines()
-        self.findings.refuse_rows(found.errors, found.unusable)
+        yield from rows_of_file.lines()
+        self.findings.refuse_rows(rows_of_file.errors, rows_of_file.unusable)

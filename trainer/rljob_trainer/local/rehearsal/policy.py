@@ -32,16 +32,16 @@ class LocalParser:
     async def parse(self, request: ParseRequest) -> Parsed:
         """Raises ParserUnusableError, UnreadError, RequestRefusedError, and ConfigurationError where vLLM is missing."""
         try:
-            found = await self._reader.read(request.body())
+            answer = await self._reader.read(request.body())
         except WorkerLost as error:
             rule = f"vLLM has to read what the policy writes, and cannot: {error}"
             shown = request.parsers.tools or request.parsers.reasoning
             raise ConfigurationError(
                 FIELD, shown, rule, "try the job in the trainer's image, which has vLLM"
             ) from error
-        if "refused" in found:
-            raise RequestRefusedError(found["refused"])
-        return Parsed.of(found)
+        if "refused" in answer:
+            raise RequestRefusedError(answer["refused"])
+        return Parsed.of(answer)
 
     async def stop(self) -> None:
         await self._reader.stop()

@@ -107,8 +107,8 @@ def _part(
             parts = whole.build_fn(key, shape, replica, None)
         else:
             parts = [replace(whole, key=key, data=shape, dtype=shape.dtype, replica_id=replica)]
-        found = [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
-        return [replace(box, data=torch.from_numpy(box.data.numpy())) for box in found] if in_place else found
+        pieces = [box for part in nested_values(parts) for box in _boxes_of(part, numbers, start)]
+        return [replace(box, data=torch.from_numpy(box.data.numpy())) for box in pieces] if in_place else pieces
 
     return ShardedTensorFactory(key, numbers, boxes, lambda _: numbers, replica_of(whole))
 

@@ -129,8 +129,8 @@ def _add_after_the_product() -> None:
     def logits(
         inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        found = product(inputs, weight, None, dtype)
-        return found if bias is None else found + bias.to(dtype)
+        logits_without_bias = product(inputs, weight, None, dtype)
+        return logits_without_bias if bias is None else logits_without_bias + bias.to(dtype)
 
     router.router_gating_linear = logits
 

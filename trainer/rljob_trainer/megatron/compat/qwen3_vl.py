@@ -105,16 +105,16 @@ class Qwen3VLModel(MegatronModule):
         embedded, self._added = self.language_model.embedding(input_ids=input_ids, position_ids=None), []
         if pixel_values is not None:
             assert image_grid_thw is not None and image_places is not None and image_rows is not None
-            found = run_tower(self.visual, pixel_values, image_grid_thw)
-            embedded = self._with_images(embedded, partial(put, places=image_places, rows=image_rows), found)
+            seen = run_tower(self.visual, pixel_values, image_grid_thw)
+            embedded = self._with_images(embedded, partial(put, places=image_places, rows=image_rows), seen)
         return continued(self, embedded, position_ids, attention_mask, **kwargs)
 
-    def _with_images(self, embedded: torch.Tensor, placed: Callable[..., torch.Tensor], found: Any) -> torch.Tensor:
+    def _with_images(self, embedded: torch.Tensor, placed: Callable[..., torch.Tensor], output: Any) -> torch.Tensor:
         """`embedded` [s, 1, h] with the images at their places; what the layers add is kept for them."""
         nothing = torch.zeros_like(embedded)
-        features = [scattered(self, placed(nothing, seen=seen)) for seen in found.deepstack_features]
+        features = [scattered(self, placed(nothing, seen=seen)) for seen in output.deepstack_features]
         self._added = [f.detach().requires_grad_(f.requires_grad) for f in features]
-        return JoinedGradients.apply(placed(embedded, seen=found.pooler_output), self._added, *features)
+        return JoinedGradients.apply(placed(embedded, seen=output.pooler_output), self._added, *features)
 
     def _add(self, index: int, _layer: Any, _given: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
         hidden, context = output

@@ -82,9 +82,9 @@ def _read_where_the_batch_says() -> None:
 
 def _with_sections(make: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def provider(self: Any, hf_pretrained: Any) -> Any:
-        found = make(self, hf_pretrained)
-        found.mrope_section = list(hf_pretrained.config.text_config.rope_parameters["mrope_section"])
-        return found
+        made = make(self, hf_pretrained)
+        made.mrope_section = list(hf_pretrained.config.text_config.rope_parameters["mrope_section"])
+        return made
 
     return provider
 

@@ -149,15 +149,15 @@ def _buckets(
         at += size
     where, place = context_parallel.gathered(starts, ranks), torch.empty(at, dtype=torch.long)
     buckets, offset = [], 0
-    for (chunk, _), found in by_size.items():
-        width = max(size for _, _, size in found)
-        queries = torch.zeros(len(found), width, dtype=torch.long)
-        keys = torch.zeros(len(found), (chunk + 1) * width, dtype=torch.long)
-        for i, (row, start, size) in enumerate(found):
+    for (chunk, _), stretches in by_size.items():
+        width = max(size for _, _, size in stretches)
+        queries = torch.zeros(len(stretches), width, dtype=torch.long)
+        keys = torch.zeros(len(stretches), (chunk + 1) * width, dtype=torch.long)
+        for i, (row, start, size) in enumerate(stretches):
             queries[i, :size] = torch.arange(row, row + size)
             keys[i, : (chunk + 1) * size] = where[start : start + (chunk + 1) * size]
             place[row : row + size] = torch.arange(size) + offset + i * width
-        first = torch.tensor([chunk * size for _, _, size in found], device=device) if ranks > 1 else None
+        first = torch.tensor([chunk * size for _, _, size in stretches], device=device) if ranks > 1 else None
         buckets.append(_Bucket(queries.to(device), keys.to(device), first))
         offset += queries.numel()
     return buckets, place.to(device)

@@ -153,7 +153,7 @@ class _GroupedLinear(MegatronModule):
         """In a checkpoint all experts of a layer are one tensor [experts, out, in] (like core/extensions/transformer_engine.py, TEGroupedLinear)."""
         metadata = metadata or {}
         first, total = self.groups.ep.rank() * self.count, self.groups.ep.size() * self.count
-        alone, found = metadata.get("singleton_local_shards", False), {}
+        alone, sharded = metadata.get("singleton_local_shards", False), {}
         for i in range(self.count):
             offsets = sharded_offsets if alone else (*sharded_offsets, (len(sharded_offsets), first + i, total))
             part = make_sharded_tensors_for_checkpoint(
@@ -168,8 +168,8 @@ class _GroupedLinear(MegatronModule):
             for kind in self.kinds:
                 tensor = part[f"{i}.{kind}"]
                 tensor.replica_id = (*tensor.replica_id[:2], self.groups.expt_dp.rank())
-                found[f"{prefix}{kind}{i}"] = tensor
-        return found
+                sharded[f"{prefix}{kind}{i}"] = tensor
+        return sharded
 
 
 class TEColumnParallelGroupedLinear(_GroupedLinear):

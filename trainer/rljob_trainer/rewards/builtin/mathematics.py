@@ -54,8 +54,8 @@ def readable(text: str) -> str:
     text = GROUPED.sub("", DOLLARS.sub("", text)).strip().rstrip(".,;")
     text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"{\1}", text)
     text = REPEATING.sub(lambda m: _repeating(*m.groups()), text)
-    if found := BUILDER.fullmatch(text):
-        text = found[1]
+    if built := BUILDER.fullmatch(text):
+        text = built[1]
     return UNIT.sub("", text)
 
 
@@ -72,16 +72,16 @@ def same_number(one: str, other: str) -> bool | None:
 
 def same_base(one: str, other: str) -> bool | None:
     """Of two numbers like `1011_2`. None: one is none."""
-    found = [BASE.fullmatch(plain(text)) for text in (one, other)]
-    said = [(match[1].lstrip("0"), match[2]) for match in found if match]
+    matches = [BASE.fullmatch(plain(text)) for text in (one, other)]
+    said = [(match[1].lstrip("0"), match[2]) for match in matches if match]
     return said[0] == said[1] if len(said) == 2 else None
 
 
 def same_duration(one: str, other: str) -> bool | None:
     """Of two like `3 hours 20 minutes`, of which math-verify reads the first number only. None: one is none."""
-    found = [DURATION.fullmatch(plain(text).lower()) for text in (one, other)]
+    matches = [DURATION.fullmatch(plain(text).lower()) for text in (one, other)]
     said = [
-        (Decimal(m[1]), m[2].rstrip("s"), Decimal(m[3]), m[4].rstrip("s")) for m in found if m and m[2] not in JOINED
+        (Decimal(m[1]), m[2].rstrip("s"), Decimal(m[3]), m[4].rstrip("s")) for m in matches if m and m[2] not in JOINED
     ]
     return said[0] == said[1] if len(said) == 2 else None
 
@@ -97,10 +97,10 @@ def parts(text: str) -> list[str]:
 
 
 def _decimal(text: str) -> Decimal | None:
-    found = TIMES_TEN.sub(r"e\1", plain(text)).rstrip("%")
-    if GROUPS.fullmatch(found):
-        found = found.replace(",", "")
-    return Decimal(found) if DECIMAL.fullmatch(found) else None
+    digits = TIMES_TEN.sub(r"e\1", plain(text)).rstrip("%")
+    if GROUPS.fullmatch(digits):
+        digits = digits.replace(",", "")
+    return Decimal(digits) if DECIMAL.fullmatch(digits) else None
 
 
 def _repeating(sign: str, whole: str, fixed: str, repeated: str) -> str:
@@ -119,48 +119,48 @@ def reward(prompt: str, response: str, answer: str) -> dict[str, Any]:
     gold = boxed(final) or final
     if box := boxed(response):
         return {"score": float(_equal(gold, box)), "pred": _prediction(box)}
-    said = [found[1] for found in SAID.finditer(response)][-1:]
-    said += [next(filter(None, found)) for found in FORMULA.findall(response)][-1:]
+    said = [match[1] for match in SAID.finditer(response)][-1:]
+    said += [next(filter(None, forms)) for forms in FORMULA.findall(response)][-1:]
     lines = response.strip().splitlines()[-1:]
     score = any(plain(text) == plain(gold) for text in (response, *lines)) or any(_equal(gold, text) for text in said)
-    found = _parsed(response.replace("\\$", ""))
-    return {"score": float(score or _verified(_parsed(_box(gold)), found)), "pred": found[0] if found else None}
+    parsed = _parsed(response.replace("\\$", ""))
+    return {"score": float(score or _verified(_parsed(_box(gold)), parsed)), "pred": parsed[0] if parsed else None}
 
 
 @lru_cache(CACHED)
-def _equal(gold: str, found: str) -> bool:
+def _equal(gold: str, answer: str) -> bool:
     """Whether two answers are the same. What math-verify misreads is compared here: texts, numbers, bases, inequations, several blanks, durations."""
-    if plain(gold) == plain(found):
+    if plain(gold) == plain(answer):
         return True
     for same in (same_number, same_base, same_duration):
-        if (known := same(gold, found)) is not None:
+        if (known := same(gold, answer)) is not None:
             return known
     for split in (sides, parts):
-        first, second = split(gold), split(found)
+        first, second = split(gold), split(answer)
         if len(first) > 1:
             return len(first) == len(second) and all(map(_equal, first, second))
         if split is sides and len(second) > 1:
             return False
-    return _verified(_parsed(_box(gold)), _parsed(_box(found)))
+    return _verified(_parsed(_box(gold)), _parsed(_box(answer)))
 
 
-def _verified(gold: list[Any], found: list[Any]) -> bool:
+def _verified(gold: list[Any], answer: list[Any]) -> bool:
     """By math-verify. Raises what a comparison raises that broke: it is a failure, not a 0."""
-    if not gold or not found:
+    if not gold or not answer:
         return False
     how: dict[str, Any] = {"timeout_seconds": None, "allow_set_relation_comp": True}
-    if verify(gold, found, **how):
-        return not _far(gold[0], found[0])
-    verify(gold, found, **how, raise_on_error=True)
+    if verify(gold, answer, **how):
+        return not _far(gold[0], answer[0])
+    verify(gold, answer, **how, raise_on_error=True)
     return False
 
 
-def _far(gold: Any, found: Any) -> bool:
+def _far(gold: Any, answer: Any) -> bool:
     """Two numbers that differ by more than rounding."""
-    if not all(getattr(x, "is_number", False) and getattr(x, "is_finite", False) for x in (gold, found)):
+    if not all(getattr(x, "is_number", False) and getattr(x, "is_finite", False) for x in (gold, answer)):
         return False
     try:
-        a, b = complex(gold), complex(found)
+        a, b = complex(gold), complex(answer)
     except (OverflowError, TypeError):  # beyond every float
         return False
     return abs(a - b) > CLOSE * max(abs(a), abs(b))
@@ -171,8 +171,8 @@ def _box(text: str) -> str:
 
 
 def _prediction(box: str) -> Any:
-    found = _parsed(_box(box))
-    return found[0] if found else plain(box)
+    parsed = _parsed(_box(box))
+    return parsed[0] if parsed else plain(box)
 
 
 @lru_cache(CACHED)

@@ -132,9 +132,9 @@ def all_gatherv(self: Any, input_: Any, dim: int = 0, sizes: Sequence[int] | Non
     sizes = sizes or [len(input_)] * self.world_size
     padded = input_.new_zeros((max(sizes), *input_.shape[1:]))
     padded[: len(input_)] = input_
-    found = [torch.empty_like(padded) for _ in sizes]
-    distributed.all_gather(found, padded, group=self.device_group)
-    return torch.cat([one[:size] for one, size in zip(found, sizes, strict=True)])
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    distributed.all_gather(gathered, padded, group=self.device_group)
+    return torch.cat([one[:size] for one, size in zip(gathered, sizes, strict=True)])
 
 
 def reduce_scatterv(self: Any, input_: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:

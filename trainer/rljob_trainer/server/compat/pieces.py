@@ -50,7 +50,7 @@ class Pieces:
         Every step is another request's PIECE-th: all at once would be a pause of 4 ms with 512 requests (joining one takes 7 us).
         """
         self._step += 1
-        found = []
+        ready = []
         for output in outputs:
             request = output.request_id
             if (held := self._held.get(request)) is not None:
@@ -58,10 +58,10 @@ class Pieces:
             elif not at_once(request):
                 self._held[request] = held = [output]
             if held is None:
-                found.append(joined([output], self._rows))
+                ready.append(joined([output], self._rows))
             elif (hash(request) + self._step) % PIECE == 0 or not _is_only_tokens(output):
-                found.append(self.take(request))
-        return found
+                ready.append(self.take(request))
+        return ready
 
     def take(self, request_id: str) -> Any | None:
         """What is held back of a request that makes no more outputs."""
@@ -100,16 +100,16 @@ class InPieces:
         """By client. What a step has to say besides its requests' outputs is not held back."""
         if computed.logprobs is not None:
             computed.logprobs = LogProbs(computed.logprobs)
-        found: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
-        for of_client in found.values():
+        outputs: dict[int, Any] = super().update_from_output(scheduled, computed)  # type: ignore[misc]
+        for of_client in outputs.values():
             of_client.outputs = self._pieces.due(of_client.outputs, self._has_stop_texts)
         for client, end in self._ends:
-            found.setdefault(client, type(self).new_outputs()).outputs.append(end)
+            outputs.setdefault(client, type(self).new_outputs()).outputs.append(end)
         self._ends.clear()
         for request in self._pieces.held if self._paused else ():
             client = self.requests[request].client_index  # type: ignore[attr-defined]
-            found.setdefault(client, type(self).new_outputs()).outputs.append(self._pieces.take(request))
-        return found
+            outputs.setdefault(client, type(self).new_outputs()).outputs.append(self._pieces.take(request))
+        return outputs
 
     def finish_requests(self, *which: Any) -> list[Any]:
         """Those that end here for a reason outside of the scheduler, such as an abort: the caller tells their clients so.
@@ -136,8 +136,8 @@ class InPieces:
 def joined(outputs: Sequence[Any], rows: Callable[..., Any]) -> Any:
     """The last, with the tokens, log-probabilities and experts of all, and the most NaNs of a step. Those before it have nothing else."""
     last = outputs[-1]
-    if found := [(o.new_token_ids, o.new_logprobs) for o in outputs if o.new_logprobs is not None]:
-        last.new_logprobs = rows(*_arrays(found), None)
+    if steps := [(o.new_token_ids, o.new_logprobs) for o in outputs if o.new_logprobs is not None]:
+        last.new_logprobs = rows(*_arrays(steps), None)
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
         if experts := [output.routed_experts for output in outputs if output.routed_experts is not None]:
@@ -148,11 +148,14 @@ def joined(outputs: Sequence[Any], rows: Callable[..., Any]) -> Any:
 
 def _arrays(steps: Sequence[tuple[list[int], Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Token ids and log-probabilities, a row for each token, and the ranks of the tokens drawn. Of each step its tokens and what LogProbs gave."""
-    if {len(found) for _, found in steps} == {2}:
-        log_probs, ranks = zip(*[found for _, found in steps], strict=True)
+    if {len(log_probs_of_step) for _, log_probs_of_step in steps} == {2}:
+        log_probs, ranks = zip(*[log_probs_of_step for _, log_probs_of_step in steps], strict=True)
         numbers = np.array([[tokens[0] for tokens, _ in steps], ranks], np.int32)
         return numbers[0].reshape(-1, 1), np.array(log_probs, np.float32).reshape(-1, 1), numbers[1]
-    whole = [_arrays([(tokens, found)]) if len(found) == 2 else found[:3] for tokens, found in steps]
+    whole = [
+        _arrays([(tokens, log_probs_of_step)]) if len(log_probs_of_step) == 2 else log_probs_of_step[:3]
+        for tokens, log_probs_of_step in steps
+    ]
     ids, log_probs, ranks = zip(*whole, strict=True)
     return np.concatenate(_as_narrow(ids)), np.concatenate(_as_narrow(log_probs)), np.concatenate(ranks)
 
