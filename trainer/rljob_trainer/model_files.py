@@ -88,10 +88,12 @@ def _shapes(path: Path) -> Shapes:
     """Of all tensors. Empty without safetensors. Raises Damaged."""
     where = _tensors(path)
     files = _file_names(path, where)
-    if missing := [name for name in files if not (path / name).is_file()]:
+    missing = [name for name in files if not (path / name).is_file()]
+    if missing:
         raise Damaged(path / missing[0], f"is missing, and {INDEX} names it")
     shapes = {tensor: (name, shape) for name in files for tensor, shape in header(path / name).items()}
-    if lost := sorted(tensor for tensor, name in where.items() if shapes.get(tensor, ("",))[0] != name):
+    lost = sorted(tensor for tensor, name in where.items() if shapes.get(tensor, ("",))[0] != name)
+    if lost:
         raise Damaged(path / where[lost[0]], f"does not hold {lost[0]}, which {INDEX} looks for in it")
     return shapes
 
@@ -125,7 +127,8 @@ def header(file: Path) -> dict[str, list[int]]:
 
 def _contradictions(config: dict[str, Any], shapes: Shapes) -> Iterator[str]:
     """Numbers of config.json that contradict each other, or the weights."""
-    if wrong := [key for key in COUNTS if config.get(key) is not None and not _is_count(config[key])]:
+    wrong = [key for key in COUNTS if config.get(key) is not None and not _is_count(config[key])]
+    if wrong:
         yield f"its config.json has {wrong[0]} = {config[wrong[0]]!r}, which is not a whole number from 1"
         return
     heads, groups = config.get("num_attention_heads"), config.get("num_key_value_heads")
@@ -208,7 +211,8 @@ def _others(spec: RLJobSpec) -> Iterator[tuple[str, str]]:
     named = [(f"spec.{name}", getattr(spec, name)) for name in ("critic", "reference")]
     named += [(f"spec.rewards[{i}].model", reward.model) for i, reward in enumerate(spec.rewards)]
     for field, section in named:
-        if (path := getattr(section, "path", None)) and not getattr(section, "megatron_checkpoint", None):
+        path = getattr(section, "path", None)
+        if path and not getattr(section, "megatron_checkpoint", None):
             yield f"{field}.path", path
 
 
@@ -221,7 +225,8 @@ def model_config(directory: str) -> tuple[dict[str, Any], list[Violation]]:
 def adapter_violations(lora: LoraSpec, model: dict[str, Any], directory: str) -> Iterator[Violation]:
     """`model`: its config.json, empty when it is not there. `directory`: where the adapters to begin from lie here."""
     yield from absent(lora, directory)
-    if (file := Path(directory) / CONFIG).is_file():
+    file = Path(directory) / CONFIG
+    if file.is_file():
         config, broken = read(file, f"{FIELD}.path")
         yield from broken or given_violations(lora, model, config, named_modules(config))
 

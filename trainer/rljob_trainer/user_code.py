@@ -55,7 +55,8 @@ def require_imports(path: str, function: str) -> None:
     defined = {node.name: node for node in ast.parse(Path(path).read_bytes()).body if isinstance(node, _DEFINITIONS)}
     seen, following = set[str](), [function]
     while following:
-        if (name := following.pop()) in seen or name not in defined:
+        name = following.pop()
+        if name in seen or name not in defined:
             continue
         seen.add(name)
         for node in _unguarded(defined[name]):

@@ -211,7 +211,8 @@ def message_of(turn: Mapping[str, Any] | None) -> dict[str, Any]:
 def ids(tokens: Sequence[int]) -> list[int]:
     """As a list. Raises TypeError or ValueError for what is no token id."""
     token_ids = [index(token) for token in tokens]
-    if strange := [token for token in token_ids if not 0 <= token < LARGEST]:
+    strange = [token for token in token_ids if not 0 <= token < LARGEST]
+    if strange:
         raise ValueError(f"{strange[0]} is no token id")
     return token_ids
 
@@ -221,7 +222,8 @@ def _limits(max_tokens: int | None, stop: Sequence[str] | None) -> dict[str, Any
     if isinstance(max_tokens, bool) or not isinstance(max_tokens, SupportsIndex | None):
         raise TypeError(f"max_tokens: {max_tokens!r} is no whole number")
     texts = [stop] if isinstance(stop, str) else stop  # a text is a sequence too, of its characters
-    if strange := [text for text in texts or () if not isinstance(text, str)]:
+    strange = [text for text in texts or () if not isinstance(text, str)]
+    if strange:
         raise TypeError(f"stop: {strange[0]!r} is no text")
     return {
         "max_tokens": None if max_tokens is None else index(max_tokens),

@@ -142,7 +142,8 @@ def chunks(answer: dict[str, Any], asked: ChatRequest) -> Iterator[dict[str, Any
     head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
     for choice in answer["choices"]:
         delta = dict(choice["message"])
-        if calls := delta.get("tool_calls"):
+        calls = delta.get("tool_calls")
+        if calls:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         index, log_probs = choice["index"], choice.get("logprobs")
         said = {"index": index, "delta": delta, "logprobs": log_probs, "finish_reason": None}

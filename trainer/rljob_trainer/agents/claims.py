@@ -191,7 +191,8 @@ class Claims:
 
     async def give_back(self, number: int) -> None:
         """It continues where whoever waits for it is cancelled."""
-        if ending := self.end(number):
+        ending = self.end(number)
+        if ending:
             await asyncio.shield(ending)
 
     async def close(self) -> None:
@@ -202,7 +203,8 @@ class Claims:
 
     def end(self, number: int) -> asyncio.Task[None] | None:
         """What gives it back; None: the trajectory does not have it."""
-        if (held := self._held.pop(number, None)) is None:
+        held = self._held.pop(number, None)
+        if held is None:
             return None
         held.timer.cancel()
         task = asyncio.create_task(held.environment.returned(held.place, held.sandbox))

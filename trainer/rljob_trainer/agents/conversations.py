@@ -143,7 +143,8 @@ class Conversations:
         """
         said, reasoning = [plain(message) for message in messages], [*map(reasoning_of, messages)]
         beginnings = [k for k in reversed(self._known) if k.is_continued(said)]
-        if known := max(beginnings, key=lambda k: k.likeness(reasoning), default=None):
+        known = max(beginnings, key=lambda k: k.likeness(reasoning), default=None)
+        if known:
             rest, calls = messages[len(known.messages) :], known.messages[-1].get("tool_calls", ())
             return known.tokens + reply(known.tokens, rest, self._tokenizer, self._template, calls)
         return encoded(written(messages, self._tokenizer, self._template, tools), self._tokenizer)
@@ -157,7 +158,8 @@ class Conversations:
 def _spoken(message: Message) -> dict[str, Any]:
     """As chat templates read it: arguments of calls are objects, and reasoning is called `reasoning_content`. Raises PolicyError."""
     spoken = plain(message)
-    if reasoning := reasoning_of(message):
+    reasoning = reasoning_of(message)
+    if reasoning:
         spoken["reasoning_content"] = reasoning
     if "tool_calls" in spoken:
         spoken["tool_calls"] = [_with_objects(call) for call in spoken["tool_calls"]]

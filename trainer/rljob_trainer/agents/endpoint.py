@@ -93,7 +93,8 @@ class Endpoint:
         self, request: web.Request, kind: type[T], answer: Answer
     ) -> tuple[T, dict[str, Any]] | web.Response:
         """The request and its answer, or the error in their place."""
-        session = self._sessions.get(name := request.match_info["session"])
+        name = request.match_info["session"]
+        session = self._sessions.get(name)
         if session is None:
             return _error(404, ENDED)
         try:

@@ -113,7 +113,8 @@ class AgentProcess(WorkerProcess):
     def _received(self, reply: dict[str, Any]) -> None:
         if "question" not in reply:
             return super()._received(reply)
-        if asked := self._asked.get(reply.pop("number")):
+        asked = self._asked.get(reply.pop("number"))
+        if asked:
             if "given_up" in reply:
                 asked.give_up(reply["question"])
             else:
@@ -167,7 +168,8 @@ class WorkerAgent:
         session, reply = await self._reply(session, _values(session.prompt, row))
         if "error" in reply:
             raise self._failed(reply["kind"], reply["error"])
-        if (trajectory := reply["trajectory"]) is None:
+        trajectory = reply["trajectory"]
+        if trajectory is None:
             said = "had no room for a turn" if self._program.is_library else "the function returned None"
             raise self._failed("none", said)
         return self._rollout(session, **trajectory)

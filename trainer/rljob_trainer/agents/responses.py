@@ -155,7 +155,8 @@ def _response(
 
 def _items(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Of a response's output."""
-    if reasoning := message.get("reasoning"):
+    reasoning = message.get("reasoning")
+    if reasoning:
         text = {"type": "reasoning_text", "text": reasoning}
         yield {"type": "reasoning", "id": f"rs_{secrets.token_hex(8)}", "summary": [], "content": [text]}
     if message["content"] or not message.get("tool_calls"):

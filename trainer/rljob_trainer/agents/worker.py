@@ -126,7 +126,8 @@ class ToolCalls:
         if not isinstance(arguments, dict):
             raise NotACall(NO_OBJECT)
         parameters = inspect.signature(function).parameters
-        if strange := arguments.keys() - (parameters.keys() - {ROW}):
+        strange = arguments.keys() - (parameters.keys() - {ROW})
+        if strange:
             raise NotACall(f"{name} has no parameter {min(strange)!r}")
         return function, arguments | ({ROW: row} if ROW in parameters else {})
 

@@ -96,9 +96,11 @@ def loss_of(work: ForwardBackward, vocabulary: int) -> ClientLoss:
     chosen = LOSSES.get(work.loss)
     if chosen is None:
         raise RefusedWork(f"the loss {work.loss} is not served: choose one of {', '.join(LOSSES)}")
-    if unknown := set(work.config) - set(chosen.settings):
+    unknown = set(work.config) - set(chosen.settings)
+    if unknown:
         raise RefusedWork(f"the loss {work.loss} reads no {min(unknown)} in its configuration")
-    if bad := [name for name, value in work.config.items() if not abs(value) <= LARGEST_NUMBER]:
+    bad = [name for name, value in work.config.items() if not abs(value) <= LARGEST_NUMBER]
+    if bad:
         bounds = f"from {-LARGEST_NUMBER:g} to {LARGEST_NUMBER:g}"
         raise RefusedWork(f"{bad[0]} is {work.config[bad[0]]}; the loss {work.loss} takes numbers {bounds}")
     if not work.data:
@@ -106,7 +108,8 @@ def loss_of(work: ForwardBackward, vocabulary: int) -> ClientLoss:
     for number, datum in enumerate(work.data):
         for wrong in _wrong(datum, chosen, vocabulary):
             raise RefusedWork(f"datum {number}: {wrong}")
-        if further := set(datum.columns) ^ set(work.data[0].columns):
+        further = set(datum.columns) ^ set(work.data[0].columns)
+        if further:
             raise RefusedWork(f"datum {number}: {min(further)} must be in all data or in none")
     return chosen
 
@@ -136,9 +139,11 @@ def _wrong(datum: Datum, chosen: ClientLoss, vocabulary: int) -> Iterator[str]:
     for name, ids in (("tokens", tokens), ("targets", targets)):
         if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
             yield f"its {name} are not all within the model's vocabulary of {vocabulary}"
-    if missing := set(chosen.needs) - set(datum.columns):
+    missing = set(chosen.needs) - set(datum.columns)
+    if missing:
         yield f"it has no {min(missing)}, which the loss reads"
-    if unknown := set(datum.columns) - set(chosen.columns):
+    unknown = set(datum.columns) - set(chosen.columns)
+    if unknown:
         yield f"it has {min(unknown)}, which the loss does not read"
     for name, column in datum.columns.items():
         if column.shape != targets.shape:

@@ -107,7 +107,8 @@ def beginning_from(spec: RLJobSpec, model: Path) -> RLJobSpec:
 def _chosen(run: Path, checkpoints: Path) -> Path | None:
     """What was chosen before for this run, or else its newest export now."""
     file = checkpoints / CHOSEN
-    if (earlier := _read(file, run)) is not None:
+    earlier = _read(file, run)
+    if earlier is not None:
         return earlier
     export = newest_export(run)
     if export is None:

@@ -119,7 +119,8 @@ def _all_gone(root: Path, steps: list[int]) -> ConfigurationError:
     fix = (
         "restore one and continue with `resume --from-step N`, or start over from the model with `resume --from-step 0`"
     )
-    if others := read_manifests(root):
+    others = read_manifests(root)
+    if others:
         left = names.step_dir(root, others[-1].step)
         fix += f"; a new job can start from {left}, which is complete but not of this lineage, through {FIELD}"
     return ConfigurationError(PATH, str(root), rule, fix)
@@ -152,7 +153,8 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
 def _require_usable(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
     """Raise ConfigurationError unless the checkpoint is undamaged and of this model. `siblings`: alternatives that the fix may name."""
     step, root = start.manifest.step, start.directory.parent
-    if damage := start.manifest.damage(start.directory):
+    damage = start.manifest.damage(start.directory)
+    if damage:
         older = [m.step for m in siblings if m.step < step and not m.damage(names.step_dir(root, m.step))]
         fix = "restore the file" + (f", or {_instead(field, root, older[-1])}" if older else "")
         raise ConfigurationError(field, str(start.directory), f"global_step_{step} is damaged: {damage}", fix)
@@ -180,7 +182,8 @@ def named(directory: Path) -> Manifest:
     """The manifest of `directory`. Raises ConfigurationError when it is not a complete checkpoint, with what it is instead."""
     if not directory.is_dir():
         raise ConfigurationError(FIELD, str(directory), "is not a directory that the trainer can see", FIX)
-    if manifest := read_manifest(directory, FIELD):
+    manifest = read_manifest(directory, FIELD)
+    if manifest:
         return manifest
     rule, fix = _explain(directory)
     raise ConfigurationError(FIELD, str(directory), rule, fix)
@@ -194,9 +197,11 @@ def _explain(directory: Path) -> tuple[str, str]:
         return "is not complete: it was still being written, or deleted", FIX
     if STEP_DIRECTORY.fullmatch(directory.name):
         return "is not complete: it has no manifest.json, which is written last", FIX
-    if manifest := next((m for d in directory.parents if (m := read_manifest(d))), None):
+    manifest = next((m for d in directory.parents if (m := read_manifest(d))), None)
+    if manifest:
         return "lies inside a checkpoint", f"name its directory global_step_{manifest.step}"
-    if held := read_manifests(directory):
+    held = read_manifests(directory)
+    if held:
         steps = ", ".join(f"global_step_{m.step}" for m in held)
         return "is a directory of checkpoints, not one of them", f"name one of {steps}"
     return "is not a checkpoint of rljob: it has no manifest.json", FIX

@@ -211,7 +211,8 @@ class Saver:
     def _others(self, step: int, wait: bool) -> dict[str, Any] | None:
         """{role: layout and files} of all other gangs; None: not all have written yet."""
         while self._has_gangs:
-            if others := self._ranks.broadcast(self._writers.gangs_saved(step, wait) if self._writers else None):
+            others = self._ranks.broadcast(self._writers.gangs_saved(step, wait) if self._writers else None)
+            if others:
                 return others
             if not wait:
                 return None

@@ -143,7 +143,8 @@ def describe() -> str:
 def _job_files(environment: Mapping[str, str]) -> dict[str, str]:
     """What is wrong with the model and the adapters of the job whose pod this is; empty outside of one, and before its first attempt."""
     attempts = Path(environment.get(names.ENV_WORK, names.WORK_DIR)).glob(f"attempt-*/{names.CONTROL_KEY}")
-    if (newest := max(attempts, key=lambda file: file.stat().st_mtime, default=None)) is None:
+    newest = max(attempts, key=lambda file: file.stat().st_mtime, default=None)
+    if newest is None:
         return {}
     try:
         violations = model_files.violations(Control.model_validate_json(newest.read_text()).spec)

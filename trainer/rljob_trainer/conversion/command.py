@@ -112,7 +112,8 @@ def hold_out(converted: Converted, count: int, seed: int) -> None:
 def write(converted: Converted, out: Path) -> None:
     """A file for each split that has rows, and a line for each file."""
     for split in ("train", "heldout"):
-        if problems := getattr(converted, split):
+        problems = getattr(converted, split)
+        if problems:
             write_problems(problems, out / f"{split}.parquet")
             print(f"{out / f'{split}.parquet'}: {len(problems)} rows")
     if converted.repeated:

@@ -106,7 +106,8 @@ def aime(record: Record, place: Place) -> Problem:
     else:
         prompt = _asked(_text(record, place, "problem", "Problem", "question", "Question"), BOXED)
         answer = _text(record, place, "answer", "Answer")
-    if not (boxed_answer := AIME_ANSWER.fullmatch(answer)):
+    boxed_answer = AIME_ANSWER.fullmatch(answer)
+    if not boxed_answer:
         raise place.error(f"the answer is {short(answer)}, not an integer from 0 to 999", _AS_PUBLISHED)
     return Problem(prompt, boxed_answer[1], "aime")
 

@@ -70,9 +70,12 @@ def ready(target: Function, arguments: Mapping[str, Any]) -> tuple[Function, lis
     """
     parameters = inspect.signature(target).parameters.values()
     names = {p.name for p in parameters if p.kind in BY_NAME}
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters) and (strange := sorted(arguments.keys() - names)):
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    strange = sorted(arguments.keys() - names)
+    if strange and not takes_any:
         raise TypeError(f"takes no argument {strange[0]!r} of spec.data.custom.arguments")
-    if not inspect.isclass(target) and (hidden := sorted(arguments.keys() & set(VALUES))):
+    hidden = sorted(arguments.keys() & set(VALUES))
+    if hidden and not inspect.isclass(target):
         raise TypeError(f"every call has a {hidden[0]!r} of its own: rename it in spec.data.custom.arguments")
     called, constant = target, arguments
     if inspect.isclass(target):
@@ -97,7 +100,8 @@ def answer(function: Function, rows: Iterable[dict[str, Any]], seconds: float, p
         try:
             with limited(seconds):
                 texts = [_text(row) for row in _rows(function(**values))]
-            if (own := sum(map(len, texts))) > LARGEST:
+            own = sum(map(len, texts))
+            if own > LARGEST:
                 raise NotRows(f"rows of {own} characters of JSON, and at most {LARGEST} may be made of one")
         except NotRows as error:
             return {"made": made, "error": f"{name}() in {Path(path).name} returned {error}", "kind": "value"}

@@ -166,7 +166,8 @@ def _turn(tokenizer: OffsetTokenizer, chat: Chat, text: str, i: int) -> Span:
     if text.startswith(before) and turn.startswith(before):
         if text.startswith(turn):
             return len(before), _end(tokenizer, turn)
-        if end := _same_content(chat.messages[i].get("content", ""), text, turn, len(before)):
+        end = _same_content(chat.messages[i].get("content", ""), text, turn, len(before))
+        if end:
             return len(before), _end(tokenizer, text[:end])
     rule = f"its chat template has no {{% generation %}} marks, and writes the beginning up to message {i + 1} otherwise once more follows"
     fix = "put the marks around the assistant's text in chat_template.jinja" + (

@@ -74,7 +74,8 @@ class Encoder:
     def _conversation(self, row: RawRow) -> tuple[tuple[tuple[Segment, ...], ...], bool]:
         whole, images = self._read(row)
         for variant in (whole, *(shorter(whole) if self._data.overlong == "cut" else ())):
-            if fitting := self._fitting(variant, row.place, images):
+            fitting = self._fitting(variant, row.place, images)
+            if fitting:
                 return (fitting,), variant is not whole
         raise LeftOut("too_long")
 

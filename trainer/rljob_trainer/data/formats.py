@@ -83,7 +83,8 @@ def conversation(record: Record, place: Place, data: DataSpec, form: str) -> Tex
         raise LeftOut("no_assistant")
     silent = silent_turns(said, place, data.loss_on)
     start = turns[-1] if data.loss_on == "lastAssistant" else 0
-    if not (learnt := [i for i in turns if i >= start and i not in silent]):
+    learnt = [i for i in turns if i >= start and i not in silent]
+    if not learnt:
         raise LeftOut("masked")
     shown = unmarked(said[: learnt[-1] + 1])
     return _chat(shown, tools_of(record.get("tools"), place), start, data.chat_template, silent)

@@ -68,7 +68,8 @@ class Cursor:
             made = f"the checkpoint was made with {state['rows']} rows, {other}: the order would be another one"
             raise ConfigurationError("spec.data.train", f"{size} rows", made, f"restore the files, or {_ANEW}")
         for field, now in _ordering(data, spec).items():
-            if (before := state["order"][field]) != now:
+            before = state["order"][field]
+            if before != now:
                 rule = f"the checkpoint was made with {json.dumps(before)}: in another order, some rows would come twice and some never"
                 raise ConfigurationError(f"spec.data.{field}", json.dumps(now), rule, f"set it back, or {_ANEW}")
         return Cursor(state["consumed"], tuple(state["pending"]))

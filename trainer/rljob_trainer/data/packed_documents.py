@@ -87,7 +87,8 @@ def load_documents(
     if largest >= known:
         rule = f"holds the token id {largest}, and the tokenizer in spec.model.path has {known} tokens"
         raise place.error(rule, "make the data set again with the model's own tokenizer")
-    if vocabulary := Vocabulary.of(spec):
+    vocabulary = Vocabulary.of(spec)
+    if vocabulary:
         vocabulary.require([largest], place, tokenizer)
     log.info("%s: %d documents, %d tokens", place.path, len(documents.starts) - 1, len(documents.tokens))
     return documents
@@ -128,7 +129,8 @@ def _tokenised(
                 sink.write(np.array(tokens, np.int32).tobytes())
                 total += len(tokens)
                 starts.append(total)
-    if empty := len(table) - len(starts) + 1:
+    empty = len(table) - len(starts) + 1
+    if empty:
         log.warning("%s: %d of %d rows hold no text and are left out", place.path, empty, len(table))
     return _filled(place, np.memmap(target, np.int32, "r") if total else np.zeros(0, np.int32), np.array(starts))
 

@@ -82,7 +82,8 @@ def require_none_unread(
     """Raises ConfigurationError for texts that show a place of what nobody reads. `key`: spec.data.imageKey; `names`: the row's columns."""
     said = {mark for text in texts for mark in UNREAD if mark in text and not (key and mark == MARK)}
     for mark in sorted(said):
-        if held := [name for name in UNREAD[mark] if name in names()]:
+        held = [name for name in UNREAD[mark] if name in names()]
+        if held:
             rule = f"says {mark} and has a column {held[0]!r}, which is not read: the model would see the word {mark}"
             fix = f"set spec.data.imageKey: {held[0]}" if mark == MARK else "images alone can be shown to a model"
             raise place.error(rule, f"{fix}; or remove the column, where {mark} is a mere word")

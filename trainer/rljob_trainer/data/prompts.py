@@ -167,7 +167,8 @@ def _fitting(
 ) -> Iterator[Prompt]:
     seen: set[int] = set()
     for index, row in enumerate(rows):
-        if problem := validate_row(row.data_source, row.answer):
+        problem = validate_row(row.data_source, row.answer)
+        if problem:
             raise row.place.error(*problem)
         text, tokens = encode_prompt(row, spec, tokenizer)
         if vocabulary:

@@ -89,7 +89,8 @@ def prompt_in(key: str, record: Record, place: Place) -> str | Messages:
     if value is ABSENT:
         raise _missing("prompt_key", key, record, place)
     if isinstance(value, str) and value.strip():
-        return _messages(key, chat, place) if (chat := chat_in(value)) else value
+        chat = chat_in(value)
+        return _messages(key, chat, place) if chat else value
     if isinstance(value, list) and value:
         return _messages(key, value, place)
     rule = f"column {key!r} holds {short(value)}, which is neither a text nor a list of messages"

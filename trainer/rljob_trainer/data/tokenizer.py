@@ -145,7 +145,8 @@ def load_tokenizer(spec: RLJobSpec) -> Tokenizer:
     """From the files of spec.model.path, never from a network, with the template of spec.data.chatTemplate. Raises ConfigurationError when there is
     none."""
     tokenizer = tokenizer_of("spec.model.path", spec.model.path, spec.model.trust_remote_code)
-    if path := spec.data.chat_template.path:
+    path = spec.data.chat_template.path
+    if path:
         tokenizer.chat_template = _template(path)
     return tokenizer
 
@@ -215,7 +216,8 @@ def unheard_end(spec: RLJobSpec, tokenizer: Tokenizer) -> str:
 
 def add_chat_files(spec: RLJobSpec, directory: Path) -> None:
     """Give a written export what belongs to its conversations: the chat template of the spec, and the end of a turn that training has taught."""
-    if template := spec.data.chat_template.path:
+    template = spec.data.chat_template.path
+    if template:
         shutil.copy(template, directory / "chat_template.jinja")  # takes precedence over the tokenizer's own
     whole = (directory / "config.json").is_file()  # a model, not adapters
     if whole and spec.task in TEACHING:  # other tasks need no tokenizer

@@ -256,7 +256,8 @@ class Driver(DriverCalls):
     def _next(self) -> Any:
         if self._command == "drain":
             return {"over": "drained"}
-        if ready := self._take():  # before a failure of the batch after it is raised below
+        ready = self._take()  # before a failure of the batch after it is raised below
+        if ready:
             self._handed = ready
             self._reporter.enter("scoring")
             return self._announce(ready.batch)

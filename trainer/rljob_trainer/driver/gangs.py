@@ -233,7 +233,8 @@ class Critic:
     def take(self, buffer: Buffer) -> Ready | None:
         """Remove the next batch from the buffer and return it with its values; None until they are computed."""
         if self._valuing is None:
-            if ready := buffer.first:
+            ready = buffer.first
+            if ready:
                 self._valuing = asyncio.create_task(self._valued(ready))
                 self._valuing.add_done_callback(lambda _: self._changed())
             return None

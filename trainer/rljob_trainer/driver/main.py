@@ -86,7 +86,8 @@ async def drive(
         await _of_service(directory, control, token, progress, listener)
         return
     tokenizer = load_tokenizer(control.spec)
-    if text := unheard_end(control.spec, tokenizer):
+    text = unheard_end(control.spec, tokenizer)
+    if text:
         log.warning("%s", text)
         progress.update(warnings=[text])
     work = _supervised if control.spec.supervised else _reinforcement

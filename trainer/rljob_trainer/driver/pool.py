@@ -242,7 +242,8 @@ class RolloutPool:
             await self._leave(serving, lost)
 
     async def _watch(self, serving: Serving) -> None:
-        if reason := await serving.silent():
+        reason = await serving.silent()
+        if reason:
             await self._lose(serving.endpoint, reason)
 
     def _accepted(self, generations: list[Generation]) -> list[Generation]:

@@ -104,7 +104,8 @@ class Replicas:
 
     def published(self, endpoint: RolloutEndpoint, step: int) -> bool:
         """It serves the policy of `step`. False when it is not listed any more."""
-        if replica := self.find(endpoint):
+        replica = self.find(endpoint)
+        if replica:
             replica.state, replica.policy_step = ReplicaState.CURRENT, step
             replica.failures = replica.rejections = 0
             replica.quarantined_until, replica.rejection = 0.0, ""
@@ -112,7 +113,8 @@ class Replicas:
 
     def lost(self, endpoint: RolloutEndpoint, now: float, problem: str = "") -> None:
         """It failed to answer, or to take the policy: out until it answers again, after a wait that doubles."""
-        if replica := self.find(endpoint):
+        replica = self.find(endpoint)
+        if replica:
             replica.failures += 1
             replica.state, replica.policy_step, replica.problem = ReplicaState.LISTED, None, problem
             replica.not_before = now + min(2.0 ** min(replica.failures - 1, MOST_DOUBLINGS), LONGEST_WAIT_SECONDS)
@@ -120,10 +122,12 @@ class Replicas:
     def rejected(self, endpoint: RolloutEndpoint, now: float, reason: str) -> None:
         """It was lost by an update; when that repeats, it goes into quarantine. Raises PolicyRejectedError when every replica was, REJECTIONS times
         in a row."""
-        if (replica := self.find(endpoint)) is None:
+        replica = self.find(endpoint)
+        if replica is None:
             return
         replica.rejections, replica.rejection = replica.rejections + 1, reason
-        if (repeated := replica.rejections - QUARANTINE_REJECTIONS) >= 0:
+        repeated = replica.rejections - QUARANTINE_REJECTIONS
+        if repeated >= 0:
             seconds = FIRST_QUARANTINE_SECONDS * 2.0 ** min(repeated, MOST_DOUBLINGS)
             replica.quarantined_until = now + min(seconds, LONGEST_QUARANTINE_SECONDS)
         if all(r.rejections >= REJECTIONS for r in self._by_uid.values()):
@@ -134,7 +138,8 @@ class Replicas:
     def refused(self, endpoint: RolloutEndpoint, now: float, problem: str) -> None:
         """It answered with 401: lost, and named so when it does that REFUSALS times in a row."""
         self.lost(endpoint, now, problem)
-        if replica := self.find(endpoint):
+        replica = self.find(endpoint)
+        if replica:
             replica.refusals += 1
 
     def trained(self) -> None:

@@ -74,7 +74,8 @@ async def answer(
     while True:
         request = await _bounded(reader, silence)
         name = request.pop("call")
-        if notice := notices.get(name):
+        notice = notices.get(name)
+        if notice:
             notice(**request)
             continue
         reply = await calls[name](**request)

@@ -124,7 +124,8 @@ class Slots[S: LoadedServer]:
         while self._waiting and self._left:
             first = self._waiting[0]
             if not first.place.done():
-                if (server := self._choose(first.need, first.home)) is None:
+                server = self._choose(first.need, first.home)
+                if server is None:
                     return
                 self._give(first, server)
             self._waiting.popleft()
@@ -182,7 +183,8 @@ class PriorityEvent:
 
 def _wake(waiting: deque[asyncio.Future[None]]) -> None:
     for _ in range(min(WOKEN_AT_ONCE, len(waiting))):
-        if not (future := waiting.popleft()).done():
+        future = waiting.popleft()
+        if not future.done():
             future.set_result(None)
     if waiting:
         asyncio.get_running_loop().call_soon(_wake, waiting)

@@ -150,13 +150,15 @@ class FairShares:
 
     def spend(self, model: str, tokens: float, share: Callable[[str], int]) -> None:
         """What the work of a model has cost. One that has gone meanwhile costs nobody anything. `share`: of a client."""
-        if client := self._owners.get(model):
+        client = self._owners.get(model)
+        if client:
             self._clients.spend(client, max(tokens, 1.0) / share(client))
             self._models[client].spend(model, max(tokens, 1.0))
 
     def forget(self, model: str) -> None:
         """The model is gone. A client without models remains, so that it gains nothing by coming again."""
-        if client := self._owners.pop(model, None):
+        client = self._owners.pop(model, None)
+        if client:
             self._models[client].forget(model)
             if client not in self._owners.values():
                 del self._models[client]

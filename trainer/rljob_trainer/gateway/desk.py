@@ -136,7 +136,8 @@ class Desk:
             return Piece(encode(KeepModels(models=built)), self._ignore)
         pieces, owners = dict[str, Piece](), dict[str, str]()
         for book in self._clients.living():
-            if piece := await self._of(book, draining):
+            piece = await self._of(book, draining)
+            if piece:
                 pieces[book.line.model], owners[book.line.model] = piece, self._clients.owner(book)
         chosen = self._turns.choose(owners)
         return pieces[chosen] if chosen is not None else None
@@ -151,7 +152,8 @@ class Desk:
         if self._checkpoint_due(book, draining):
             return self._checkpoint(book)
         while not draining and (seq := line.due()) is not None:
-            if piece := await self._running(book, seq):
+            piece = await self._running(book, seq)
+            if piece:
                 return piece
         return None
 
@@ -178,7 +180,8 @@ class Desk:
         """How the ranks get a model."""
         line = book.line
         yield decode_work(line.creation)
-        if directory := line.checkpoint or line.start:
+        directory = line.checkpoint or line.start
+        if directory:
             path, optimizer = self._files.path(directory), bool(line.checkpoint) or line.optimizer
             yield LoadState(model=line.model, seq=0, path=path, optimizer=optimizer)
 
@@ -233,7 +236,8 @@ class Desk:
             if isinstance(result, Failure):
                 log.warning("no checkpoint of %s: %s", line.model, result.message)
                 return
-            if unneeded := await book.checkpointed(seq, directory):
+            unneeded = await book.checkpointed(seq, directory)
+            if unneeded:
                 await asyncio.to_thread(self._files.remove, unneeded)
 
         return Piece(encode(SaveState(model=line.model, seq=seq, path=self._files.path(directory))), finish)

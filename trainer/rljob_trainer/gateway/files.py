@@ -49,7 +49,8 @@ class Claim:
         """
         self._file, self._mine = root / "owner", _Owner(job, number, secrets.token_hex(16))
         root.mkdir(parents=True, exist_ok=True)
-        if owner := self._owner():
+        owner = self._owner()
+        if owner:
             self._give_way(owner)
         self._write(self._mine)
 

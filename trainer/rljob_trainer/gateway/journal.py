@@ -48,7 +48,8 @@ class Journal:
         """`records`: those that were in the file when it was opened."""
         check()
         self._file = path.open("ab", buffering=0)
-        if cut := self._file.tell() - self._size:
+        cut = self._file.tell() - self._size
+        if cut:
             log.warning("%s: cutting off %d bytes behind its last whole record", path, cut)
             self._file.truncate(self._size)
         sync_directory(path.parent)

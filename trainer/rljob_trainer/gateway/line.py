@@ -184,7 +184,8 @@ class RequestLine:
         """Drop results that were fetched before a time, or came before it and were never fetched, of requests that are never repeated."""
         for seq in list(self._behind()):
             entry = self.entries[seq]
-            if (since := entry.answered if entry.fetched is None else entry.fetched) is not None and since < before:
+            since = entry.answered if entry.fetched is None else entry.fetched
+            if since is not None and since < before:
                 self._lose(seq)
 
     def shed(self, most: int) -> None:

@@ -64,8 +64,9 @@ class WorkRoutes:
             raise web.HTTPUnauthorized(text="the job's token is required")
         if request.headers[JOB] != self._job:
             raise web.HTTPConflict(text="this gateway serves another job")
+        attempt = int(request.headers[ATTEMPT_HEADER])
         try:
-            self._fence.admit(attempt := int(request.headers[ATTEMPT_HEADER]))
+            self._fence.admit(attempt)
         except AttemptSuperseded as fenced:
             raise web.HTTPConflict(text=str(fenced)) from None
         return attempt

@@ -85,7 +85,8 @@ class SamplingServers:
                 endpoint.pod_uid: max(ends.get(endpoint.pod_uid, now) for ends in (avoided, self._avoided))
                 for endpoint in self._listed.endpoints
             }
-            if free := [e for e in self._listed.endpoints if until[e.pod_uid] <= now]:
+            free = [e for e in self._listed.endpoints if until[e.pod_uid] <= now]
+            if free:
                 return min(free, key=lambda e: self._samples[e.pod_uid])
             again = min(until.values(), default=None)
             with contextlib.suppress(TimeoutError):
@@ -226,7 +227,8 @@ class Samples:
 
     def _hold(self, name: str, answer: SampleAnswer) -> None:
         """An answer takes room, which answers have to give that were fetched."""
-        if known := self._known.get(name):
+        known = self._known.get(name)
+        if known:
             size = 4 * (0 if answer.prompt is None else len(answer.prompt)) + sum(
                 8 * len(s.tokens) for s in answer.samples
             )

@@ -89,7 +89,8 @@ class GatewayService:
         first = Asked.of(created)
         line = RequestLine(created.model, first.body, self.find(created.model, start), optimizer)
         first.body = b""  # the line has it
-        if why := self._no_room(self.names.sessions[session_of(created.model)].client):
+        why = self._no_room(self.names.sessions[session_of(created.model)].client)
+        if why:
             return Book.refused(line, first, Failure(message=why))
         if start and not line.start:
             return Book.refused(line, first, Failure(message=f"there is no {start}"))
@@ -235,7 +236,8 @@ class GatewayService:
         """Delete what no name, no sampler and no model needs any more. A server would end that reads adapters which are gone."""
         unused = set(directories) - self._used - {""}
         self._leaving = (self._leaving - set(directories)) | unused & self._read
-        if gone := unused - self._leaving:
+        gone = unused - self._leaving
+        if gone:
             await asyncio.to_thread(self.claim.check)
         for directory in gone:
             await asyncio.to_thread(self.files.remove, directory)
@@ -259,7 +261,8 @@ class GatewayService:
         """Bytes of requests, results and samples, by client."""
         kept = Counter(self.sampling.held if self.sampling else {})
         for model, book in self.books.items():
-            if session := self.names.sessions.get(session_of(model)):
+            session = self.names.sessions.get(session_of(model))
+            if session:
                 kept[session.client] += book.line.uncovered + book.line.answers
         return kept
 

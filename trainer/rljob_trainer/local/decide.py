@@ -62,14 +62,16 @@ class Seen:
 
 def advance(state: LocalState, seen: Seen, wanted: Command, max_restarts: int) -> LocalState | JobEnd:
     """`wanted`: run, or what the user asked for since: drain, stop."""
-    if failed := _misconfigured(seen):
+    failed = _misconfigured(seen)
+    if failed:
         return JobEnd(1, failed.message)
     if state.attempt == 0:
         return _open(state, seen) if wanted == "run" else JobEnd(130, "interrupted before it began")
     reports = [_report(seen, member) for member in state.members]
     if all(_ended(report, state.attempt) for report in reports):
         return _closed(state, seen, reports, wanted, max_restarts)
-    if cause := _cause(state, reports):
+    cause = _cause(state, reports)
+    if cause:
         return replace(state, command="stop", cause=cause[1], culprit=cause[0])
     # only the trainers: nobody asks the other gangs for anything once these have ended
     over = all(_ended(report, state.attempt) for report in _trainers(state, reports))

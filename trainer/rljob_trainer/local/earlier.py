@@ -68,7 +68,8 @@ class Earlier:
             yield f"step {self.step}{steps} is already in {self.directory}: nothing to train; {fix}"
         else:
             yield f"continuing from {self.directory}, step {self.step}{steps}"
-        if changed := _changed(self.spec):
+        changed = _changed(self.spec)
+        if changed:
             yield f"warning: {', '.join(changed)}: not as in the run that saved step {self.step}; {ANOTHER}"
 
 

@@ -178,7 +178,8 @@ def assign_gpus(spec: RLJobSpec, pods: Mapping[str, Sequence[str]], gpus: Sequen
     if spec.trainer.device == "cpu":
         return {pod: {} for names_of_pods in pods.values() for pod in names_of_pods}
     wanted = {pod: spec.processes_of(role) for role, names_of_pods in pods.items() for pod in names_of_pods}
-    if (total := sum(wanted.values())) > len(gpus):
+    total = sum(wanted.values())
+    if total > len(gpus):
         needed = " and ".join(
             f"{len(names_of_pods)} x {spec.processes_of(role)} for {role}" for role, names_of_pods in pods.items()
         )

@@ -96,12 +96,14 @@ def _progress(progress: Progress | None) -> str:
 
 
 def _measured(progress: Progress) -> Iterator[str]:
-    if (seconds := left(progress)) is not None:
+    seconds = left(progress)
+    if seconds is not None:
         yield f"{duration(seconds)} left"
     last = progress.history[-1] if progress.history else None
     if last and last.reward is not None:
         yield f"reward {last.reward:.3f}"
-    if (held_out := progress.evaluation.get("last")) is not None:
+    held_out = progress.evaluation.get("last")
+    if held_out is not None:
         yield f"held-out {_score(progress)} {held_out:.3f}"
     if last:
         yield f"loss {last.loss:.4f}"

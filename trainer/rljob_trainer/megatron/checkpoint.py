@@ -157,7 +157,8 @@ def objective_of(directory: Path, state: State) -> dict[str, Any]:
 
 
 def _place(directory: Path, network: str) -> Path:
-    return own if (own := directory / network).is_dir() else directory
+    own = directory / network
+    return own if own.is_dir() else directory
 
 
 def _common(directory: Path, state: State) -> dict[str, Any]:
@@ -186,7 +187,8 @@ def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[
 
 
 def _require_networks(held: list[str], state: State) -> None:
-    if missing := sorted(set(state.networks) - set(held)):
+    missing = sorted(set(state.networks) - set(held))
+    if missing:
         rule = f"the checkpoint holds {' and '.join(held)} only: the job that made it trained no {missing[0]}"
         fix = "keep the job's networks, or use another spec.checkpoint.path and start from the exported model"
         raise ConfigurationError(f"spec.{missing[0]}", "set", rule, fix)

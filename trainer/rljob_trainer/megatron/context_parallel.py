@@ -15,7 +15,8 @@ _KNOWN = "rljob_boundaries"
 
 def boundaries(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
     """`cu_seqlens` as Python numbers. Cached on the tensor: reading it waits for all work of the device, and every layer needs it."""
-    if (known := getattr(cu_seqlens, _KNOWN, None)) is None:
+    known = getattr(cu_seqlens, _KNOWN, None)
+    if known is None:
         known = tuple(cu_seqlens.tolist())
         setattr(cu_seqlens, _KNOWN, known)
     return known

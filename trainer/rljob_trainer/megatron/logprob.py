@@ -83,7 +83,8 @@ class _VocabularyParallel(torch.autograd.Function):
 
 def _partial_sums(logits: torch.Tensor, local: torch.Tensor, scale: float, real: int) -> torch.Tensor:
     """See logprob_kernels.partial_sums."""
-    if kernels := triton_kernels(KERNELS, logits.is_cuda):
+    kernels = triton_kernels(KERNELS, logits.is_cuda)
+    if kernels:
         return kernels.partial_sums(logits, local, scale, real)
 
     def of(rows: slice) -> torch.Tensor:

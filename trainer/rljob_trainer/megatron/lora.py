@@ -113,7 +113,8 @@ class Adapters:
                 layer.return_layernorm_output = True
         if given:
             for task in tasks:
-                if wrapped := self._by_matrix.get(id(task.param_weight)):
+                wrapped = self._by_matrix.get(id(task.param_weight))
+                if wrapped:
                     given.load(wrapped, task)
         else:
             self.begin(seed, lora.rank)

@@ -90,7 +90,8 @@ def require_all_weights(
     held = set(bridge.hf_pretrained.state.source.get_all_keys())
     wanted = [t.mapping.hf_param for t in bridge.get_conversion_tasks(modules) if t.global_param_name != but]
     names = {name for w in wanted for name in ([w] if isinstance(w, str) else w.values())}
-    if missing := sorted(names - held):
+    missing = sorted(names - held)
+    if missing:
         rule = f"{len(missing)} tensors are missing in its safetensors files, for example {missing[0]}"
         raise ConfigurationError(field, path, rule, "copy the whole model directory")
 
@@ -172,7 +173,8 @@ def load_weights(
     loaded = dist_checkpointing.load(dict(wanted), str(directory), validate_access_integrity=False)
     for i, module in enumerate(modules):
         rest = module.load_state_dict(loaded[i], strict=False)  # Transformer Engine's extra states are not weights
-        if lost := [key for key in rest.missing_keys if not key.endswith("_extra_state")]:
+        lost = [key for key in rest.missing_keys if not key.endswith("_extra_state")]
+        if lost:
             raise ConfigurationError(field, path, f"does not hold {lost[0]}", "name a checkpoint of the same model")
 
 

@@ -98,7 +98,8 @@ def micro_batch(
     lengths = [len(t) - (not with_last_token) for t in chosen]
     sequences = [padded_length(n, parallel.layout) for n in lengths]
     alignment = parallel.layout.alignment
-    if padding := -sum(sequences) % alignment or (0 if lengths else alignment):
+    padding = -sum(sequences) % alignment or (0 if lengths else alignment)
+    if padding:
         sequences.append(padding)
     row = _row(rows, [t.response_length for t in chosen], lengths, sequences, parallel)
     tokens, targets, after_next, index = (torch.zeros(row.length, dtype=torch.long) for _ in range(4))

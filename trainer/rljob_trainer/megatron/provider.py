@@ -127,7 +127,8 @@ def configure(provider: Any, spec: RLJobSpec, layout: Layout, multi_token: bool 
         _EXPERTS | _ATTENTION | _PIPELINE | plain | _rotation(provider) | device | given | ours | _frozen(spec)
     ).items():
         setattr(provider, key, value)
-    if tower := getattr(provider, "vision_config", None):
+    tower = getattr(provider, "vision_config", None)
+    if tower:
         tower.dtype = DTYPES[spec.model.dtype]  # otherwise transformers builds it in the dtype of config.json
     try:
         provider.finalize()
@@ -152,7 +153,8 @@ def _given(spec: RLJobSpec) -> dict[str, Any]:
     """spec.trainer.transformerConfig, with the name of an attention backend as a member of megatron's enumeration: a string would silently mean
     auto."""
     given = dict(spec.trainer.transformer_config)
-    if (name := given.get("attention_backend")) is not None:
+    name = given.get("attention_backend")
+    if name is not None:
         if name not in AttnBackend.__members__:
             field, rule = "spec.trainer.transformerConfig.attention_backend", "megatron-core has no such attention"
             raise ConfigurationError(field, name, rule, f"set one of {', '.join(AttnBackend.__members__)}")

@@ -71,7 +71,8 @@ def server_arguments(spec: RLJobSpec, port: int, part: PodPart | None = None) ->
         own |= {
             "mm-device-do-normalize": False
         }  # vLLM's tower would normalise once more what the driver has normalised
-    if (lora := spec.model.lora) and lora.sync == "adapters":
+    lora = spec.model.lora
+    if lora and lora.sync == "adapters":
         own |= {"enable-lora": True, "max-loras": 1, "max-lora-rank": next(n for n in LORA_RANKS if n >= lora.rank)}
         own |= {"lora-target-modules": _adapted(lora.targets or ADAPTED)}
     if rollout.speculation:

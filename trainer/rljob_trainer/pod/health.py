@@ -189,7 +189,8 @@ class HealthCheck:
 
     async def _dead_or_stuck(self) -> Lost:
         while True:
-            if reason := self._engine.look():
+            reason = self._engine.look()
+            if reason:
                 return Lost(reason, dead=True)
             limit = STUCK_PART_SECONDS if self._is_part else STUCK_SECONDS
             if self._answered is None and (seconds := self._idle_seconds()) > limit:
@@ -212,7 +213,8 @@ class HealthCheck:
                 answer = await _ask(session)
                 now = time.monotonic()
                 self._answered = now if answer else self._answered
-                if answer and (lost := self._engine_lost(answer)):
+                lost = self._engine_lost(answer) if answer else None
+                if lost:
                     return lost
                 if self._answered and now - self._answered > FROZEN_SECONDS:
                     return Lost(f"the API server has not answered for {now - self._answered:.0f} s")

@@ -76,7 +76,8 @@ class FollowerCheck(HealthCheck):
             await asyncio.sleep(health.POLL_SECONDS)
             if self._answered is None:
                 continue  # it has not met its head yet
-            if reason := self._engine.halted(health.STILL_SECONDS):
+            reason = self._engine.halted(health.STILL_SECONDS)
+            if reason:
                 return Lost(reason)
             if await _refuses(*self._meeting):
                 return Lost(f"the server's head at {self._meeting[0]} ended", elsewhere=True)

@@ -105,7 +105,8 @@ class _Process:
             self.chained |= bool(CHAIN.match(text))
         elif text and not text[0].isspace():
             self.traced = False
-            if match := EXCEPTION.fullmatch(text):
+            match = EXCEPTION.fullmatch(text)
+            if match:
                 self._raised(number, match)
 
     def _raised(self, number: int, match: re.Match[str]) -> None:
@@ -127,7 +128,8 @@ def _read(log: str) -> list[_Process]:
 def _lines(log: str) -> Iterator[tuple[int, str, str]]:
     """Yields number, process (empty if the line names none) and text of each line. Lines of several processes may alternate."""
     for number, line in enumerate(log.splitlines()):
-        if match := LINE.fullmatch(line):
+        match = LINE.fullmatch(line)
+        if match:
             yield number, match["process"] or "", match["text"]
 
 
@@ -227,7 +229,8 @@ class ServerProcess:
             return self._failure("configuration", "", lines[-1] if lines else "", field="spec.image")
         if code < 0:
             return self._failure("killed", f"Signal {-code} ({signal.Signals(-code).name})", "the server ended")
-        if error := server_error(self._log):
+        error = server_error(self._log)
+        if error:
             return self._raised(error)
         return self._failure("application", f"exit code {code}", "the server ended")
 

@@ -178,7 +178,8 @@ class Attempt:
     def _critic_metrics(self) -> dict[str, float]:
         """Wait for the critic on a gang of its own; the metrics of its update. Empty without one."""
         while self._critic_apart:
-            if learnt := self._ranks.broadcast(self._rank_zero.driver.learnt() if self._rank_zero else None):
+            learnt = self._ranks.broadcast(self._rank_zero.driver.learnt() if self._rank_zero else None)
+            if learnt:
                 return learnt
         return {}
 
@@ -186,14 +187,16 @@ class Attempt:
         """Load a checkpoint, after the ranks have compared every file with the manifest, each a share of them."""
         manifest = read_manifest(directory)
         assert manifest is not None, f"{directory} was chosen by rank 0"
-        if damage := corruption(manifest, directory, self._ranks, self.engine.heartbeat):
+        damage = corruption(manifest, directory, self._ranks, self.engine.heartbeat)
+        if damage:
             fix = "restore the file, or go back to an older checkpoint with resume --from-step"
             raise ConfigurationError("spec.checkpoint.path", str(directory), damage, fix)
         self.engine.load(directory / ENGINE)
 
     def _newest_checkpoint(self, step: int) -> int | None:
         """On rank 0. A job that starts from the model needs no checkpoint of step 0."""
-        if held := self._rank_zero.store.checkpoints() if self._rank_zero else []:
+        held = self._rank_zero.store.checkpoints() if self._rank_zero else []
+        if held:
             return held[-1].step
         return 0 if step == 0 else None
 

@@ -57,7 +57,8 @@ class Exports:
         if not self._spec.checkpoint.export_hugging_face:
             return ""
         target = names.huggingface_dir(self._root, step)
-        if lora := self._spec.model.lora:
+        lora = self._spec.model.lora
+        if lora:
             source = Path(self._spec.model.path)
             write = lambda scratch: write_adapters(self._engine.export_adapters(), lora, source, scratch)  # noqa: E731
             self._write(names.adapter_dir(self._root, step), write)

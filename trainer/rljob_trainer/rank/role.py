@@ -52,7 +52,8 @@ class Requests:
         """Wait for the next request (RoleClient.next); `while_waiting` is called about once a second meanwhile."""
         while True:
             while_waiting()
-            if request := self._ranks.broadcast(self._client.next() if self._client else None):
+            request = self._ranks.broadcast(self._client.next() if self._client else None)
+            if request:
                 return request
 
     def done(self, measured: arrays.Stream | None = None, metrics: dict[str, float] | None = None) -> None:
@@ -132,7 +133,8 @@ class _Saving:
         """Tell the driver once all ranks have written their parts. Raises StandstillError when no rank writes anything for the stall timeout."""
         if not self._part.under_way:
             return
-        if written := self._part.complete(wait=False):
+        written = self._part.complete(wait=False)
+        if written:
             if self._client:
                 self._client.saved(self._step, self._model.layout, written.files)
             return

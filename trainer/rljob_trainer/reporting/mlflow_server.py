@@ -58,13 +58,13 @@ class MLflow:
     def _send_all(self) -> None:
         from mlflow.exceptions import MlflowException
 
-        while not isinstance(point := self._waiting.get(), str):
+        while not isinstance(waiting := self._waiting.get(), str):
             try:
-                self._send(*point)
+                self._send(*waiting)
             except MlflowException as error:
-                log.warning("MLflow lacks metrics of step %d: %s", point[0], error)
+                log.warning("MLflow lacks metrics of step %d: %s", waiting[0], error)
         try:
-            self._client.set_terminated(self._run, point)
+            self._client.set_terminated(self._run, waiting)
         except MlflowException as error:
             log.warning("MLflow shows the run as still running: %s", error)
 
@@ -106,7 +106,8 @@ def _run(client: Any, experiment: str, control: Control) -> str:
 
     existing = client.get_experiment_by_name(experiment)
     where = existing.experiment_id if existing else client.create_experiment(experiment)
-    if runs := client.search_runs([where], f"tags.`{JOB_TAG}` = '{control.job_uid}'", max_results=1):
+    runs = client.search_runs([where], f"tags.`{JOB_TAG}` = '{control.job_uid}'", max_results=1)
+    if runs:
         client.update_run(runs[0].info.run_id, status="RUNNING")
         return runs[0].info.run_id
     tags = {JOB_TAG: control.job_uid, "namespace": control.namespace}

@@ -81,7 +81,8 @@ def _segments(segments: Sequence[Segment], tokenizer: Decoder, words: Callable[[
             tokens = [[words(token), _short(log_prob)] for token, log_prob in chosen]
             said |= {"policy_step": segment.policy_step, "tokens": tokens}
             left -= len(tokens)
-            if rest := segment.tokens[len(tokens) :].tolist():
+            rest = segment.tokens[len(tokens) :].tolist()
+            if rest:
                 said["rest"] = tokenizer.decode(rest, skip_special_tokens=False)[:LONGEST_TEXT]
         yield said
 

@@ -63,7 +63,8 @@ class MetricsLog:
         if not self._file.exists():
             return
         for line in self._file.read_text().splitlines(keepends=True):
-            if record := _parsed(line):
+            record = _parsed(line)
+            if record:
                 yield line, record
 
 

@@ -132,7 +132,8 @@ def finite(service: Service, value: Any, answer: Any) -> Reward:
     """The reward that an answer holds. Raises RewardFailed."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):  # an integer may be beyond every float
-            if math.isfinite(number := float(value)):
+            number = float(value)
+            if math.isfinite(number):
                 return Reward(number)
     raise service.failed(
         "value", f"answered {str(answer)[:SHOWN]}, which does not hold one finite number as the reward"

@@ -112,7 +112,8 @@ class RewardManager:
 
 
 def _scorer(field: str, spec: RewardSpec, pools: Pools | None, pods: RewardPods | None) -> Scorer:
-    if python := python_of(spec):
+    python = python_of(spec)
+    if python:
         named = (f"{field}.rule", spec.rule) if spec.rule else (f"{field}.python.path", python.path)
         return PythonFile(*named, python, spec.timeout_seconds, pods)
     if spec.http:

@@ -57,7 +57,8 @@ def split(returned: Any) -> Returned:
         raise NotAReward(f"a dict without {SCORE!r}: its keys are {_short(', '.join(map(str, returned))) or 'none'}")
     others = {key: value for key, value in returned.items() if key not in (SCORE, PREDICTION)}
     metrics = {key: number for key, value in others.items() if (number := _metric(value)) is not None}
-    if strange := [key for key in metrics if not isinstance(key, str) or not OWN_NAME.fullmatch(key)]:
+    strange = [key for key in metrics if not isinstance(key, str) or not OWN_NAME.fullmatch(key)]
+    if strange:
         raise NotAReward(
             f"a metric called {_short(repr(strange[0]))}: names are 1 to 64 letters, digits and _ . - @ / (the pattern {OWN_NAME.pattern})"
         )

@@ -121,7 +121,8 @@ class _Followed:
         end = time.monotonic() + seconds
         while self._process.poll() is None and not self._floods and time.monotonic() < end:
             self._exchange(POLL_SECONDS)
-        if late := self._process.poll() is None:
+        late = self._process.poll() is None
+        if late:
             kill_group(self._process.pid, signal.SIGKILL)
         while not late and not self._floods and self._exchange(0):  # what it said last
             continue

@@ -84,7 +84,8 @@ class Front(Guard):
 
     def _refusal(self, request: Request) -> JSONResponse | None:
         """The error response to a request of a lower attempt; None: admitted. A higher attempt becomes the highest."""
-        if attempt := request.headers.get(protocol.ATTEMPT_HEADER):
+        attempt = request.headers.get(protocol.ATTEMPT_HEADER)
+        if attempt:
             try:
                 self._gate.fence.admit(int(attempt))
             except AttemptSuperseded as fenced:
@@ -138,7 +139,8 @@ def _tagged(send: Send, policy: PolicyVersion, gate: Gate | None = None) -> Send
 
 def _let_all_routes_use_adapters(state: Any) -> None:
     """Register the adapters under the name of the served model, where vLLM's own routes look up a request's `model`."""
-    if adapters := adapters_of(state.engine_client):
+    adapters = adapters_of(state.engine_client)
+    if adapters:
         state.openai_serving_models.lora_requests[protocol.SERVED_MODEL] = adapters
 
 

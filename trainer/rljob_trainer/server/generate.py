@@ -105,7 +105,8 @@ async def _generate(engine: Any, policy: PolicyVersion, body: dict[str, Any]) ->
         raise ContextTooLongError(rule)
     name = secrets.token_hex(8)
     prompt: Any = {"type": "token", "prompt_token_ids": tokens, "cache_salt": policy.digest}
-    if images := body.get("images"):
+    images = body.get("images")
+    if images:
         prompt = multimodal_input(tokens, images, name, policy.digest)
     async for output in engine.generate(prompt, sampling_parameters(body), name, lora_request=adapters_of(engine)):
         final = output
@@ -130,7 +131,8 @@ def later(output: Any, policy: PolicyVersion) -> list[tuple[int, int]]:
 
 def guesses(output: Any) -> tuple[int, int]:
     """See Completion.guesses."""
-    if (metrics := output.spec_decode_metrics) is None:
+    metrics = output.spec_decode_metrics
+    if metrics is None:
         return 0, 0
     return sum(metrics.histogram), sum(right * passes for right, passes in enumerate(metrics.histogram))
 

@@ -80,10 +80,12 @@ class Guard(ABC):
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         elif scope["type"] != "http" or (scope["method"], scope["path"]) in OPEN_ROUTES:
             await self._app(scope, receive, send)
-        elif not self._gate.knows((request := Request(scope, receive)).headers.get("authorization", "")):
-            await error(401, "a bearer token is required")(scope, receive, send)
         else:
-            await self._admitted(request, send)
+            request = Request(scope, receive)
+            if self._gate.knows(request.headers.get("authorization", "")):
+                await self._admitted(request, send)
+            else:
+                await error(401, "a bearer token is required")(scope, receive, send)
 
     @abstractmethod
     async def _admitted(self, request: Request, send: Send) -> None:

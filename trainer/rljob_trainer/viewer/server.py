@@ -148,7 +148,8 @@ HEADERS = {
 
 def view(directories: Sequence[Path], port: int) -> int:
     """Serve the runs until interrupted. The exit code: 1 when there is nothing to show, or the port is taken."""
-    if wrong := [problem for directory in directories if (problem := _problem(directory))]:
+    wrong = [problem for directory in directories if (problem := _problem(directory))]
+    if wrong:
         print("\n".join(wrong), file=sys.stderr)
         return 1
     try:

@@ -88,7 +88,8 @@ class Ranks:
         before, deadline = 0, time.monotonic() + self.timeout_seconds
         while True:
             of_ranks = self.gather([done(POLL_SECONDS), moved()])
-            if (total := sum(count for _, count in of_ranks)) > before:
+            total = sum(count for _, count in of_ranks)
+            if total > before:
                 before, deadline = total, time.monotonic() + self.timeout_seconds
                 heartbeat()
             if all(ended for ended, _ in of_ranks):

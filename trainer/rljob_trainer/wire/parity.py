@@ -62,7 +62,8 @@ class RunLimit:
         ceiling = LIMIT[self._arithmetic]
         if len(self._first) == FIRST_STEPS:
             mean = sum(self._first) / FIRST_STEPS
-            if (own := max(FLOOR[self._arithmetic], TIMES * mean)) < ceiling:
+            own = max(FLOOR[self._arithmetic], TIMES * mean)
+            if own < ceiling:
                 return own, f"for this run, whose first {FIRST_STEPS} steps differed by {mean:.3g}"
         return ceiling, f"for {self._arithmetic} rollouts"
 

@@ -121,7 +121,8 @@ class Child:
                 "%d processes that calls have left behind are ended: at most %d may stay", len(orphans), MOST_ORPHANS
             )
             end(orphans)
-        if (count := len(await asyncio.to_thread(self._family.members)) - len(orphans) - 1) > MOST_PROCESSES:
+        count = len(await asyncio.to_thread(self._family.members)) - len(orphans) - 1
+        if count > MOST_PROCESSES:
             raise WorkerLost(f"its process has started {count} others that still run; at most {MOST_PROCESSES} may")
 
     async def wait(self) -> int:

@@ -50,7 +50,8 @@ class Remote:
         try:
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS):
-                    if line := await frame(self._reader):
+                    line = await frame(self._reader)
+                    if line:
                         break
             self.taken = line == GOODBYE
             return b"" if self.taken else line

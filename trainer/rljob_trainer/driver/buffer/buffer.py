@@ -97,7 +97,8 @@ class RolloutBuffer:
 
     def take(self) -> Ready | None:
         """Remove and return the next batch; None until it is measured."""
-        if ready := self.first:
+        ready = self.first
+        if ready:
             self._batches.popleft()
         return ready
 

@@ -201,7 +201,8 @@ class Generator:
         evaluation, goes on as soon as that is over, under the same policy."""
         while True:
             await (self._may_generate.wait(priority) if request.interruptible else self._pool.resumed())
-            if pieces := await self._pool.generate(generation, home):
+            pieces = await self._pool.generate(generation, home)
+            if pieces:
                 return pieces
 
     async def _with_baseline(self, request: GroupRequest) -> list[Outcome]:

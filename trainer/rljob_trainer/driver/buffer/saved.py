@@ -89,7 +89,8 @@ def read(directory: Path, spec: RLJobSpec, step: int) -> BufferContents:
     if not directory.is_dir():
         return BufferContents()
     described = json.loads((directory / "buffer.json").read_text())
-    if changed := [name for name, value in made_with(spec).items() if described["madeWith"].get(name) != value]:
+    changed = [name for name, value in made_with(spec).items() if described["madeWith"].get(name) != value]
+    if changed:
         log.warning("spec.%s differs from the checkpoint's: what was generated ahead is left out", changed[0])
         return BufferContents()
     trajectories = of_rows(batch_files.read(_groups_file(directory)).samples)

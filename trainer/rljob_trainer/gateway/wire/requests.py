@@ -154,7 +154,8 @@ class SampleParams(ClientRequest):
     def request(self, n: int, seed: int, longest: int) -> SampleRequest | Failure:
         """`seed`: for clients that name none. `longest`: most tokens of prompt and sample."""
         params, tokens = self.sampling_params, [t for chunk in self.prompt.chunks for t in chunk.tokens]
-        if why := _no_count(n) or self._refusal(tokens, longest):
+        why = _no_count(n) or self._refusal(tokens, longest)
+        if why:
             return Failure(message=why)
         stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
         return SampleRequest(
@@ -174,7 +175,8 @@ class SampleParams(ClientRequest):
     def _refusal(self, tokens: list[int], longest: int) -> str:
         """Why it is refused; empty: it is not."""
         further = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
-        if named := [name for name in (*further, "prompt_logprobs_last_n") if getattr(self, name)]:
+        named = [name for name in (*further, "prompt_logprobs_last_n") if getattr(self, name)]
+        if named:
             return f"{', '.join(named)} is not served"
         if any(chunk.type != "encoded_text" for chunk in self.prompt.chunks):
             return "only text is served, no images and no audio"

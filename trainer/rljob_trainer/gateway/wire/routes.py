@@ -243,7 +243,8 @@ class Routes:
         if book.line.is_lost(seq):
             return bodies.failed(Failure(message=LOST, category="server"))
         entry = book.line.entries[seq]
-        if (result := await book.result(seq, POLL_SECONDS)) is None:
+        result = await book.result(seq, POLL_SECONDS)
+        if result is None:
             return bodies.again(f"{model}:{seq}", "waiting for the ranks")
         names = {"CreateModel": {"model_id": model}, "LoadState": {"model_id": model}}.get(entry.kind, {})
         if entry.saves:

@@ -52,7 +52,8 @@ def rehearse(
         tokenizer = load_tokenizer(job.spec)
         with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
             findings, screen = Findings(job.spec), Screen(colour)
-            if text := unheard_end(job.spec, tokenizer):
+            text = unheard_end(job.spec, tokenizer)
+            if text:
                 findings.notes.append(text)
             most = None if everything else MOST
             if job.spec.supervised:
@@ -84,7 +85,8 @@ def _require_fetched(job: Job) -> None:
 
 def _with_export(job: Job) -> Job:
     """With the model that is meant where the spec names a run."""
-    if export := newest_export(Path(job.spec.model.path)):
+    export = newest_export(Path(job.spec.model.path))
+    if export:
         return replace(job, spec=beginning_from(job.spec, export))
     return job
 

@@ -68,7 +68,8 @@ class SupervisedRows:
     def lines(self) -> Iterator[str]:
         """Of training, then held-out data."""
         for split in ("train", "validation"):
-            if files := getattr(self.spec.data, split):
+            files = getattr(self.spec.data, split)
+            if files:
                 yield f"spec.data.{split} = {', '.join(files)}"
                 try:
                     yield from self._documents(split) if self.spec.task == "pretrain" else self._examples(split)

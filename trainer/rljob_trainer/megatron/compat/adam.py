@@ -87,7 +87,8 @@ def _fuse(optimizer: torch.optim.Optimizer | None) -> None:
     for group in optimizer.param_groups:
         group["fused"] = all(p.is_cuda for p in group["params"])
         for p in group["params"] if group["fused"] else ():
-            if state := optimizer.state.get(p):
+            state = optimizer.state.get(p)
+            if state:
                 state["step"] = state["step"].to(p.device)
 
 

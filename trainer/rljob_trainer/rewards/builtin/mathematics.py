@@ -54,7 +54,8 @@ def readable(text: str) -> str:
     text = GROUPED.sub("", DOLLARS.sub("", text)).strip().rstrip(".,;")
     text = re.sub(r"\\mathrm\s*\{\s*([ei])\s*\}", r"{\1}", text)
     text = REPEATING.sub(lambda m: _repeating(*m.groups()), text)
-    if built := BUILDER.fullmatch(text):
+    built = BUILDER.fullmatch(text)
+    if built:
         text = built[1]
     return UNIT.sub("", text)
 
@@ -117,7 +118,8 @@ def reward(prompt: str, response: str, answer: str) -> dict[str, Any]:
     if not final:
         raise ValueError(f"the answer {final!r} is no mathematical expression")
     gold = boxed(final) or final
-    if box := boxed(response):
+    box = boxed(response)
+    if box:
         return {"score": float(_equal(gold, box)), "pred": _prediction(box)}
     said = [match[1] for match in SAID.finditer(response)][-1:]
     said += [next(filter(None, forms)) for forms in FORMULA.findall(response)][-1:]
@@ -133,7 +135,8 @@ def _equal(gold: str, answer: str) -> bool:
     if plain(gold) == plain(answer):
         return True
     for same in (same_number, same_base, same_duration):
-        if (known := same(gold, answer)) is not None:
+        known = same(gold, answer)
+        if known is not None:
             return known
     for split in (sides, parts):
         first, second = split(gold), split(answer)

@@ -104,7 +104,8 @@ def spread_experts() -> None:
     compute = CPUUnquantizedExperts.apply
 
     def apply(experts: Any, **named: Any) -> None:
-        if (own := named["expert_map"]) is not None:
+        own = named["expert_map"]
+        if own is not None:
             named["topk_ids"], named["topk_weights"] = held(named["topk_ids"], named["topk_weights"], own)
         compute(experts, **named)
 

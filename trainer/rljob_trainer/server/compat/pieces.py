@@ -53,7 +53,8 @@ class Pieces:
         ready = []
         for output in outputs:
             request = output.request_id
-            if (held := self._held.get(request)) is not None:
+            held = self._held.get(request)
+            if held is not None:
                 held.append(output)
             elif not at_once(request):
                 self._held[request] = held = [output]
@@ -126,7 +127,8 @@ class InPieces:
 
     def _ended(self, request: Any) -> bool:
         """Whether its end goes out with what is held back of it."""
-        if (end := self._pieces.take(request.request_id)) is None:
+        end = self._pieces.take(request.request_id)
+        if end is None:
             return False
         end.finish_reason = request.get_finished_reason()
         self._ends.append((request.client_index, end))
@@ -136,11 +138,13 @@ class InPieces:
 def joined(outputs: Sequence[Any], rows: Callable[..., Any]) -> Any:
     """The last, with the tokens, log-probabilities and experts of all, and the most NaNs of a step. Those before it have nothing else."""
     last = outputs[-1]
-    if steps := [(o.new_token_ids, o.new_logprobs) for o in outputs if o.new_logprobs is not None]:
+    steps = [(o.new_token_ids, o.new_logprobs) for o in outputs if o.new_logprobs is not None]
+    if steps:
         last.new_logprobs = rows(*_arrays(steps), None)
     if len(outputs) > 1:
         last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
-        if experts := [output.routed_experts for output in outputs if output.routed_experts is not None]:
+        experts = [output.routed_experts for output in outputs if output.routed_experts is not None]
+        if experts:
             last.routed_experts = np.concatenate(experts)
         last.num_nans_in_logits = max([output.num_nans_in_logits for output in outputs])
     return last
