@@ -12,7 +12,7 @@ import yaml
 from rljob_api.rules.model import model_violations
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.files import places
-from rljob_trainer.data.pictures import ImageReader
+from rljob_trainer.data.pictures import image_reader
 from rljob_trainer.data.prompts import PromptSet, load_prompts
 from rljob_trainer.data.tokenizer import load_tokenizer
 
@@ -56,7 +56,7 @@ def test_its_prompts_fit_and_have_their_picture(started: Path, tmp_path: Path) -
     written["model"]["path"] = str(started / "untrained")
     spec = RLJobSpec.model_validate(written)
     train = places("spec.data.train", spec.data.train)
-    found = load_prompts(spec.data, train, load_tokenizer(spec), lambda *_: None, tmp_path, ImageReader(spec))
+    found = load_prompts(spec.data, train, load_tokenizer(spec), lambda *_: None, tmp_path, image_reader(spec))
     assert isinstance(found, PromptSet) and len(found) == found.counts.rows == 30
     ((_, image),) = found[0].images()
     assert image.grid == (6, 6)

@@ -41,7 +41,7 @@ def test_loss_and_gradient_are_those_of_the_smoothed_target(aggregation: str, sm
 
     raw = torch.tensor(logits, requires_grad=True)
     objective = CrossEntropyObjective(
-        make_spec(task="sft", sft={"labelSmoothing": smoothing, "aggregation": aggregation})
+        make_spec(task="sft", sft={"labelSmoothing": smoothing, "aggregation": aggregation}).sft
     )
     mask = {"mask": torch.tensor(MASK, dtype=torch.float64)}
     loss, sums = learn(objective, mask, LENGTHS, Dense(raw, torch.tensor(targets)))

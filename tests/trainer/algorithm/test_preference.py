@@ -86,7 +86,7 @@ def test_loss_gradient_and_metrics_are_those_of_the_formula(name: str) -> None:
     expected.backward()
 
     packed = logits.clone().requires_grad_()
-    objective = PreferenceObjective(make_spec(task="dpo", dpo={"loss": name.split(",")[0], "beta": beta} | options))
+    objective = PreferenceObjective(make_spec(task="dpo", dpo={"loss": name.split(",")[0], "beta": beta} | options).dpo)
     columns = {"mask": torch.tensor(MASK, dtype=torch.float64), "reference_log_probs": reference}
     loss, sums = learn(objective, columns, LENGTHS, Dense(packed, targets))
     loss.backward()
@@ -113,7 +113,8 @@ def test_loss_gradient_and_metrics_are_those_of_the_formula(name: str) -> None:
 
 def test_only_losses_with_a_reference_need_it() -> None:
     needs = {
-        name: PreferenceObjective(make_spec(task="dpo", dpo={"loss": name})).needs for name in ("ipo", "simpo", "orpo")
+        name: PreferenceObjective(make_spec(task="dpo", dpo={"loss": name}).dpo).needs
+        for name in ("ipo", "simpo", "orpo")
     }
     assert needs == {"ipo": {"reference_log_probs"}, "simpo": set(), "orpo": set()}
 
@@ -123,7 +124,7 @@ def test_orpo_is_finite_where_the_policy_is_certain() -> None:
     certain = torch.full((2, 4), -100.0)
     certain[:, 0] = 0.0
     certain.requires_grad_()
-    objective = PreferenceObjective(make_spec(task="dpo", dpo={"loss": "orpo"}))
+    objective = PreferenceObjective(make_spec(task="dpo", dpo={"loss": "orpo"}).dpo)
     loss, _ = learn(objective, {"mask": torch.ones(2)}, (1, 1), Dense(certain, torch.tensor([0, 0])))
     loss.backward()
     assert loss.isfinite() and certain.grad is not None and certain.grad.isfinite().all()
@@ -147,7 +148,7 @@ def test_the_score_of_the_last_token_is_compared_as_bradley_and_terry_say() -> N
     )
 
 
-@pytest.mark.parametrize("objective", [PreferenceObjective(make_spec(task="dpo")), RewardModelObjective()])
+@pytest.mark.parametrize("objective", [PreferenceObjective(make_spec(task="dpo").dpo), RewardModelObjective()])
 def test_a_micro_batch_of_padding_alone_has_no_loss(objective: Objective) -> None:
     """Ranks run as many micro-batches as the one that has most."""
     raw, targets = torch.zeros(3, VOCABULARY, requires_grad=True), torch.zeros(3, dtype=torch.long)

@@ -25,7 +25,7 @@ TOK = tokenizer(QWEN, "</s>")
 def packed(documents: list[list[int]], length: int) -> ExampleSet:
     ends = np.cumsum([0, *map(len, documents)], dtype=np.int64)
     file = Documents(Place("spec.data.train[0]", "a"), np.array(list(chain(*documents)), np.int32), ends)
-    return PackedDocuments([file], make_spec(task="pretrain", data={"maxTokens": length}), "train")
+    return PackedDocuments([file], make_spec(task="pretrain", data={"maxTokens": length}).data, "train")
 
 
 @settings(max_examples=200, deadline=None)

@@ -67,11 +67,15 @@ def spec_of(model: Path, **data: Any) -> Any:
     )
 
 
+def reader_of(spec: Any) -> ImageReader:
+    return ImageReader(spec.model.path, spec.data.image_key)
+
+
 def test_an_image_is_cut_as_the_models_own_processor_cuts_it(model: Path) -> None:
     from transformers import AutoProcessor
 
     processor = AutoProcessor.from_pretrained(model)
-    reader = ImageReader(spec_of(model))
+    reader = reader_of(spec_of(model))
     draw = np.random.default_rng(0)
     for width, height in ((16, 16), (40, 24), (9, 30)):
         picture = Pictures.fromarray(draw.integers(0, 256, (height, width, 3), np.uint8))
@@ -100,7 +104,7 @@ def test_an_image_is_cut_as_the_models_own_processor_cuts_it(model: Path) -> Non
 )
 def test_an_image_that_cannot_be_used_is_refused_with_file_and_row(model: Path, image: Any, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said) as caught:
-        ImageReader(spec_of(model)).read(image, PLACE)
+        reader_of(spec_of(model)).read(image, PLACE)
     assert "/data/a.jsonl row 7" in str(caught.value)
 
 
@@ -110,7 +114,7 @@ def test_a_prompt_has_as_many_image_tokens_as_its_images_take(model: Path, tmp_p
     row = {"prompt": [{"role": "user", "content": "w5 <image> w6 <image>"}], "images": ["a.png", inline]}
     (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({"prompt": row["prompt"][:1]}) + "\n")
     spec = spec_of(model, train=[str(tmp_path / "a.jsonl")])
-    reader = ImageReader(spec)
+    reader = reader_of(spec)
     load = lambda: load_prompts(  # noqa: E731
         spec.data, places("spec.data.train", spec.data.train), _tokenizer(spec), lambda *_: None, tmp_path / "s", reader
     )
@@ -137,7 +141,7 @@ def test_a_conversation_is_learnt_without_its_images(model: Path) -> None:
     ((start, image),) = [placed for s in segments for placed in s.images]
     (holder,) = [s for s in segments if s.images]
     assert holder.source != "demonstration"
-    assert set(holder.tokens[start : start + image.tokens].tolist()) == {ImageReader(spec).token}
+    assert set(holder.tokens[start : start + image.tokens].tolist()) == {reader_of(spec).token}
     assert image.tokens == 4
 
 

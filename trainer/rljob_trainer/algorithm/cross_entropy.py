@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rljob_api.spec import RLJobSpec
+from rljob_api.spec.algorithm import SftSpec
 from rljob_trainer.algorithm.losses import token_weights
 from rljob_trainer.algorithm.objective import MetricAccumulator, Objective, Output, TokenLoss
 from rljob_trainer.algorithm.tokens import Predictions, Sequences
@@ -22,8 +22,8 @@ class CrossEntropyObjective(Objective):
     prefix = "train"
     token_metrics = ("cross_entropy", "correct")
 
-    def __init__(self, spec: RLJobSpec) -> None:
-        self._sft = spec.sft
+    def __init__(self, sft: SftSpec) -> None:
+        self._sft = sft
 
     def loss_weights(self, counts: Sequence[int]) -> list[float]:
         return token_weights(counts, AGGREGATIONS[self._sft.aggregation])

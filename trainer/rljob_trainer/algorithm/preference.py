@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import logsigmoid
 
-from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import DpoSpec
 from rljob_trainer.algorithm.objective import MeasuredStep, MetricAccumulator, Objective, Output, Targets, TokenLoss
 from rljob_trainer.algorithm.tokens import Sequences
@@ -209,9 +208,9 @@ class PreferenceObjective(PairObjective):
 
     token_metrics = (*PairObjective.token_metrics, "chosen_log_prob", "rejected_log_prob")
 
-    def __init__(self, spec: RLJobSpec) -> None:
-        self._dpo = spec.dpo
-        self.needs = frozenset({"reference_log_probs"} if spec.dpo.has_reference else ())
+    def __init__(self, dpo: DpoSpec) -> None:
+        self._dpo = dpo
+        self.needs = frozenset({"reference_log_probs"} if dpo.has_reference else ())
 
     def loss(self, columns: Mapping[str, torch.Tensor], sequences: Sequences, output: Output) -> TokenLoss:
         log_probs, mask = output.predictions(self.temperature).log_probs, columns["mask"]

@@ -153,7 +153,7 @@ def load_examples(
     offsets = cast(OffsetTokenizer, tokenizer)
     if spec.task == "pretrain":
         files = places(f"spec.data.{split}", getattr(spec.data, split))
-        return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in files], spec, split)
+        return PackedDocuments([load_documents(p, spec, offsets, scratch, workers) for p in files], spec.data, split)
     return RowExamples(spec, split, row_files(spec, split, scratch, made), offsets, workers)
 
 

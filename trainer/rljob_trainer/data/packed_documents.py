@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rljob_api.spec import RLJobSpec
+from rljob_api.spec.model import DataSpec
 from rljob_trainer.data.encoding import Workers, document, require
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.files import Place, short
@@ -55,10 +56,10 @@ class Documents:
 class PackedDocuments(ExampleSet):
     """Sequences of maxTokens, of which the last one of every file may be shorter."""
 
-    def __init__(self, files: Sequence[Documents], spec: RLJobSpec, split: str):
-        self._length = spec.data.max_tokens
+    def __init__(self, files: Sequence[Documents], data: DataSpec, split: str):
+        self._length = data.max_tokens
         sizes = [-(-len(f.tokens) // self._length) for f in files]
-        super().__init__(sizes, spec.data, split)
+        super().__init__(sizes, data, split)
         self._files, self._starts = files, [0, *accumulate(sizes)]
         self.digest = _digest(files, self._length)
 

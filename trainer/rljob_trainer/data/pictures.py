@@ -184,14 +184,12 @@ def _file(name: str, place: Place) -> bytes:
 
 
 class ImageReader:
-    """Of spec.model.path, for a job whose rows have images."""
+    """For a job whose rows have images, in the column `key`."""
 
-    def __init__(self, spec: RLJobSpec):
-        """Raises ConfigurationError when the directory holds no image processor of the family."""
-        path = spec.model.path
-        assert spec.data.image_key
-        self.key, self._processor = spec.data.image_key, _processor(path)
-        self.token: int = json.loads((Path(path) / "config.json").read_text())["image_token_id"]
+    def __init__(self, model: str, key: str):
+        """`model`: spec.model.path. Raises ConfigurationError when that holds no image processor of the family."""
+        self.key, self._processor = key, _processor(model)
+        self.token: int = json.loads((Path(model) / "config.json").read_text())["image_token_id"]
 
     def tokens(self, source: Any, place: Place) -> int:
         """That an image takes, from its size. Raises as `opened`."""
@@ -244,7 +242,7 @@ class ImageReader:
 
 def image_reader(spec: RLJobSpec) -> ImageReader | None:
     """None: the rows are texts. Raises as ImageReader."""
-    return ImageReader(spec) if spec.data.image_key else None
+    return ImageReader(spec.model.path, spec.data.image_key) if spec.data.image_key else None
 
 
 def _processor(path: str) -> Any:

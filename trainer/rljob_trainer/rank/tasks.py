@@ -30,9 +30,9 @@ EVALUATED = {
 """Metrics of an objective, and their names on held-out data."""
 OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
     "rl": PolicyObjective,
-    "sft": CrossEntropyObjective,
-    "pretrain": CrossEntropyObjective,
-    "dpo": PreferenceObjective,
+    "sft": lambda spec: CrossEntropyObjective(spec.sft),
+    "pretrain": lambda spec: CrossEntropyObjective(spec.sft),
+    "dpo": lambda spec: PreferenceObjective(spec.dpo),
     "rewardModel": lambda spec: RewardModelObjective(),
 }
 

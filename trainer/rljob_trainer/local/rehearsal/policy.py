@@ -10,7 +10,7 @@ import numpy as np
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Sampling
-from rljob_api.spec.model import ChatTemplate
+from rljob_api.spec.model import ChatTemplate, ModelSpec
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.conversations import ASKED, FIELD, MARK, SAID, written
 from rljob_trainer.data.prompts import Prompt
@@ -26,8 +26,8 @@ from rljob_trainer.workers.process import WorkerLost
 class LocalParser:
     """Reads turns as rollout servers do. Call `stop` after the last."""
 
-    def __init__(self, spec: RLJobSpec):
-        self._reader = TurnReader.of(spec.model.path, spec.model.trust_remote_code)
+    def __init__(self, model: ModelSpec):
+        self._reader = TurnReader.of(model.path, model.trust_remote_code)
 
     async def parse(self, request: ParseRequest) -> Parsed:
         """Raises ParserUnusableError, UnreadError, RequestRefusedError, and ConfigurationError where vLLM is missing."""

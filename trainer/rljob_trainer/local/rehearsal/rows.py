@@ -59,7 +59,7 @@ class Rehearsal:
         sandboxes = Sandboxes(spec.environments)
         sandboxes.follow(None)  # directories of this machine
         self._agent: Agent | None = agent_of(spec.rollout.agent, sandboxes=sandboxes) if spec.rollout.agent else None
-        self._end, self._parser = end_of(spec, tokenizer), LocalParser(spec)
+        self._end, self._parser = end_of(spec, tokenizer), LocalParser(spec.model)
         self._calls = ""
         self._answers = False
 
