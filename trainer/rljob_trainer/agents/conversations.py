@@ -28,6 +28,10 @@ ASKED: dict[str, Any] = {"role": "user", "content": MARK.upper()}
 SAID: dict[str, Any] = {"role": "assistant", "content": MARK}
 DEVELOPER = "developer"
 """A role that few templates know; it is OpenAI's later name for `system`."""
+FIELD = "spec.rollout.agent.toolParser"
+FIX = "name the parser of vLLM that reads what this model writes"
+log = logging.getLogger(__name__)
+AskServer = Callable[[ParseRequest], Awaitable[Parsed]]
 
 
 def reply(
@@ -173,12 +177,6 @@ def _with_objects(call: Any) -> Any:
         if isinstance(arguments, str):
             return {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
     return call
-
-
-FIELD = "spec.rollout.agent.toolParser"
-FIX = "name the parser of vLLM that reads what this model writes"
-log = logging.getLogger(__name__)
-AskServer = Callable[[ParseRequest], Awaitable[Parsed]]
 
 
 class ResponseParser:

@@ -39,6 +39,7 @@ MOST_CALLS = 128
 """Of one turn that are made. A policy in training may write thousands."""
 TOO_MANY = f"error: too many calls: only the first {MOST_CALLS} of a turn are made"
 NO_OBJECT = "the arguments of a call are a JSON object"
+PARAMETERS = ("prompt", "policy", "row")
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -135,9 +136,6 @@ class ToolCalls:
 def _message(call: Mapping[str, Any], text: str) -> dict[str, Any]:
     """What a call returned."""
     return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
-
-
-PARAMETERS = ("prompt", "policy", "row")
 
 
 def main() -> None:

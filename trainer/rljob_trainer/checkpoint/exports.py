@@ -19,6 +19,8 @@ from rljob_trainer.checkpoint.files import remove
 from rljob_trainer.textfile import read_text
 
 log = logging.getLogger(__name__)
+CHOSEN = "began-from.json"
+"""Below checkpoint.path: `{"run": "/data/runs/sft", "model": "/data/runs/sft/exports/step_32"}`."""
 
 
 def complete(root: Path) -> dict[int, Path]:
@@ -40,10 +42,6 @@ def prune(root: Path, every: int, kept: int) -> None:
             remove(directory)
         except OSError as error:
             log.warning("%s is not deleted: %s", directory, error)
-
-
-CHOSEN = "began-from.json"
-"""Below checkpoint.path: `{"run": "/data/runs/sft", "model": "/data/runs/sft/exports/step_32"}`."""
 
 
 def newest_export(run: Path) -> Path | None:

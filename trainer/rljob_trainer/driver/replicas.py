@@ -30,6 +30,10 @@ FIRST_QUARANTINE_SECONDS, LONGEST_QUARANTINE_SECONDS = 60.0, 1800.0
 """The quarantine doubles with each further failure."""
 REJECTIONS = 5
 """Failed publications in a row to a server that answers. More of them would fail in the same way."""
+WATCH_SECONDS = 5.0
+"""Interval of probes of a server that has requests."""
+MISSES = 3
+"""Probes in a row that a server may leave unanswered before its requests are sent elsewhere."""
 
 
 class PolicyRejectedError(RuntimeError):
@@ -163,12 +167,6 @@ class Replicas:
 
     def _all(self, state: ReplicaState) -> list[Replica]:
         return [r for r in self._by_uid.values() if r.state is state]
-
-
-WATCH_SECONDS = 5.0
-"""Interval of probes of a server that has requests."""
-MISSES = 3
-"""Probes in a row that a server may leave unanswered before its requests are sent elsewhere."""
 
 
 @dataclass(eq=False, kw_only=True)

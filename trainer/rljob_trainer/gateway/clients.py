@@ -19,6 +19,10 @@ ANYBODY = "anybody"
 """The client, where there are no keys."""
 LARGEST_KEY = 4096
 """Most bytes of a key's file."""
+MOST_HELD, MOST_OF_CLIENT = 512 * 2**20, 384 * 2**20
+"""Bytes of all clients, and of one."""
+SMALL, SPARE = 4096, 16 * 2**20
+"""A request of so many bytes may use a little more: it may be the optimizer step that frees the rest."""
 
 
 class Keys:
@@ -74,12 +78,6 @@ class Limits:
 
     def _field(self, client: str) -> str:
         return f"spec.service.clients[{client}]" if client in self._own else "spec.service.limits"
-
-
-MOST_HELD, MOST_OF_CLIENT = 512 * 2**20, 384 * 2**20
-"""Bytes of all clients, and of one."""
-SMALL, SPARE = 4096, 16 * 2**20
-"""A request of so many bytes may use a little more: it may be the optimizer step that frees the rest."""
 
 
 class BusyError(RuntimeError):

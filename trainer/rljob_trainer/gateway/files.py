@@ -23,6 +23,8 @@ from rljob_trainer.gateway.journal import JournalDamaged, sync_directory
 
 SIZE = 512
 """Bytes of the file, always: it can be written on a full volume."""
+STATES, SNAPSHOTS, CHECKPOINTS = "states", "snapshots", "checkpoints"
+log = logging.getLogger(__name__)
 
 
 class GatewaySuperseded(RuntimeError):
@@ -98,11 +100,6 @@ class Claim:
             os.fsync(file)
         finally:
             os.close(file)
-
-
-STATES, SNAPSHOTS, CHECKPOINTS = "states", "snapshots", "checkpoints"
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

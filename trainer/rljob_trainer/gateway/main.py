@@ -27,6 +27,15 @@ from rljob_trainer.wire.weights.protocol import ATTEMPT_HEADER, AttemptFence, At
 
 LARGEST_RESULT = 2**31
 """Bytes of a result."""
+REPORT_SECONDS = 0.5
+SWEEP_SECONDS = 5.0
+CONTROL_SECONDS = 0.2
+"""Interval at which the control message is looked for."""
+GOODBYE_SECONDS = 1.0
+"""For requests under way when the gateway ends; long polls are cut."""
+DIRECTORY = "service"
+"""Below spec.checkpoint.path."""
+log = logging.getLogger(__name__)
 
 
 class WorkRoutes:
@@ -72,9 +81,6 @@ class WorkRoutes:
         return attempt
 
 
-REPORT_SECONDS = 0.5
-
-
 def service_report(service: GatewayService, samples: Samples, now: float) -> ServiceReport:
     """`now`: by the monotonic clock."""
     tally, limit = service.desk.tally, service.spec.idle_seconds
@@ -101,17 +107,6 @@ async def keep_reporting(channel: Path, service: GatewayService, samples: Sample
             report = Report(pod=pod, pod_uid=os.environ[names.ENV_POD_UID], boot_id=boot, state="running", service=said)
             replace(report_file(channel, pod), report.dump_json())
         await asyncio.sleep(REPORT_SECONDS)
-
-
-SWEEP_SECONDS = 5.0
-CONTROL_SECONDS = 0.2
-"""Interval at which the control message is looked for."""
-GOODBYE_SECONDS = 1.0
-"""For requests under way when the gateway ends; long polls are cut."""
-DIRECTORY = "service"
-"""Below spec.checkpoint.path."""
-
-log = logging.getLogger(__name__)
 
 
 async def run(channel: Path, token: str, address: str | None, port: int, work_port: int) -> int:

@@ -24,6 +24,12 @@ LONGEST_RETRY_SECONDS = 10.0
 """The same for a request that has lost several."""
 MOST_SENT = 6
 """Servers that may be lost with a request: perhaps they end of it. One that ends answers for some seconds that it has failed."""
+MOST_OPEN = 10_000
+"""Requests that wait for a server."""
+MOST_ANSWERS = 64 * 2**20
+"""Bytes of a client's prompts and answers, beyond which answers that it has fetched are dropped, old ones first."""
+ABORT_SECONDS = 10.0
+"""After which a server has heard that nobody waits for samples any more, and reads their snapshot no more."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,6 @@ class SamplingServers:
                 return await client.sample(request)
         finally:
             self._samples[endpoint.pod_uid] -= request.n
-
-
-MOST_OPEN = 10_000
-"""Requests that wait for a server."""
-MOST_ANSWERS = 64 * 2**20
-"""Bytes of a client's prompts and answers, beyond which answers that it has fetched are dropped, old ones first."""
-ABORT_SECONDS = 10.0
-"""After which a server has heard that nobody waits for samples any more, and reads their snapshot no more."""
 
 
 @dataclass

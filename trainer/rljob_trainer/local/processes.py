@@ -28,6 +28,10 @@ from rljob_trainer.wire.launcher_files import report_file
 
 KEY = "tml-anything"
 """A key as the SDK wants it to look, where the service asks for none."""
+GOODBYE_SECONDS = 10.0
+"""Between SIGTERM and SIGKILL."""
+Reports = Mapping[str, Report | None]
+"""The latest report of each pod; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,6 @@ class Gateway:
             f"clients find it at {http_url(self.address, self.port)} as soon as its model is loaded; start your script with\n"
             f"    TINKER_BASE_URL={http_url(self.address, self.port)} TINKER_API_KEY={key}"
         )
-
-
-GOODBYE_SECONDS = 10.0
-"""Between SIGTERM and SIGKILL."""
 
 
 class Processes:
@@ -150,10 +150,6 @@ class Processes:
                 stderr=log,
                 start_new_session=True,
             )
-
-
-Reports = Mapping[str, Report | None]
-"""The latest report of each pod; None where there is none."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ from rljob_trainer.failure import ConfigurationError
 
 PartName = Literal["parameters", "gradients", "optimizer"]
 Tensors = Callable[[], Iterable[torch.Tensor]]
+PROCESS = Path("/proc/self")
+RESET_PEAK = "5"
+"""For /proc/PID/clear_refs (Linux, Documentation/filesystems/proc.rst)."""
 
 
 class Offloader:
@@ -116,11 +119,6 @@ def states(optimizer: Any, parameters: set[int]) -> Iterator[torch.Tensor]:
 def torch_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
     """Those in megatron's, one each for dense and for expert parameters; none for a rank whose share is empty."""
     yield from (o.optimizer for o in getattr(optimizer, "chained_optimizers", [optimizer]) if o.optimizer)
-
-
-PROCESS = Path("/proc/self")
-RESET_PEAK = "5"
-"""For /proc/PID/clear_refs (Linux, Documentation/filesystems/proc.rst)."""
 
 
 @dataclass(frozen=True, slots=True)

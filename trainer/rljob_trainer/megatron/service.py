@@ -48,6 +48,9 @@ from rljob_trainer.wire.service import (
 
 ATTENTION = ".self_attention."
 """In megatron's names of a layer's matrices; those of the MLP have another."""
+NETWORK = "policy"
+"""Name of a client's model in its checkpoints."""
+ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 
 
 @dataclass(slots=True)
@@ -162,11 +165,6 @@ class ClientSlots:
                 if p.untyped_storage().data_ptr() not in storages:  # shards of float32 parameters are views of these
                     yield p
                 yield from (inner.state[p][key] for key in sorted(inner.state[p]))
-
-
-NETWORK = "policy"
-"""Name of a client's model in its checkpoints."""
-ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 
 
 class ServiceEngine(ModelRanks):

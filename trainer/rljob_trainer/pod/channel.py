@@ -17,6 +17,9 @@ from rljob_trainer.textfile import read_text, replace
 from rljob_trainer.wire.launcher_files import report_file
 
 POLL_SECONDS = 0.1
+REPORT_SECONDS = 15.0
+"""Longest time between two reports of a pod."""
+log = logging.getLogger(__name__)
 
 
 class Channel(Protocol):
@@ -73,12 +76,6 @@ class FileChannel:
 
     async def report(self, report: Report) -> None:
         replace(report_file(self._directory, report.pod), report.dump_json())
-
-
-REPORT_SECONDS = 15.0
-"""Longest time between two reports of a pod."""
-
-log = logging.getLogger(__name__)
 
 
 async def until_terminated(work: Coroutine[Any, Any, None]) -> None:

@@ -21,6 +21,21 @@ from rljob_trainer.workers.process import LINE_LIMIT, LOOK_SECONDS, MAX_PROCESSE
 from rljob_trainer.workers.remote import BEAT, BEAT_SECONDS, GOODBYE, SILENCE_SECONDS, frame, framed
 
 PIECE = 2**16
+RETRY_SECONDS = 0.5
+"""Between two tries to connect: a driver that starts does not listen yet."""
+LONGEST_RETRY_SECONDS = 8.0
+"""Once they have failed long enough to be reported."""
+FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
+"""Between two lives; doubled each time, until one has loaded what it runs."""
+REFUSALS, UNREACHED = 20, 120
+"""In a row, after which they are reported: a driver that ends or begins refuses some, and one begins late."""
+HANGUPS = 3
+"""Connections in a row that ended before a process had loaded what it runs, after which that is reported: the end of an attempt is one."""
+REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
+HUNG_UP = "the driver has closed the connection before the process had loaded what it runs"
+END_SECONDS = 5.0
+"""Between the last word of a process and its end."""
+log = logging.getLogger(__name__)
 
 
 async def connected(
@@ -109,24 +124,6 @@ class Relay:
             self._writer.write(BEAT)
             await self._writer.drain()
             await asyncio.sleep(BEAT_SECONDS)
-
-
-RETRY_SECONDS = 0.5
-"""Between two tries to connect: a driver that starts does not listen yet."""
-LONGEST_RETRY_SECONDS = 8.0
-"""Once they have failed long enough to be reported."""
-FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
-"""Between two lives; doubled each time, until one has loaded what it runs."""
-REFUSALS, UNREACHED = 20, 120
-"""In a row, after which they are reported: a driver that ends or begins refuses some, and one begins late."""
-HANGUPS = 3
-"""Connections in a row that ended before a process had loaded what it runs, after which that is reported: the end of an attempt is one."""
-REFUSED = "the driver does not let this pod in: its token is not the trainer's; suspend and resume the job, and all pods get the same"
-HUNG_UP = "the driver has closed the connection before the process had loaded what it runs"
-END_SECONDS = 5.0
-"""Between the last word of a process and its end."""
-
-log = logging.getLogger(__name__)
 
 
 class WorkerOrders(NamedTuple):

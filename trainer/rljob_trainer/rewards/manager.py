@@ -19,17 +19,15 @@ from rljob_trainer.rewards.vllm_server import GenerativeJudge, Pools, RewardMode
 _THREADS = ThreadPoolExecutor(2, "responses")
 """For what takes long for a long response, and must not hold the driver's event loop: its text, and the rules that read it. There are few: threads
 that wait for the interpreter delay the loop, each by its switch interval of 5 ms."""
+MAX_REWARD = 3e38
+"""Rewards are trained on in float32, and the mean of a step's rewards has to stay finite."""
+VLLM_RETRIES = 2
+"""Of a server outside the job."""
 
 
 async def apart[**P, R](function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
     """What the function returns in a thread. Raises what it raises."""
     return await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: function(*arguments, **named))
-
-
-MAX_REWARD = 3e38
-"""Rewards are trained on in float32, and the mean of a step's rewards has to stay finite."""
-VLLM_RETRIES = 2
-"""Of a server outside the job."""
 
 
 class Scorer(Protocol):

@@ -24,6 +24,9 @@ FIXES: dict[RewardFailureKind, str] = {
     "value": "return a finite number, or a dict with one as its score",
     "service": "see that the service is up and answers the trainer pod at this address",
 }
+MODULE = "rljob_trainer.rewards.worker"
+MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
+READ_FROM_FILES = {"extra_info", "ground_truth", "row"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +98,6 @@ class RewardFailed(SampleFailed):
         return ConfigurationError(self.field, self.target, rule, f"{FIXES[self.kind]} ({TRY})")
 
 
-MODULE = "rljob_trainer.rewards.worker"
-MATHEMATICS = PythonReward(path=str(Path(builtin.__file__).with_name("mathematics.py")))
 Value = Callable[[RewardRequest], Any]
 
 
@@ -139,7 +140,6 @@ INTERFACES: Mapping[Literal["rljob", "verl"], Mapping[str, Value]] = {
     },
 }
 """verl: what its reward managers give a custom function (verl/workers/reward_manager/naive.py)."""
-READ_FROM_FILES = {"extra_info", "ground_truth", "row"}
 
 
 def known_values(spec: PythonReward) -> dict[str, Value]:

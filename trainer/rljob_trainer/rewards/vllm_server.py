@@ -27,6 +27,7 @@ REFUSALS = 3
 """In a row of one server, after which it is said to hold another token: one alone may be of a stranger who has the address of a pod that is gone."""
 REST_SECONDS = 1.0
 """For which a server that failed is asked nothing."""
+PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 
 
 class Pool:
@@ -148,9 +149,6 @@ class PoolPost:
 
     def failed(self, kind: Any, reason: str) -> RewardFailed:
         return self._post.failed(kind, reason)
-
-
-PLACEHOLDER = re.compile(r"\{(prompt|response|answer)\}")
 
 
 class Server(Protocol):

@@ -16,6 +16,8 @@ SIZE = struct.Struct(">I")
 MOST_FRAME, MOST_FIELDS = 2**22, 8
 EMPTY = SIZE.pack(0)
 """The frame that says that the sender is there."""
+HELPER = Path(__file__).with_name("helper")
+"""Which the image holds, compiled from helper.c."""
 
 
 def token_of(secret: str, pod_uid: str) -> str:
@@ -42,10 +44,6 @@ async def fields_of(reader: asyncio.StreamReader) -> list[bytes]:
             raise ValueError("a frame whose fields do not add up")
         fields.append(body[begin:at])
     return fields
-
-
-HELPER = Path(__file__).with_name("helper")
-"""Which the image holds, compiled from helper.c."""
 
 
 def bring(directory: Path, environment: Mapping[str, str] = os.environ) -> None:

@@ -22,6 +22,12 @@ from rljob_api import names
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import Gate
 
+OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
+POLICY_VIOLATION = 1008
+"""Close code of a websocket (RFC 6455, 7.4.1)."""
+SILENCE_SECONDS = 2.0
+"""How long the API server waits for its engine before it reports its silence."""
+
 
 def copies(engine: Any) -> int:
     """How many the server has."""
@@ -40,13 +46,6 @@ async def all_workers(engine: Any, method: str, *args: Any) -> list[Any]:
 async def moves(engine: Any) -> None:
     """Returns when the engines of all copies have answered, which they do between two of their steps. Raises when one has failed."""
     await engine.engine_core.call_utility_all_async("is_scheduler_paused")
-
-
-OPEN_ROUTES = {("GET", "/health"), ("GET", "/metrics")}
-POLICY_VIOLATION = 1008
-"""Close code of a websocket (RFC 6455, 7.4.1)."""
-SILENCE_SECONDS = 2.0
-"""How long the API server waits for its engine before it reports its silence."""
 
 
 class EngineClock:

@@ -25,6 +25,8 @@ from rljob_trainer.workers.process import Respawning, WorkerLost, WorkerProcess
 
 HARMONY = {"openai", "openai_gptoss"}
 """Parsers of gpt-oss, whose messages vLLM reads from token ids."""
+SECONDS = 10.0
+"""Time limit of one turn, which takes milliseconds."""
 
 
 def answer(tokenizer: Any, body: dict[str, Any], model_config: Any = None) -> dict[str, Any]:
@@ -83,10 +85,6 @@ def _kind(parsers: ParserNames) -> Any:
 def _call(call: Any) -> ToolCall:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id or f"call_{secrets.token_hex(8)}", "type": "function", "function": function}
-
-
-SECONDS = 10.0
-"""Time limit of one turn, which takes milliseconds."""
 
 
 class ParserProcess(WorkerProcess):

@@ -33,6 +33,34 @@ DECODER = json.JSONDecoder(
 MOST_NAMED = 3
 """Other directories that are named."""
 SAMPLES = re.compile(r"step_([0-9]{1,12})\.jsonl")
+HOST = "127.0.0.1"
+PAGE = Path(__file__).parent / "page"
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+FILES = {f"/{file.name}": file for file in sorted(PAGE.iterdir()) if file.suffix in KINDS}
+LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
+ASKED = re.compile(r"/api/runs(?:/([0-9]{1,4})/(?:(metrics)|samples/([0-9]{1,12})))?")
+POLICY = "; ".join(
+    f"{name} {value}"
+    for name, value in {
+        "default-src": "'none'",
+        "script-src": "'self'",
+        "style-src": "'self'",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+        "require-trusted-types-for": "'script'",
+    }.items()
+)
+"""What the browser lets the page do: its own modules and style, its own requests, and no markup from a text."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 class Unreadable(Exception):
@@ -114,36 +142,6 @@ def _number(value: object) -> bool:
 def _thinned(steps: list[int]) -> list[int]:
     apart = -(-len(steps) // MOST_POINTS) or 1
     return sorted({*steps[::apart], *steps[-1:]})
-
-
-HOST = "127.0.0.1"
-PAGE = Path(__file__).parent / "page"
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-FILES = {f"/{file.name}": file for file in sorted(PAGE.iterdir()) if file.suffix in KINDS}
-LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
-ASKED = re.compile(r"/api/runs(?:/([0-9]{1,4})/(?:(metrics)|samples/([0-9]{1,12})))?")
-POLICY = "; ".join(
-    f"{name} {value}"
-    for name, value in {
-        "default-src": "'none'",
-        "script-src": "'self'",
-        "style-src": "'self'",
-        "connect-src": "'self'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "frame-ancestors": "'none'",
-        "require-trusted-types-for": "'script'",
-    }.items()
-)
-"""What the browser lets the page do: its own modules and style, its own requests, and no markup from a text."""
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 
 
 def view(directories: Sequence[Path], port: int) -> int:

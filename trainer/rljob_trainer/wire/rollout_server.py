@@ -24,6 +24,8 @@ from rljob_trainer.wire.trajectory import Experts, Floats, Ints
 
 CONTEXT_TOO_LONG = "context_length_exceeded"
 """The `code` of an error, where prompt and response do not fit into the model's context: OpenAI's name for it."""
+ToolCall = dict[str, Any]
+"""In OpenAI's form: `id`, `type` and `function`, of `name` and `arguments`, a text that should be JSON."""
 
 
 class Completion(NamedTuple):
@@ -181,10 +183,6 @@ class SampleAnswer:
         """The inverse of `body`."""
         samples = tuple(ServedSample(unpack(t, "<i4"), unpack(p, "<f4"), reason) for t, p, reason in body["samples"])
         return SampleAnswer(samples, None if body["prompt"] is None else unpack(body["prompt"], "<f4"))
-
-
-ToolCall = dict[str, Any]
-"""In OpenAI's form: `id`, `type` and `function`, of `name` and `arguments`, a text that should be JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,18 @@ from rljob_trainer.workers.process import (
 )
 from rljob_trainer.workers.remote import Remote
 
+MOST_REFUSALS = 2
+"""Pods that could not load what they should run, before any has, after which none is waited for: one may be on a node whose volume is missing."""
+REFUSAL_SECONDS = 120.0
+"""After the first of them, until when another one may load it."""
+TRIES = 3
+"""Processes that may end under a call; in the last one it runs alone, so that it does not answer for others. One that ends every process in which it
+runs would otherwise be run for ever."""
+MOVES = 64
+"""Processes that a call may lose in all. One that is taken away, as when its pod leaves, is no try; but a call may bring that about, by a signal to
+its pod."""
+log = logging.getLogger(__name__)
+
 
 class Places[P]:
     """Whoever waits longest gets a place in the process of which the fewest are taken."""
@@ -100,20 +112,6 @@ class Places[P]:
                 self._taken[process] += self._wanted(process, alone)
                 given.set_result(process)
             self._waiting.popleft()
-
-
-MOST_REFUSALS = 2
-"""Pods that could not load what they should run, before any has, after which none is waited for: one may be on a node whose volume is missing."""
-REFUSAL_SECONDS = 120.0
-"""After the first of them, until when another one may load it."""
-TRIES = 3
-"""Processes that may end under a call; in the last one it runs alone, so that it does not answer for others. One that ends every process in which it
-runs would otherwise be run for ever."""
-MOVES = 64
-"""Processes that a call may lose in all. One that is taken away, as when its pod leaves, is no try; but a call may bring that about, by a signal to
-its pod."""
-
-log = logging.getLogger(__name__)
 
 
 class NotLoaded(Exception):

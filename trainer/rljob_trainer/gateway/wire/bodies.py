@@ -19,6 +19,7 @@ _MODEL_ID, _SEQ_ID = 0x0A, 0x10
 """What stands in a body before these fields: number and type."""
 MOST_VALUES = 2**24
 """In all tensors of a call. A body has no room for more of them, but a sparse tensor is small in a body."""
+PROTOBUF = "application/x-protobuf"
 
 
 class Pass:
@@ -165,9 +166,6 @@ def _dense(sparse: Any, kind: str, shape: tuple[int, ...]) -> Array:
         raise ValueError("its rows do not fit its values")
     dense[np.repeat(np.arange(shape[0]), counts), columns] = values
     return dense
-
-
-PROTOBUF = "application/x-protobuf"
 
 
 def of_request(kind: str, body: bytes, names: dict[str, str]) -> web.Response:

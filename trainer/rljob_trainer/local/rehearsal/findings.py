@@ -20,6 +20,11 @@ LEARNT_MARKS = ("«", "»")
 """Around what is learnt, where there is no colour."""
 LONGEST = 2000
 """Characters of one text."""
+Cause = tuple[str, str, str]
+"""Field, kind and line of a failure: what it says besides may differ from row to row."""
+LINE = re.compile(r"\(line \d+")
+ELSEWHERE = ("service", "none")
+"""Kinds of failures that need be no mistake: a service that this machine does not reach, a sample that the agent leaves out."""
 
 
 class Screen:
@@ -64,13 +69,6 @@ def indented(text: str, by: str = "    ") -> str:
 def extent(numbers: Sequence[int]) -> str:
     """For example `5 to 9`."""
     return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
-
-
-Cause = tuple[str, str, str]
-"""Field, kind and line of a failure: what it says besides may differ from row to row."""
-LINE = re.compile(r"\(line \d+")
-ELSEWHERE = ("service", "none")
-"""Kinds of failures that need be no mistake: a service that this machine does not reach, a sample that the agent leaves out."""
 
 
 class Findings:

@@ -22,6 +22,19 @@ from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, Req
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest, ToolCall
 from rljob_trainer.workers.process import WorkerLost
 
+UNRELATED = "I do not know."
+ANSWER = "{answer}"
+"""In a text that the user gives: stands for the row's answer."""
+EXAMPLES: Mapping[str, Any] = {
+    "string": "text",
+    "integer": 1,
+    "number": 1.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+"""Arguments of a call, by their JSON type."""
+
 
 class LocalParser:
     """Reads turns as rollout servers do. Call `stop` after the last."""
@@ -45,20 +58,6 @@ class LocalParser:
 
     async def stop(self) -> None:
         await self._reader.stop()
-
-
-UNRELATED = "I do not know."
-ANSWER = "{answer}"
-"""In a text that the user gives: stands for the row's answer."""
-EXAMPLES: Mapping[str, Any] = {
-    "string": "text",
-    "integer": 1,
-    "number": 1.5,
-    "boolean": True,
-    "array": [],
-    "object": {},
-}
-"""Arguments of a call, by their JSON type."""
 
 
 @dataclass(frozen=True, slots=True)
