@@ -89,7 +89,10 @@ def pair_loss(
         terms = terms_of(sums.view(-1, 2), lengths.view(-1, 2))
         (slopes,) = torch.autograd.grad(terms.loss.sum(), sums)
     share = mask / sequences.spread(lengths).clamp(min=1) / 2
-    of_pairs = lambda x: sequences.spread(x.detach().repeat_interleave(2)) * share  # noqa: E731
+
+    def of_pairs(x: torch.Tensor) -> torch.Tensor:
+        return sequences.spread(x.detach().repeat_interleave(2)) * share
+
     slope = sequences.spread(slopes) * (values - values.detach()) * mask
     measured = {"pairs": torch.ones_like(terms.loss)} | dict(terms.token_metrics)
     return TokenLoss(of_pairs(terms.loss) + slope, mask, {name: of_pairs(x) for name, x in measured.items()})

@@ -126,7 +126,13 @@ WriteBucket = tuple[str, str, tuple[list[Any], list[tuple[Any, torch.Tensor]]]]
 
 def _staged(buckets: Sequence[WriteBucket], live: set[int], staging: Staging) -> list[WriteBucket]:
     """The buckets with tensors in host memory that training does not change. megatron has copied only views already (filesystem_async.py:153)."""
-    is_live = lambda t: t.is_cuda or t.untyped_storage().data_ptr() in live  # noqa: E731
+
+    def is_live(tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda or tensor.untyped_storage().data_ptr() in live
+
     copies = iter(staging.copies([t for _, _, (_, tensors) in buckets for _, t in tensors if is_live(t)]))
-    held = lambda tensors: [(item, next(copies) if is_live(t) else t) for item, t in tensors]  # noqa: E731
-    return [(file, name, (data, held(tensors))) for file, name, (data, tensors) in buckets]
+    staged = []
+    for file, name, (data, tensors) in buckets:
+        held = [(item, next(copies) if is_live(t) else t) for item, t in tensors]
+        staged.append((file, name, (data, held)))
+    return staged

@@ -42,7 +42,10 @@ class Offloader:
         self, offload: Offload, modules: Sequence[torch.nn.Module], ddp: Sequence[Any] = (), optimizer: Any = None
     ):
         """`ddp`, `optimizer`: of a trained network."""
-        parameters = lambda: (p for m in modules for p in m.parameters())  # noqa: E731
+
+        def parameters() -> Iterator[torch.Tensor]:
+            return (p for m in modules for p in m.parameters())
+
         parts: dict[PartName, Tensors] = {
             "parameters": parameters,
             "gradients": lambda: (b.grad_data for d in ddp for b in d.buffers + d.expert_parallel_buffers),

@@ -226,7 +226,10 @@ class TrainedNetwork(Network):
 
     def evaluate_loss(self, step: Step, objective: Objective) -> list[Update]:
         """The same sums as `learn`, from forward passes only."""
-        measure = lambda micro, raw: self._loss(micro, raw, objective)[1]  # noqa: E731
+
+        def measure(micro: MicroBatch, raw: torch.Tensor) -> MetricAccumulator:
+            return self._loss(micro, raw, objective)[1]
+
         with self.offloader.using("parameters"):
             parts = (self.passes.forward(batch.micro_batches, measure) for batch in step.batches)
             sums = [checked(self._over_world(p, objective), partial(objective.check, update=0)) for p in parts]

@@ -57,13 +57,15 @@ class Exports:
         if not self._spec.checkpoint.export_hugging_face:
             return ""
         target = names.huggingface_dir(self._root, step)
-        lora = self._spec.model.lora
-        if lora:
-            source = Path(self._spec.model.path)
-            write = lambda scratch: write_adapters(self._engine.export_adapters(), lora, source, scratch)  # noqa: E731
-            self._write(names.adapter_dir(self._root, step), write)
+        if self._spec.model.lora:
+            self._write(names.adapter_dir(self._root, step), self._adapters)
         self._write(target, self._model)
         return str(target)
+
+    def _adapters(self, target: Path) -> None:
+        model = self._spec.model
+        assert model.lora, "only then they are written"
+        write_adapters(self._engine.export_adapters(), model.lora, Path(model.path), target)
 
     def _model(self, target: Path) -> None:
         write_hugging_face(self._engine, Path(self._spec.model.path), target)
