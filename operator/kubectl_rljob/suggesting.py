@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from kubectl_rljob.planning import Plan
 from rljob_api.manifest import Manifest
 from rljob_api.rules import Violation
-from rljob_api.rules.layout import RANKS_CHECKS
+from rljob_api.rules.layout import RANKS_CHECKS, of_the_trainer
 from rljob_api.rules.model import model_violations
-from rljob_api.rules.ranks import of_the_trainer
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.memory import cache_memory, phases
 from rljob_api.sizing.shape import Shape

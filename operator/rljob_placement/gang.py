@@ -139,16 +139,16 @@ class Gang:
     @staticmethod
     def of_role(spec: RLJobSpec, shape: Shape, role: str, demand: Callable[[str], Demand]) -> "Gang":
         """The gang of another model. `demand`: of each role."""
-        trainer = spec.of_gang(role).trainer
+        ranks = spec.ranks_of(role)
         return Gang(
-            trainers=trainer.nodes,
+            trainers=ranks.nodes,
             rollouts=1,
             minimum=1,
             trainer=demand(role),
             rollout=demand(names.ROLE_TRAINER),
             links=tuple(gang_links(spec, shape, role)),
             levels=tuple(spec.scheduling.topology_levels),
-            stages=trainer.parallelism.pipeline,
+            stages=ranks.parallelism.pipeline,
         )
 
 

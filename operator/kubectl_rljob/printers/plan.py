@@ -92,9 +92,11 @@ def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
 
 def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
     """How the ranks of a gang are divided, if they can be."""
-    cut, t = Layout.of(spec, role), spec.of_gang(role).trainer
+    cut, ranks = Layout.of(spec, role), spec.ranks_of(role)
     sizes = f"tensor {cut.tensor} x pipeline {cut.pipeline}" + (f" x context {cut.context}" if cut.context > 1 else "")
-    world = f"{plural(t.nodes, 'pod')} x {plural(t.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
+    world = (
+        f"{plural(ranks.nodes, 'pod')} x {plural(ranks.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
+    )
     if not whole:
         return f"{world}, against {sizes}"
     return f"{world} = {sizes} x data {cut.data} ({cut})"

@@ -198,8 +198,13 @@ def _binary(
     return Expression(f"({left.cel} {symbol} {other.cel})", lambda spec: compute(left.of(spec), other.of(spec)))
 
 
+def constant(value: Literal) -> Expression:
+    """This value, whatever the spec."""
+    return Expression(literal(value), lambda _: value)
+
+
 def _wrap(value: Expression | Literal) -> Expression:
-    return value if isinstance(value, Expression) else Expression(literal(value), lambda _: value)
+    return value if isinstance(value, Expression) else constant(value)
 
 
 def literal(value: Literal) -> str:

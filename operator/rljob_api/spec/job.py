@@ -23,7 +23,16 @@ from rljob_api.spec.common import (
 )
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.processes import Gang, Recompute, Servers, Workers
-from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
+from rljob_api.spec.roles import (
+    CriticSpec,
+    Offload,
+    Overlap,
+    PoolSpec,
+    RankSettings,
+    ReferenceSpec,
+    RolloutSpec,
+    TrainerSpec,
+)
 from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
 from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
@@ -221,6 +230,27 @@ class RLJobSpec(Model):
     def gangs(self) -> Mapping[str, Gang]:
         """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
+
+    def ranks_of(self, role: str) -> RankSettings:
+        """How the ranks that hold a model are set up, by its role: those of its own gang, or the trainer's."""
+        gang, trainer, tokens = self.gangs.get(role), self.trainer, self.train.tokens_per_micro_batch
+        if gang is None or gang.processes_per_node is None:
+            return RankSettings(
+                nodes=trainer.nodes,
+                processes_per_node=trainer.processes_per_node,
+                parallelism=trainer.parallelism,
+                recompute=trainer.recompute,
+                transformer_config=trainer.transformer_config,
+                tokens_per_micro_batch=tokens,
+            )
+        return RankSettings(
+            nodes=gang.nodes,
+            processes_per_node=gang.processes_per_node,
+            parallelism=gang.parallelism,
+            recompute=gang.recompute if isinstance(gang, CriticSpec) else Recompute(),
+            transformer_config=gang.transformer_config,
+            tokens_per_micro_batch=gang.tokens_per_micro_batch or tokens,
+        )
 
     def of_gang(self, role: str) -> "RLJobSpec":
         """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, and there are no adapters, which only the policy has.
