@@ -16,7 +16,7 @@ from rljob_api.yaml_text import documents
 from rljob_import import Options
 from rljob_import.engine import NAME, Imported, convert
 from rljob_import.readers.hydra import Unreadable, document
-from rljob_import.systems.choice import SYSTEMS
+from rljob_import.systems import SYSTEMS
 from rljob_import.table import Note, Outcome, Problem
 
 HEADINGS = {

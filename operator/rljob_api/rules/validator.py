@@ -26,7 +26,6 @@ from rljob_api.rules import (
     rollout,
     scheduling,
     servers,
-    service,
     speculation,
     task,
     vision,
@@ -92,13 +91,18 @@ def extent_violations(spec: Any) -> Iterator[Violation]:
         yield Violation("spec", "set", rule, "move long lists and texts into files on the job's volumes")
 
 
-SUBJECTS = (
-    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards),
-    *(keys, evaluation, scheduling, pods, volumes, service, gangs),
+RULES: tuple[Check, ...] = tuple(
+    rule
+    for rules in (
+        *(task.RULES, vision.RULES, lora.RULES, layout.RULES, data.RULES, rollout.RULES, environments.RULES),
+        *(servers.RULES, speculation.RULES, algorithm.RULES, rewards.RULES, keys.RULES, evaluation.RULES),
+        *(scheduling.RULES, pods.RULES, volumes.RULES, task.CLIENT_RULES, gangs.RULES),
+    )
+    for rule in rules
 )
-OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))
+OBJECT_RULES = tuple(rule for rule in RULES if isinstance(rule, Rule))
 """Rules that the CRD has as CEL."""
-FUNCTIONS = tuple(rule for subject in SUBJECTS for rule in subject.RULES if not isinstance(rule, Rule))
+FUNCTIONS = tuple(rule for rule in RULES if not isinstance(rule, Rule))
 CHECKS: tuple[Check, ...] = (*OBJECT_RULES, *FUNCTIONS)
 """In the order in which users read what they broke."""
 
