@@ -22,14 +22,14 @@ def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str
     roles = ((role, gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
     capacities = [_capacities(cluster, gang, demand) for _, demand, _ in roles]
     short = [
-        _lack(cluster, gang, word, demand, wanted, found)
-        for (word, demand, wanted), found in zip(roles, capacities, strict=True)
-        if sum(found.values()) < wanted
+        _lack(cluster, gang, word, demand, wanted, capacity)
+        for (word, demand, wanted), capacity in zip(roles, capacities, strict=True)
+        if sum(capacity.values()) < wanted
     ]
     if short:
         return "; ".join(short)
     wanted = " and ".join(_pods(count, word, demand) for word, demand, count in roles)
-    trainers, rollouts = (sum(found.values()) for found in capacities)
+    trainers, rollouts = (sum(capacity.values()) for capacity in capacities)
     return f"needs capacity for {wanted}; the cluster has it for {trainers} or for {rollouts}, not for both at once"
 
 

@@ -145,13 +145,13 @@ DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
 
 def target_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Sources are copied to a writable volume, and each to a directory of its own."""
-    found = list(spec.sources.items())
-    for i, (where, source) in enumerate(found):
+    sources = list(spec.sources.items())
+    for i, (where, source) in enumerate(sources):
         volume = volume_of(spec, source.path)
         if spec.volumes and (volume is None or volume.read_only):
             rule = "is on none of the writable volumes in spec.volumes, so that nothing can be fetched to it"
             yield Violation(f"{where}.path", source.path, rule, "put it below a mountPath without readOnly")
-        for other, earlier in found[:i]:
+        for other, earlier in sources[:i]:
             if _nested(source.path, earlier.path):
                 rule = f"is not apart from {other}.path = {earlier.path}"
                 yield Violation(f"{where}.path", source.path, rule, "give each source a directory of its own")

@@ -161,20 +161,20 @@ def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
 
 def read_by_task(spec: RLJobSpec) -> dict[str, Any]:
     """The spec without the fields of other tasks."""
-    found: dict[str, Any] = spec.dump()
+    read: dict[str, Any] = spec.dump()
     for path, tasks in READERS.items():
         section, _, name = path.rpartition(".")
         if spec.task not in tasks:
-            below: dict[str, Any] = found.get(section, {}) if section else found
+            below: dict[str, Any] = read.get(section, {}) if section else read
             below.pop(name, None)
-    return found
+    return read
 
 
 def _default(spec: RLJobSpec, path: str) -> Any:
     """The default of a field of the spec or of one of its sections."""
     section, _, name = path.rpartition(".")
     owner = type(field(section).of(spec)) if section else RLJobSpec
-    return next(found.default for found in owner.model_fields.values() if found.alias == name)
+    return next(info.default for info in owner.model_fields.values() if info.alias == name)
 
 
 def dpo_violations(spec: RLJobSpec) -> Iterator[Violation]:

@@ -82,11 +82,11 @@ def _characters(value: Any) -> int:
 
 def extent_violations(spec: Any) -> Iterator[Violation]:
     """At most one."""
-    found = extent(spec)
-    if found.depth > DEEPEST:
+    size = extent(spec)
+    if size.depth > DEEPEST:
         rule = f"is nested deeper than {DEEPEST} objects and lists"
         yield Violation("spec", "set", rule, "write it with fewer levels")
-    elif found.values > MOST_VALUES:
+    elif size.values > MOST_VALUES:
         rule = f"has more than {MOST_VALUES} values, counting the entries of all lists and objects"
         yield Violation("spec", "set", rule, "move long lists and texts into files on the job's volumes")
 
@@ -125,8 +125,8 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
         schema += verbatim_violations(spec, {v.field for v in schema})
         checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
         broken = (violation for check in checks for violation in _decided(check, parsed))
-        found = list(islice(chain(name_violations(name), schema, broken), MOST + 1))
-    return ValidationResult(None if schema else parsed, tuple(_limited(found)))
+        violations = list(islice(chain(name_violations(name), schema, broken), MOST + 1))
+    return ValidationResult(None if schema else parsed, tuple(_limited(violations)))
 
 
 def _limited(violations: list[Violation]) -> Iterator[Violation]:

@@ -167,8 +167,8 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     """
     weights, awake = _server(spec, shape, device)
     sent = in_transfer(spec, shape)
-    found = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
-    most = [max(same, key=lambda p: p.total) for same in zip(*found, strict=True)]
+    of_stages = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
+    most = [max(same, key=lambda p: p.total) for same in zip(*of_stages, strict=True)]
     return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
 
 
@@ -263,11 +263,11 @@ class HostMemory:
 
 
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
-    ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
+    ranks, every = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
-        offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in found),
+        offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
         reference=ranks * _reference(spec, shape),
-        checkpoint=ranks * max(_written(spec, s) for s in found),
+        checkpoint=ranks * max(_written(spec, s) for s in every),
     )
 
 

@@ -224,13 +224,13 @@ def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
     if spec.adapters:
         adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
         policy = trained_network(spec, lay, weights, adapters, 0.0)
-    found = [_offloaded(policy, spec.trainer.offload, width)]
+    networks = [_offloaded(policy, spec.trainer.offload, width)]
     if spec.critic and not spec.critic.processes_per_node:
-        found.append(_offloaded(whole, spec.critic.offload, width))
+        networks.append(_offloaded(whole, spec.critic.offload, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
-        found.append(Network(weights, 0.0, 0.0, Offload()))
+        networks.append(Network(weights, 0.0, 0.0, Offload()))
     scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
-    return found + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
+    return networks + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
 
 
 def _offloaded(network: Network, offload: Offload, width: int) -> Network:

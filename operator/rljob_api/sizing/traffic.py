@@ -127,12 +127,12 @@ def gang_links(spec: RLJobSpec, shape: Shape, role: str) -> list[Link]:
 
 def _pod_links(spec: RLJobSpec, volumes: Volumes, role: str) -> list[Link]:
     """Between the pods of a gang."""
-    per_pod, found = spec.ranks_of(role).processes_per_node, dict[tuple[Kind, int, int], float]()
+    per_pod, volume_of = spec.ranks_of(role).processes_per_node, dict[tuple[Kind, int, int], float]()
     for kind, a, b, volume in _rank_links(Layout.of(spec, role), volumes):
         one, other = sorted((a // per_pod, b // per_pod))
         if one != other and volume:
-            found[kind, one, other] = found.get((kind, one, other), 0.0) + volume
-    return [Link(k, a, b, v) for (k, a, b), v in found.items()]
+            volume_of[kind, one, other] = volume_of.get((kind, one, other), 0.0) + volume
+    return [Link(k, a, b, v) for (k, a, b), v in volume_of.items()]
 
 
 def _rank_links(layout: Layout, v: Volumes) -> Iterator[tuple[Kind, int, int, float]]:

@@ -331,5 +331,5 @@ class RLJobSpec(Model):
         given, settings = self.template(role).resources, self.pods[role]
         if isinstance(settings, EnvironmentPool):
             return settings.resources
-        found = {"requests": dict(given.requests), "limits": given.limits | devices}
-        return {k: v for k, v in found.items() if v}
+        amounts = {"requests": dict(given.requests), "limits": given.limits | devices}
+        return {k: v for k, v in amounts.items() if v}

@@ -42,7 +42,8 @@ class Pods:
         if not is_of_a_job(obj):
             return self._ours.discard(obj)
         changed = self._ours.put(obj)
-        if (entry := self._ours.get(key_of(obj))) and entry.group:
+        entry = self._ours.get(key_of(obj))
+        if entry and entry.group:
             self._failed.note(entry.group, entry.value)
         return changed
 
@@ -165,7 +166,7 @@ class ClusterCache:
 
     def children_of(self, job: Key) -> dict[tuple[str, str], Object]:
         """All children of a job, by kind and name."""
-        found = {("ConfigMap", name): entry.value.object for (_, name), entry in self.config_maps.of(job).items()}
+        children = {("ConfigMap", name): entry.value.object for (_, name), entry in self.config_maps.of(job).items()}
         for kind, cache in self.children.items():
-            found |= {(kind, name): entry.value for (_, name), entry in cache.of(job).items()}
-        return found
+            children |= {(kind, name): entry.value for (_, name), entry in cache.of(job).items()}
+        return children

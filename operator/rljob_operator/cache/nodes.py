@@ -153,5 +153,5 @@ def _is_quantity(amount: object) -> bool:
     return True
 
 
-def _dict(found: Any) -> Object:
-    return found if isinstance(found, dict) else {}
+def _dict(value: Any) -> Object:
+    return value if isinstance(value, dict) else {}

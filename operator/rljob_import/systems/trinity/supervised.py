@@ -188,8 +188,8 @@ def tokens(settings: Settings) -> Iterator[Said]:
     least = cut.aligned(longest) * together
     dynamic, budget = "trainer.use_dynamic_bsz", "trainer.max_token_len_per_gpu"
     key = budget if settings[dynamic] else MICRO
-    found = settings.integer(budget) * cut.context if settings[dynamic] else settings.integer(MICRO) * least
-    yield settings.field("train.tokensPerMicroBatch", max(found, least), key, why=f"at least {least} tokens")
+    count = settings.integer(budget) * cut.context if settings[dynamic] else settings.integer(MICRO) * least
+    yield settings.field("train.tokensPerMicroBatch", max(count, least), key, why=f"at least {least} tokens")
 
 
 def machines(settings: Settings) -> Iterator[Said]:

@@ -43,12 +43,12 @@ def schedule_pending(
     for job, known in claims.items():
         free = free if job in theirs else free.without(known.taken)
     for one in pending:
-        found, claimed_now, until = failed.get(one.signature) or _plan(free, one), None, None
-        if found.problem:  # there is only less for those after it
-            failed[one.signature] = found
+        planned, claimed_now, until = failed.get(one.signature) or _plan(free, one), None, None
+        if planned.problem:  # there is only less for those after it
+            failed[one.signature] = planned
             if ends_before(one, reserved, now) and (short := _backfilled(free, one, reserved, short_failed)):
-                found, until = short, done_by(one, now)
-        if found.problem:
+                planned, until = short, done_by(one, now)
+        if planned.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
             if one.overdue and not claimed_now and reserved is NOTHING:
                 claimed_now = _reservation(free, one, holders, claims.get(one.job), hopeless, now)
@@ -56,7 +56,7 @@ def schedule_pending(
         if claimed_now:
             free = free.without(claimed_now.taken)
             holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
-        results.append(SchedulingResult(one, found, _report(free, one, found), claimed_now, until))
+        results.append(SchedulingResult(one, planned, _report(free, one, planned), claimed_now, until))
         taken = results[-1].taken()
         cluster, free = cluster.without(taken), free.without(taken)
     return results, cluster
@@ -71,11 +71,11 @@ def _backfilled(cluster: Cluster, one: SchedulingRequest, kept: Claim, failed: d
     """The plan with what is kept, too; None: it does not fit there either. `failed`: plans that were made in this cycle in vain, by signature."""
     if one.signature in failed:
         return None
-    found = _planner(one)(_returned(cluster, kept))
-    if found.problem:
-        failed[one.signature] = found
+    planned = _planner(one)(_returned(cluster, kept))
+    if planned.problem:
+        failed[one.signature] = planned
         return None
-    return found
+    return planned
 
 
 def _reservation(
@@ -90,10 +90,10 @@ def _reservation(
     if one.signature in hopeless or (before is None and sum(hopeless.values()) >= MOST_CLAIMS):
         return None
     may_fit = next(may_reserve([one], holders, cluster), None) is not None
-    found = reservation(one, cluster, holders, before, _planner(one), now) if may_fit else None
-    if found is None:
+    reserved = reservation(one, cluster, holders, before, _planner(one), now) if may_fit else None
+    if reserved is None:
         hopeless[one.signature] = may_fit
-    return found
+    return reserved
 
 
 def may_reserve(
@@ -126,10 +126,10 @@ def _claim(
         return None
     if not is_known and sum(tried.values()) >= MOST_CLAIMS:
         return None
-    found = claim(one, cluster, others, _planner(one))
-    if found is None:
+    claimed = claim(one, cluster, others, _planner(one))
+    if claimed is None:
         tried[key] = True
-    return found
+    return claimed
 
 
 def _planner(one: SchedulingRequest) -> Callable[[Cluster], Plan]:
@@ -146,10 +146,10 @@ def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
     if one.uncounted:
         return Plan(problem=one.uncounted)
     good = usable(cluster, one)
-    found = plan(good, one.gang, one.stay)
-    if found.problem and good is not cluster:  # a node that is better avoided is better than none
+    planned = plan(good, one.gang, one.stay)
+    if planned.problem and good is not cluster:  # a node that is better avoided is better than none
         return plan(cluster, one.gang, one.stay)
-    return found
+    return planned
 
 
 def usable(cluster: Cluster, one: SchedulingRequest) -> Cluster:
@@ -211,5 +211,5 @@ def _required(gang: Gang, stay: Stay) -> Iterator[tuple[Demand, int]]:
         yield other.trainer, other.trainers - len(there.ranks or there.trainers)
 
 
-def _report(cluster: Cluster, one: SchedulingRequest, found: Plan) -> PlacementReport:
-    return PlacementReport() if found.problem else report(cluster, one.gang, found)
+def _report(cluster: Cluster, one: SchedulingRequest, planned: Plan) -> PlacementReport:
+    return PlacementReport() if planned.problem else report(cluster, one.gang, planned)

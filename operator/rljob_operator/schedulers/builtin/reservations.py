@@ -61,7 +61,8 @@ def claim(
     The youngest of the lowest priority leave first. `planned`: the plan of the job's gang on a cluster, which does not fit now.
     """
     future = freed(cluster, (holder for holder in holders if holder.leaving))
-    if not (plan := planned(future)).problem:
+    plan = planned(future)
+    if not plan.problem:
         return Claim(victims=(), taken=plan.taken(one.gang, one.stay))
     below = [holder for holder in holders if not holder.leaving and holder.priority < one.priority]
     below.sort(key=lambda holder: (holder.created, holder.uid), reverse=True)
@@ -90,13 +91,15 @@ def reservation(
     future = freed(cluster, others)
     if before and _holds(future, before.taken):
         taken = before.taken
-    elif not (plan := planned(future)).problem:
-        taken = plan.taken(one.gang, one.stay)
     else:
-        return None
+        plan = planned(future)
+        if plan.problem:
+            return None
+        taken = plan.taken(one.gang, one.stay)
     occupied = [node for node in taken if not _holds(cluster, {node: taken[node]})]
     for node in occupied[:MOST_SPARED]:
-        if not (plan := planned(_freed_on(cluster, others, taken.keys() - {node}))).problem:
+        plan = planned(_freed_on(cluster, others, taken.keys() - {node}))
+        if not plan.problem:
             taken = plan.taken(one.gang, one.stay)
     victims = _overstaying(taken, cluster, others, now)
     return Claim(victims=victims, taken=taken, starts=_free_at(taken, cluster, others))
@@ -168,15 +171,15 @@ def remaining(spec: RLJobSpec, status: JobStatus, now: float) -> float | None:
     """Seconds that the job still needs its nodes, by the duration of its last steps or its limit; None: neither is known."""
     progress, life = status.progress, spec.lifecycle
     steps = spec.train.steps or progress.steps
-    found = math.inf
+    remaining = math.inf
     if progress.pace is not None and steps:
-        found = max(0, steps - progress.step) * progress.pace
+        remaining = max(0, steps - progress.step) * progress.pace
     if life.active_deadline_seconds is not None:
         attempt = status.attempt
         spent = status.active_seconds
         spent += max(0.0, now - seconds(attempt.started_at)) if attempt and is_open(attempt) else 0.0
-        found = min(found, max(0.0, life.active_deadline_seconds - spent) + life.drain_timeout_seconds)
-    return None if math.isinf(found) else found
+        remaining = min(remaining, max(0.0, life.active_deadline_seconds - spent) + life.drain_timeout_seconds)
+    return None if math.isinf(remaining) else remaining
 
 
 def ends_before(one: SchedulingRequest, kept: Claim, now: float) -> bool:
