@@ -15,8 +15,7 @@ from rljob_api.status_parts import PlacementReport, PlacementStatus
 from rljob_placement.cluster import Cluster
 from rljob_placement.devices import Claimed, Devices, claimed, uses_devices
 from rljob_placement.explain import lacking_further, report
-from rljob_placement.gang import Gang
-from rljob_placement.gang import Plan as Placed
+from rljob_placement.gang import Gang, Placement
 from rljob_placement.plan import plan
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
@@ -118,6 +117,6 @@ def _reserved(waiting: Iterable[tuple[str, PlacementStatus]], job: str, nodes: C
             yield f"{', '.join(kept[:NAMED])}{more} reserved for {other}, which waits since {placement.waiting_since} ({until})"
 
 
-def _servers(gang: Gang, placed: Placed) -> dict[str, list[tuple[str, ...]]]:
+def _servers(gang: Gang, placed: Placement) -> dict[str, list[tuple[str, ...]]]:
     pods = {names.ROLE_ROLLOUT: gang.nodes} | {pool.name: pool.nodes for pool in gang.pools}
     return {role: list(batched(placed.servers(role), each)) for role, each in pods.items() if each > 1}

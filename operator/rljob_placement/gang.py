@@ -213,7 +213,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """The names of the nodes that pods are placed on."""
 
     trainers: tuple[str, ...] = ()

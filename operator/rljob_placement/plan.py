@@ -17,7 +17,7 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import lacking
-from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Pool, Stay
 from rljob_placement.search import search
 from rljob_placement.servers import place_servers
 from rljob_placement.sharing import share
@@ -72,10 +72,10 @@ def place(cluster: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, near:
     return {pool.name: placed[pool.name] for pool in pools}
 
 
-def _served(nodes: Mapping[str, Servers]) -> Plan:
+def _served(nodes: Mapping[str, Servers]) -> Placement:
     """A plan of servers alone. `nodes`: by pool, or of the rollouts."""
     pools = {name: servers for name, servers in nodes.items() if name != names.ROLE_ROLLOUT}
-    return Plan(pools=pools, rollouts=nodes.get(names.ROLE_ROLLOUT, ()))
+    return Placement(pools=pools, rollouts=nodes.get(names.ROLE_ROLLOUT, ()))
 
 
 def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
@@ -106,7 +106,7 @@ Spares = tuple[str, ...]
 """Nodes by number of the spare; empty for one that does not fit."""
 
 
-def spares(cluster: Cluster, gang: Gang, whole: Plan, stay: Mapping[int, str]) -> Spares:
+def spares(cluster: Cluster, gang: Gang, whole: Placement, stay: Mapping[int, str]) -> Spares:
     """`cluster`: what is left; `found`: the nodes of the other pods; `stay`: nodes of spares that stay, by number."""
     nodes = {node.name: node for node in cluster.nodes}
     capacities = {name: capacity_for(node, gang, gang.trainer) for name, node in nodes.items()}
@@ -131,30 +131,30 @@ POOLS = "pools"
 """The step of an order that places all pools. The other steps are the roles of gangs."""
 
 
-def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
+def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Placement:
     """The plan, or the problem of the first try. `stay`: pods that keep their nodes."""
     stay = stay or Stay()
     if not gang.within:
         return _planned(cluster, gang, stay)
-    planned, level = Plan(problem="no node has its label"), gang.levels[gang.within - 1]
+    planned, level = Placement(problem="no node has its label"), gang.levels[gang.within - 1]
     for part in domains(cluster, gang, stay):
         planned = _planned(part, gang, stay)
         if not planned.problem:
             return planned
-    return Plan(problem=f"no {level} has capacity for the whole gang: {planned.problem}")
+    return Placement(problem=f"no {level} has capacity for the whole gang: {planned.problem}")
 
 
-def _planned(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+def _planned(cluster: Cluster, gang: Gang, stay: Stay) -> Placement:
     placed = _without_spares(cluster, gang, stay)
     if placed.problem or not gang.spares:
         return placed
     return replace(placed, spares=spares(cluster.without(placed.taken(gang, stay)), gang, placed, stay.spares))
 
 
-def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Placement:
     if not gang.servers and not gang.gangs:
         return search(cluster, gang, stay)
-    tried = list[Plan]()
+    tried = list[Placement]()
     for attempt in _attempts(cluster, gang, stay):
         if not attempt.problem:
             return _with_further(cluster, gang, stay, attempt)
@@ -162,9 +162,9 @@ def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
     return tried[0]
 
 
-def _with_further(cluster: Cluster, gang: Gang, stay: Stay, minimum: Plan) -> Plan:
+def _with_further(cluster: Cluster, gang: Gang, stay: Stay, minimum: Placement) -> Placement:
     """The plan with further rollouts, as far as they fit."""
-    others = Plan(gangs=minimum.gangs, pools=minimum.pools)
+    others = Placement(gangs=minimum.gangs, pools=minimum.pools)
     if gang.nodes == 1:
         whole = search(cluster.without(others.taken(gang, stay)), gang, stay)
         return replace(whole, gangs=minimum.gangs, pools=minimum.pools)
@@ -175,7 +175,7 @@ def _with_further(cluster: Cluster, gang: Gang, stay: Stay, minimum: Plan) -> Pl
     return replace(minimum, rollouts=(*minimum.rollouts, *(node for nodes in further.values() for node in nodes)))
 
 
-def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
+def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Placement]:
     """Plans with no more rollouts than the minimum: in order from the trainers on, in the reverse order, and with a part of the nodes for each
     role."""
     steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.servers else []))
@@ -185,19 +185,21 @@ def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
         yield _in_parts(shares, gang, stay)
 
 
-def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Plan:
+def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Placement:
     """Places one step after another, each in what is left."""
-    joined = Plan()
+    joined = Placement()
     for step in order:
         rest = cluster.without(joined.taken(gang, stay))
         part = _step(rest, gang, stay, step, joined.trainers[0] if joined.trainers else "")
         if part.problem:
-            return Plan(problem=f"alongside the job's other pods {part.problem}" if step != order[0] else part.problem)
+            return Placement(
+                problem=f"alongside the job's other pods {part.problem}" if step != order[0] else part.problem
+            )
         joined = _joined(joined, part)
     return joined
 
 
-def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Plan:
+def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Placement:
     """Places each role in its part of the nodes, and trainers and rollouts together in theirs."""
     both = shares[names.ROLE_TRAINER]
     both = both.joined(shares[names.ROLE_ROLLOUT]) if gang.nodes == 1 else both
@@ -209,7 +211,7 @@ def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Plan:
     return joined
 
 
-def _joined(before: Plan, part: Plan) -> Plan:
+def _joined(before: Placement, part: Placement) -> Placement:
     return replace(
         before,
         trainers=before.trainers or part.trainers,
@@ -220,7 +222,7 @@ def _joined(before: Plan, part: Plan) -> Plan:
     )
 
 
-def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
+def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Placement:
     """Places one step. `first`: the node of the trainer of rank 0; empty: not known yet."""
     if step == names.ROLE_TRAINER:
         return search(rest, _searched(gang), stay)
@@ -231,7 +233,7 @@ def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
         placed = search(rest, own, replace(there, rollouts={0: first}), step)
     else:
         placed = search(rest, replace(own, rollouts=0, minimum=0), there, step)
-    return placed if placed.problem else Plan(gangs={step: placed.trainers})
+    return placed if placed.problem else Placement(gangs={step: placed.trainers})
 
 
 def _searched(gang: Gang) -> Gang:
@@ -240,9 +242,9 @@ def _searched(gang: Gang) -> Gang:
     return replace(gang, rollouts=minimum, minimum=minimum)
 
 
-def _pools(rest: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, first: str) -> Plan:
+def _pools(rest: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, first: str) -> Placement:
     placed = place(rest, gang, pools, stay, near=first)
     if not isinstance(placed, Pool):
         return _served(placed)
     wanted = placed.pods - sum(number < placed.pods for number in stay.servers(placed.name))
-    return Plan(problem=lacking(rest, gang, placed.name, placed.demand, wanted))
+    return Placement(problem=lacking(rest, gang, placed.name, placed.demand, wanted))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 from rljob_placement.space import Places, Problem, Space, space
 from rljob_placement.start import nearest, starts
 
@@ -168,7 +168,7 @@ MOST_LOOKUPS = 200_000
 """Number of costs that a search may look up: about a third of a second."""
 
 
-def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAINER) -> Plan:
+def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAINER) -> Placement:
     """The plan of one gang, or its problem. `role`: of the gang, for the message. Raises ValueError if only some of the ranks stay."""
     present = {node.name for node in cluster.nodes}
     if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
@@ -183,9 +183,9 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
     options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
     if not options:
         there = len(stay.ranks) or kept.total()
-        return Plan(problem=why(cluster, gang, there, len(rollouts), role), looked=problem.looked)
+        return Placement(problem=why(cluster, gang, there, len(rollouts), role), looked=problem.looked)
     best = _best(problem, [p for _, p in options[:BEST]])
-    return Plan(
+    return Placement(
         trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),
         rollouts=tuple(_further(best, gang, s, rollouts)),
         cost=problem.cost(best.of),

@@ -38,7 +38,7 @@ from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
+PodSection = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -291,14 +291,14 @@ class RLJobSpec(Model):
         return not self.supervised or bool(self.gangs)
 
     @cached_property
-    def pods(self) -> Mapping[str, Pods]:
+    def pods(self) -> Mapping[str, PodSection]:
         """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, environments, a gateway, and of
         each pool by its name."""
-        gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
-        pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
-        workers: dict[str, Pods] = {**self.workers}
-        environments: dict[str, Pods] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
-        gateway: dict[str, Pods] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
+        gangs: dict[str, PodSection] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
+        pools: dict[str, PodSection] = {pool.name: pool for pool in self.pools}
+        workers: dict[str, PodSection] = {**self.workers}
+        environments: dict[str, PodSection] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
+        gateway: dict[str, PodSection] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
         return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | environments | gateway | pools
 
     def field_of(self, role: str) -> str:

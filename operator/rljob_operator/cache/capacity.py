@@ -8,7 +8,7 @@ from rljob_api.quantity import Resources, add
 from rljob_api.status_parts import PlacementStatus
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.jobs import CachedJob
-from rljob_operator.cache.nodes import Node, Usage
+from rljob_operator.cache.nodes import CachedNode, Usage
 from rljob_operator.kube.api import Key, Object
 from rljob_placement.cluster import Cluster, less
 from rljob_placement.cluster import Node as SchedulableNode
@@ -52,7 +52,7 @@ class Capacity:
     """What is free on each node: its allocatable resources less what pods on it request, what assigned pods on their way to it will request, and what
     the scheduler has promised and no status holds yet."""
 
-    def __init__(self, nodes: Cache[Node], usage: Cache[Usage], jobs: Cache[CachedJob]) -> None:
+    def __init__(self, nodes: Cache[CachedNode], usage: Cache[Usage], jobs: Cache[CachedJob]) -> None:
         self._usage = usage
         self._nodes: dict[str, SchedulableNode] = {}
         """As if nothing ran on them."""
@@ -127,7 +127,7 @@ class Capacity:
         for job in list(self._promised):
             self.promise(job, {})
 
-    def _node_changed(self, key: Key, node: Node | None) -> None:
+    def _node_changed(self, key: Key, node: CachedNode | None) -> None:
         name = key[1]
         if node and self._nodes.get(name) == node.schedulable:
             return

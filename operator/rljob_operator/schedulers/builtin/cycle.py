@@ -9,12 +9,12 @@ from rljob_operator.model.scheduling import Claim, SchedulingRequest, Scheduling
 from rljob_operator.schedulers.builtin.reservations import Holder, claim, done_by, ends_before, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
-from rljob_placement.gang import Demand, Gang, Plan, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Stay
 from rljob_placement.plan import plan
 from rljob_placement.space import capacity, refusal
 
 EXCLUDED = "avoided by this job"
-NO_CAPACITY = Plan(problem="no capacity")
+NO_CAPACITY = Placement(problem="no capacity")
 NO_CLAIMS: Mapping[Key, Claim] = {}
 NOTHING = Claim(victims=(), taken={})
 
@@ -36,9 +36,9 @@ def schedule_pending(
     overdue job that would fit once others have ended: then nodes are kept for it, for all but those that are done before it needs them. `claims`:
     what is kept already, by job; `now`: seconds since the epoch.
     """
-    results, failed, tried = [], dict[str, Plan](), dict[tuple[str, int], bool]()
+    results, failed, tried = [], dict[str, Placement](), dict[tuple[str, int], bool]()
     pending = sorted(pending, key=lambda request: request.order)
-    reserved, short_failed, hopeless = NOTHING, dict[str, Plan](), dict[str, bool]()
+    reserved, short_failed, hopeless = NOTHING, dict[str, Placement](), dict[str, bool]()
     free, theirs = cluster, {one.job for one in pending}  # free of claims, too
     for job, known in claims.items():
         free = free if job in theirs else free.without(known.taken)
@@ -67,7 +67,9 @@ def _returned(cluster: Cluster, claim: Claim) -> Cluster:
     return cluster.without({n: {name: -v for name, v in amounts.items()} for n, amounts in claim.taken.items()})
 
 
-def _backfilled(cluster: Cluster, one: SchedulingRequest, kept: Claim, failed: dict[str, Plan]) -> Plan | None:
+def _backfilled(
+    cluster: Cluster, one: SchedulingRequest, kept: Claim, failed: dict[str, Placement]
+) -> Placement | None:
     """The plan with what is kept, too; None: it does not fit there either. `failed`: plans that were made in this cycle in vain, by signature."""
     if one.signature in failed:
         return None
@@ -132,7 +134,7 @@ def _claim(
     return claimed
 
 
-def _planner(one: SchedulingRequest) -> Callable[[Cluster], Plan]:
+def _planner(one: SchedulingRequest) -> Callable[[Cluster], Placement]:
     """The plan of a request on a cluster, which takes long only if there may be capacity."""
     return lambda free: _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
 
@@ -142,9 +144,9 @@ def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:
     return any(holder.leaving or holder.priority < one.priority for holder in holders)
 
 
-def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
+def _plan(cluster: Cluster, one: SchedulingRequest) -> Placement:
     if one.uncounted:
-        return Plan(problem=one.uncounted)
+        return Placement(problem=one.uncounted)
     good = usable(cluster, one)
     planned = plan(good, one.gang, one.stay)
     if planned.problem and good is not cluster:  # a node that is better avoided is better than none
@@ -211,5 +213,5 @@ def _required(gang: Gang, stay: Stay) -> Iterator[tuple[Demand, int]]:
         yield other.trainer, other.trainers - len(there.ranks or there.trainers)
 
 
-def _report(cluster: Cluster, one: SchedulingRequest, planned: Plan) -> PlacementReport:
+def _report(cluster: Cluster, one: SchedulingRequest, planned: Placement) -> PlacementReport:
     return PlacementReport() if planned.problem else report(cluster, one.gang, planned)

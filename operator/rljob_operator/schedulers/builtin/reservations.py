@@ -20,7 +20,7 @@ from rljob_operator.model.scheduling import Claim, SchedulingRequest
 from rljob_operator.model.snapshot import is_open
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Plan
+from rljob_placement.gang import Placement
 
 MOST_SPARED = 8
 """Jobs that are tried to be spared one by one, or nodes that are tried to be exchanged, at most: each is a plan."""
@@ -54,7 +54,7 @@ def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
 
 
 def claim(
-    one: SchedulingRequest, cluster: Cluster, holders: Sequence[Holder], planned: Callable[[Cluster], Plan]
+    one: SchedulingRequest, cluster: Cluster, holders: Sequence[Holder], planned: Callable[[Cluster], Placement]
 ) -> Claim | None:
     """What the job gets once others have left; None: not even all jobs of lower priority make room for it.
 
@@ -79,7 +79,7 @@ def reservation(
     cluster: Cluster,
     holders: Sequence[Holder],
     before: Claim | None,
-    planned: Callable[[Cluster], Plan],
+    planned: Callable[[Cluster], Placement],
     now: float,
 ) -> Claim | None:
     """What is kept for a job that has waited for too long, as others end; None: it would not fit if all of them had ended.
@@ -140,7 +140,7 @@ def _holds(cluster: Cluster, taken: Mapping[str, Resources]) -> bool:
     return there.keys() == taken.keys() and all(enough)
 
 
-def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> int:
+def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster], Placement]) -> int:
     """How many of these jobs have to leave, from the first on; all of them are enough."""
     low, high = 1, len(below)
     while low < high:
@@ -152,7 +152,7 @@ def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster
     return low
 
 
-def _spared(chosen: list[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> list[Holder]:
+def _spared(chosen: list[Holder], future: Cluster, planned: Callable[[Cluster], Placement]) -> list[Holder]:
     """Those of the jobs that are needed: not those that hold none of the nodes, nor, the most important first, those without which it fits too."""
     nodes = planned(freed(future, chosen)).nodes()
     chosen = [holder for holder in chosen if not nodes.isdisjoint(holder.taken)]
