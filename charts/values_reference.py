@@ -22,7 +22,7 @@ import yaml
 from rljob_api.base import Model
 from rljob_api.policy import JobDefaults
 from rljob_api.schema.crd import structural
-from rljob_api.schema.json_schema import values_schema
+from rljob_api.schema.files import values_schema
 
 MODELS: dict[str, type[Model]] = {"JobDefaults": JobDefaults}
 VALUES = Path(__file__).parent / "rljob" / "values.yaml"

@@ -97,15 +97,15 @@ class Cluster:
     def pods(self, job: Job, role: str, *, running: bool = False) -> list[str]:
         """Names of the role's pods."""
         query = {"labelSelector": names.selector(job.name, role)} | (RUNNING if running else {})
-        found = self._items(self._pod_path(job.namespace), query, what=f"pods in namespace {job.namespace}")
-        return sorted(item["metadata"]["name"] for item in found)
+        items = self._items(self._pod_path(job.namespace), query, what=f"pods in namespace {job.namespace}")
+        return sorted(item["metadata"]["name"] for item in items)
 
     def pod_spec(self, job: Job, role: str) -> dict[str, Any]:
         """Pod spec of the role's StatefulSet, as the operator made it; empty when there is none."""
         path = f"/apis/apps/v1/namespaces/{quote(job.namespace)}/statefulsets"
         query = {"labelSelector": names.selector(job.name, role)}
-        found = self._items(path, query, what=f"statefulsets in namespace {job.namespace}")
-        return found[0]["spec"]["template"]["spec"] if found else {}
+        items = self._items(path, query, what=f"statefulsets in namespace {job.namespace}")
+        return items[0]["spec"]["template"]["spec"] if items else {}
 
     def pod(self, namespace: str, name: str) -> dict[str, Any]:
         return self._json("GET", self._pod_path(namespace, name), what=f"pod {name} in namespace {namespace}")
@@ -122,9 +122,11 @@ class Cluster:
     def job_policy(self, namespace: str) -> JobPolicy:
         """The administrator's policy for all jobs, from the namespace of the operator."""
         what = f"configmap {names.JOB_POLICY} in namespace {namespace}"
-        found = self._json("GET", f"/api/v1/namespaces/{quote(namespace)}/configmaps/{names.JOB_POLICY}", what=what)
+        config_map = self._json(
+            "GET", f"/api/v1/namespaces/{quote(namespace)}/configmaps/{names.JOB_POLICY}", what=what
+        )
         try:
-            return JobPolicy.model_validate_json(found["data"][names.JOB_POLICY_KEY])
+            return JobPolicy.model_validate_json(config_map["data"][names.JOB_POLICY_KEY])
         except (KeyError, ValidationError) as error:
             raise UserError(f"{what}: cannot be read by this release of the plugin") from error
 
@@ -139,7 +141,8 @@ class Cluster:
         while True:
             answer = self._list(f"/{api}/{plural}", query, what=f"{plural} of the cluster")
             yield from answer["items"] or []
-            if not (more := answer.get("metadata", {}).get("continue")):
+            more = answer.get("metadata", {}).get("continue")
+            if not more:
                 return
             query["continue"] = more
 

@@ -23,7 +23,7 @@ def refused(phases: Sequence[Phase], device: Device) -> list[Phase]:
 
 
 def of_trainer(phases: Sequence[Phase], device: Device) -> Iterator[Violation]:
-    never, hardly = ([f"{p.name} ({gib(p.total)})" for p in found(phases, device)] for found in (refused, tight))
+    never, hardly = ([f"{p.name} ({gib(p.total)})" for p in chosen(phases, device)] for chosen in (refused, tight))
     if never:
         also = f", and by the estimate not in {', '.join(hardly)}" if hardly else ""
         rule = f"the job does not fit in {', '.join(never)}{also}: ranks would refuse to start"

@@ -78,11 +78,11 @@ class _File:
         if _exists(path):
             file = path / self.name if path.is_dir() else path
             return self._parsed(str(file), self._read(file))
-        found = HUB_ID.fullmatch(self.where)
-        if not found:
+        name = HUB_ID.fullmatch(self.where)
+        if not name:
             rule = f"no such directory or file, and not the name of {self.of}, such as Qwen/Qwen2.5-7B-Instruct"
             raise UserError(f"{self.option} {self.where}: {rule}")
-        return self._from_hub(found[1], found[2] or "main")
+        return self._from_hub(name[1], name[2] or "main")
 
     def _read(self, file: Path) -> str:
         try:

@@ -120,7 +120,7 @@ class Plan:
             return self
         wanted = self.spec.trainer.template.node_selector.items()
         labels = (node["metadata"].get("labels", {}) for node in nodes)
-        return replace(self, device=smallest(found for found in labels if wanted <= found.items()))
+        return replace(self, device=smallest(own for own in labels if wanted <= own.items()))
 
     def breaks(self, field: str) -> bool:
         """Whether a rule about a field, or one below it, is broken."""
@@ -135,15 +135,20 @@ class Plan:
 
     def memory(self) -> list[Estimate]:
         """Of a job on GPUs whose model is known, while every rule holds."""
-        if (counted := self._counted()) is None:
+        counted = self._counted()
+        if counted is None:
             return []
         spec, shape = counted
-        found = [Estimate("trainer", asdict(trainer_memory(spec, shape)))]
-        found += [Estimate(role, asdict(gang_memory(spec, self.others.get(role, shape), role))) for role in spec.gangs]
+        estimates = [Estimate("trainer", asdict(trainer_memory(spec, shape)))]
+        estimates += [
+            Estimate(role, asdict(gang_memory(spec, self.others.get(role, shape), role))) for role in spec.gangs
+        ]
         if not spec.supervised:
-            found.append(Estimate("rollout", {"weights": rollout_memory(spec, shape).weights}))
+            estimates.append(Estimate("rollout", {"weights": rollout_memory(spec, shape).weights}))
         pools = [pool for pool in spec.pools if pool.name in self.others]
-        return found + [Estimate(pool.name, {"weights": pool_weights(pool, self.others[pool.name])}) for pool in pools]
+        return estimates + [
+            Estimate(pool.name, {"weights": pool_weights(pool, self.others[pool.name])}) for pool in pools
+        ]
 
     def pool_caches(self) -> dict[str, float]:
         """By pool whose model is known, the bytes that a GPU of its server has for keys and values, where a GPU was named."""
@@ -159,15 +164,16 @@ class Plan:
 
     def host(self) -> HostMemory | None:
         """Of a trainer pod, where the model is known."""
-        return host_memory(*counted) if (counted := self._counted()) else None
+        counted = self._counted()
+        return host_memory(*counted) if counted else None
 
     def cache(self) -> CacheMemory | None:
         """Of a server's GPU; `there` is 0 where none is known."""
         counted = self._counted()
         if counted is None or counted[0].supervised:
             return None
-        found = cache_memory(*counted, self.device.bytes if self.device else 0.0)
-        return found if self.device else replace(found, there=0.0, tokens=0.0)
+        memory = cache_memory(*counted, self.device.bytes if self.device else 0.0)
+        return memory if self.device else replace(memory, there=0.0, tokens=0.0)
 
     def arrival(self) -> tuple[Arrival, RolloutHost] | None:
         """Where rollout pods keep the next policy, and what they hold in host memory, where the GPU and the model are known."""
@@ -186,12 +192,12 @@ class Plan:
         shape = self._shape()
         if shape is None or self.spec is None:
             return {}
-        found = {
+        flows = {
             "generation": network.generation(self.spec, shape),
             "update": network.update(self.spec, shape),
             "batch": network.hand_over(self.spec, shape),
         }
-        return {name: flow for name, flow in found.items() if flow.sent}
+        return {name: flow for name, flow in flows.items() if flow.sent}
 
     def outside(self) -> dict[str, str]:
         """Fields whose paths are on none of the job's volumes."""
@@ -199,7 +205,8 @@ class Plan:
 
     def misfits(self) -> list[Violation]:
         """Why the job does not fit, as far as its model and GPU are known."""
-        if (counted := self._counted()) is None:
+        counted = self._counted()
+        if counted is None:
             return []
         spec, shape = counted
         trainers = fitting.of_host("trainer", host_memory(spec, shape).total, spec.trainer.template.memory_limit)
@@ -255,9 +262,9 @@ class Plan:
             if amounts.optimizer_steps is not None:
                 out["batch"]["optimizerSteps"] = amounts.optimizer_steps
             out["memory"] = {e.role: {k: round(v) for k, v in _camel(e.parts).items()} for e in self.memory()}
-            if found := self.phases():
+            if phases := self.phases():
                 out["gpu"] = asdict(self.device) if self.device else {}
-                out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in found}
+                out["phases"] = {p.name: {**_rounded(asdict(p), "name"), "total": round(p.total)} for p in phases}
             if host := self.host():
                 out["hostMemory"] = _rounded(asdict(host))
             if arriving := self.arrival():
@@ -282,8 +289,8 @@ def _rounded(parts: Mapping[str, Any], *without: str) -> dict[str, int]:
 
 def _layout(spec: RLJobSpec, role: str) -> dict[str, int]:
     """Its sizes."""
-    found = Layout.of(spec, role)
-    return {**_camel({name: size for name, size in asdict(found).items() if name != "cut"}), "data": found.data}
+    layout = Layout.of(spec, role)
+    return {**_camel({name: size for name, size in asdict(layout).items() if name != "cut"}), "data": layout.data}
 
 
 def _camel(parts: Mapping[str, Value]) -> dict[str, Value]:

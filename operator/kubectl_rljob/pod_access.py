@@ -239,8 +239,8 @@ def _trouble(status: Mapping[str, Any]) -> str:
     """What the scheduler or the kubelet says."""
     waiting = [c["state"].get("waiting", {}) for c in status.get("containerStatuses", []) if "state" in c]
     unscheduled = [c for c in status.get("conditions", []) if c["type"] == "PodScheduled" and c["status"] == "False"]
-    found = (*waiting, *unscheduled, status)
-    return next((": ".join(x[k] for k in ("reason", "message") if x.get(k)) for x in found if x.get("reason")), "")
+    states = (*waiting, *unscheduled, status)
+    return next((": ".join(x[k] for k in ("reason", "message") if x.get(k)) for x in states if x.get("reason")), "")
 
 
 def _delete(session: Session, cluster: Cluster, namespace: str, name: str) -> None:

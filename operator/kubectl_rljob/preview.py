@@ -15,8 +15,7 @@ from rljob_api.status_parts import PlacementReport, PlacementStatus
 from rljob_placement.cluster import Cluster
 from rljob_placement.devices import Claimed, Devices, claimed, uses_devices
 from rljob_placement.explain import lacking_further, report
-from rljob_placement.gang import Gang
-from rljob_placement.gang import Plan as Placed
+from rljob_placement.gang import Gang, Placement
 from rljob_placement.plan import plan
 
 Read = Callable[[], tuple[list[dict[str, Any]], list[dict[str, Any]]]]
@@ -77,8 +76,8 @@ class Preview:
             return {"skipped": self.skipped}
         if self.problem:
             return {"problem": self.problem}
-        found = {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
-        return found | {"servers": dict(self.servers), "lacking": self.lacking, "reserved": [*self.reserved]}
+        out = {"nodes": self.nodes, **self.report.dump(), "nominal": self.nominal}
+        return out | {"servers": dict(self.servers), "lacking": self.lacking, "reserved": [*self.reserved]}
 
 
 def preview(job: Plan, site: Site, offline: bool) -> Preview:
@@ -95,15 +94,15 @@ def preview(job: Plan, site: Site, offline: bool) -> Preview:
         return Preview(skipped=f"not checked: {error}")
     shape = Shape.of(job.model) if job.model else None
     gang = Gang.of(job.spec, shape or NOMINAL, taken.by_role)
-    found = plan(cluster, gang)
-    if problem := taken.problem or found.problem:
+    placed = plan(cluster, gang)
+    if problem := taken.problem or placed.problem:
         return Preview(problem=problem)
     return Preview(
-        nodes=len(found.nodes()),
-        report=report(cluster, gang, found),
-        servers=_servers(gang, found),
-        lacking=lacking_further(cluster, gang, found),
-        reserved=[*_reserved(site.waiting(), job.name, found.nodes())],
+        nodes=len(placed.nodes()),
+        report=report(cluster, gang, placed),
+        servers=_servers(gang, placed),
+        lacking=lacking_further(cluster, gang, placed),
+        reserved=[*_reserved(site.waiting(), job.name, placed.nodes())],
         nominal=shape is None,
     )
 
@@ -118,6 +117,6 @@ def _reserved(waiting: Iterable[tuple[str, PlacementStatus]], job: str, nodes: C
             yield f"{', '.join(kept[:NAMED])}{more} reserved for {other}, which waits since {placement.waiting_since} ({until})"
 
 
-def _servers(gang: Gang, found: Placed) -> dict[str, list[tuple[str, ...]]]:
+def _servers(gang: Gang, placed: Placement) -> dict[str, list[tuple[str, ...]]]:
     pods = {names.ROLE_ROLLOUT: gang.nodes} | {pool.name: pool.nodes for pool in gang.pools}
-    return {role: list(batched(found.servers(role), each)) for role, each in pods.items() if each > 1}
+    return {role: list(batched(placed.servers(role), each)) for role, each in pods.items() if each > 1}

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from kubectl_rljob.planning import Plan
 from rljob_api.manifest import Manifest
 from rljob_api.rules import Violation
-from rljob_api.rules.layout import RANKS_CHECKS
+from rljob_api.rules.layout import RANKS_CHECKS, of_the_trainer
 from rljob_api.rules.model import model_violations
-from rljob_api.rules.ranks import of_the_trainer
 from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.memory import cache_memory, phases
 from rljob_api.sizing.shape import Shape
@@ -52,12 +51,12 @@ class Choice:
         """What `--set` makes of it, by path. `given`: the spec as the user wrote it. None removes a field."""
         trainer = given.get("trainer") or {}
         config = _cut(trainer.get("transformerConfig") or {}, shape, self.parallelism.pipeline)
-        found = {
+        by_path = {
             "trainer.parallelism": self.parallelism.model_dump(by_alias=True, exclude_defaults=True),
             "trainer.transformerConfig": config,
             "trainer.recompute": self.recompute.model_dump(by_alias=True, exclude_defaults=True),
         }
-        changed = {path: value or None for path, value in found.items() if value != (_at(given, path) or {})}
+        changed = {path: value or None for path, value in by_path.items() if value != (_at(given, path) or {})}
         given_servers = _at(given, "rollout.tensorParallel") or 1
         servers = {"rollout.tensorParallel": self.servers} if given_servers != self.servers else {}
         return changed | servers
@@ -72,15 +71,15 @@ class Suggestion:
     speed: Speed
 
     def dump(self) -> dict[str, Any]:
-        found = {name: round(value, 3) for name, value in asdict(self.speed).items() if name != "overlapped"}
-        return {"settings": self.settings, "tokensPerSecond": round(self.speed.tokens_per_second)} | found
+        seconds = {name: round(value, 3) for name, value in asdict(self.speed).items() if name != "overlapped"}
+        return {"settings": self.settings, "tokensPerSecond": round(self.speed.tokens_per_second)} | seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
     """Suggestions, and how much was looked at for them."""
 
-    found: list[Suggestion]
+    suggestions: list[Suggestion]
     reasons: Mapping[str, int]
     """How many layouts were looked at, by what is against them; empty: nothing."""
     whole: bool
@@ -97,7 +96,7 @@ class Search:
     def dump(self, name: str) -> dict[str, Any]:
         return {
             "name": name,
-            "suggestions": [found.dump() for found in self.found],
+            "suggestions": [suggestion.dump() for suggestion in self.suggestions],
             "tried": self.tried,
             "reasons": self.against,
             "whole": self.whole,
@@ -126,8 +125,8 @@ def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) 
     if base.spec is None or shape is None or base.model is None:
         return Search([], {}, True)
     looked = _look(base.spec, base.model, shape, machine)
-    found = [*_proven(manifest, looked, shape, machine, planned)]
-    return Search(found, looked.reasons, looked.whole and bool(found or not looked.reasons[""]))
+    suggestions = [*_proven(manifest, looked, shape, machine, planned)]
+    return Search(suggestions, looked.reasons, looked.whole and bool(suggestions or not looked.reasons[""]))
 
 
 class _Looked(NamedTuple):
@@ -148,10 +147,11 @@ def _look(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machin
             whole = False
             break
         changed = choice.of(spec, shape)
-        reasons[reason := _against(changed, config, shape, machine)] += 1
+        reason = _against(changed, config, shape, machine)
+        reasons[reason] += 1
         if not reason:
             fitting.append((speed(changed, shape, machine), choice))
-    fitting.sort(key=lambda found: (found[0].seconds, found[0].generate + found[0].train))
+    fitting.sort(key=lambda entry: (entry[0].seconds, entry[0].generate + entry[0].train))
     return _Looked([choice for _, choice in fitting], reasons, whole)
 
 

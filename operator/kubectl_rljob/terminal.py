@@ -28,7 +28,7 @@ WIDEST = 150
 
 def visible(text: str) -> str:
     r"""Control characters as they are written in Python: ESC becomes the four characters `\x1b`."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class Colours(RegexHighlighter):

@@ -75,7 +75,7 @@ class Override:
 
 def applied(spec: dict[str, Any], overrides: Iterable[Override]) -> dict[str, Any]:
     """A copy of the spec with all overrides applied in their order. Raises OverrideError."""
-    return reduce(lambda found, override: override.applied(found), overrides, spec)
+    return reduce(lambda given, override: override.applied(given), overrides, spec)
 
 
 def _location(path: str) -> tuple[str | int, ...]:
@@ -123,11 +123,11 @@ def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
         objects = [d for d in documents(text) if isinstance(d.value, dict)]
     except yaml.YAMLError as error:
         raise ManifestError(f"is not YAML: {_said(error)}") from error
-    found = [_manifest(d) for d in objects if _meant(d.value)]
-    if not found:
+    manifests = [_manifest(d) for d in objects if _meant(d.value)]
+    if not manifests:
         kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
         raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
-    return list(_with_namesakes([replace(m, spec=applied(m.spec, overrides)) for m in found]))
+    return list(_with_namesakes([replace(m, spec=applied(m.spec, overrides)) for m in manifests]))
 
 
 def _said(error: yaml.YAMLError) -> str:
@@ -178,10 +178,10 @@ def _metadata_violations(metadata: dict[str, Any]) -> Iterator[Violation]:
 
 
 def _ambiguous(document: Document) -> Iterator[Violation]:
-    for found in document.duplicates:
-        first, second = found.lines
+    for key in document.duplicates:
+        first, second = key.lines
         rule = f"stands twice, in lines {first} and {second}"
-        yield Violation(path_of(found.location), " and ".join(found.values), rule, "keep one of them")
+        yield Violation(path_of(key.location), " and ".join(key.values), rule, "keep one of them")
 
 
 def _with_namesakes(manifests: list[Manifest]) -> Iterator[Manifest]:

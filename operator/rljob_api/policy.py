@@ -162,7 +162,7 @@ def _templates(spec: Mapping[str, Any], template: dict[str, Any]) -> dict[str, A
     roles = {role: dict(template) for role in ("trainer", *_roles(spec))}
     if isinstance(_section(_section(spec, "rollout"), "agent").get("workers"), dict):
         roles["rollout"] = roles.get("rollout", {}) | {"agent": {"workers": template}}
-    return roles | {name: found for name, found in lists.items() if found}
+    return roles | {name: entries for name, entries in lists.items() if entries}
 
 
 def _reward(reward: Any, template: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +172,13 @@ def _reward(reward: Any, template: dict[str, Any]) -> dict[str, Any]:
 
 
 def _section(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = spec.get(name)
-    return found if isinstance(found, dict) else {}
+    section = spec.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _list(spec: Mapping[str, Any], name: str) -> list[Any]:
-    found = spec.get(name)
-    return found if isinstance(found, list) else []
+    entries = spec.get(name)
+    return entries if isinstance(entries, list) else []
 
 
 def _roles(spec: Mapping[str, Any]) -> Iterator[str]:
@@ -250,12 +250,12 @@ class JobPolicy(Model):
         """Validates a raw spec, with the defaults for fields that it leaves open, and with a violation for each limit that it exceeds. The arguments
         are those of `rules.validate`."""
         completed = self.defaults.completed(spec)
-        found = validate(completed.value, name, model_config)
-        violations = tuple(_of_the_cluster(v, completed.taken) for v in found.violations)
-        if found.spec is None:
+        checked = validate(completed.value, name, model_config)
+        violations = tuple(_of_the_cluster(v, completed.taken) for v in checked.violations)
+        if checked.spec is None:
             return Admitted(ValidationResult(None, violations), completed.taken)
-        exceeded = self._exceeded(found.spec)
-        return Admitted(ValidationResult(self.completed(found.spec), (*violations, *exceeded)), completed.taken)
+        exceeded = self._exceeded(checked.spec)
+        return Admitted(ValidationResult(self.completed(checked.spec), (*violations, *exceeded)), completed.taken)
 
     def completed(self, spec: RLJobSpec) -> RLJobSpec:
         """The spec with the policy's pod security and RuntimeClass where it sets none."""

@@ -39,10 +39,10 @@ def _value(text: object) -> Decimal:
 @lru_cache(maxsize=4096)
 def _read(written: str) -> Decimal:
     """Remembered, since the events of nodes and pods repeat the same few quantities."""
-    found = NUMBER.fullmatch(written) if len(written) <= LONGEST else None
-    if not found or found[2] not in SUFFIXES:
+    match = NUMBER.fullmatch(written) if len(written) <= LONGEST else None
+    if not match or match[2] not in SUFFIXES:
         raise ValueError(f"{written[:LONGEST]!r} is no Kubernetes quantity")
-    return Decimal(found[1]) * SUFFIXES[found[2]]
+    return Decimal(match[1]) * SUFFIXES[match[2]]
 
 
 def show(thousandths: int) -> str:

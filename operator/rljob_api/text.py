@@ -120,6 +120,7 @@ def _ratios(name: str, known: Collection[str], cutoff: float) -> Iterator[tuple[
         if bound < best:
             return
         matcher.set_seq1(candidate)
-        if (ratio := matcher.ratio()) >= best:
+        ratio = matcher.ratio()
+        if ratio >= best:
             best = ratio
             yield ratio, candidate

@@ -39,7 +39,7 @@ def path_of(location: Iterable[str | int]) -> str:
 
 def problems(error: ValidationError, most: int | None = None) -> list[TypeProblem]:
     """Errors in the order of the fields, `most` of them at most; None: all."""
-    return [_problem(found["type"], found) for found in error.errors(include_url=False)[:most]]
+    return [_problem(details["type"], details) for details in error.errors(include_url=False)[:most]]
 
 
 def first_problem(error: ValidationError) -> str:
@@ -58,11 +58,13 @@ def as_written(value: object) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
-def _problem(kind: str, found: Mapping[str, Any]) -> TypeProblem:
-    value = found["input"]
-    rule, fix = SENTENCES[kind](value, found.get("ctx", {}) | {"section": found["loc"][0] if found["loc"] else ""})
+def _problem(kind: str, details: Mapping[str, Any]) -> TypeProblem:
+    value = details["input"]
+    rule, fix = SENTENCES[kind](
+        value, details.get("ctx", {}) | {"section": details["loc"][0] if details["loc"] else ""}
+    )
     shown = "unset" if kind == "missing" else as_written(value)
-    return TypeProblem(found["loc"], kind, shown, rule, fix)
+    return TypeProblem(details["loc"], kind, shown, rule, fix)
 
 
 Sentence = tuple[str, str]

@@ -16,7 +16,7 @@ class Loader(yaml.SafeLoader):
     """Reads values of JSON's types only, unless they are tagged."""
 
     yaml_implicit_resolvers = {
-        first: [found for found in tags if found[0] not in (FLOAT, DATE)]
+        first: [tag for tag in tags if tag[0] not in (FLOAT, DATE)]
         for first, tags in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -50,8 +50,8 @@ def documents(text: str) -> Iterator[Document]:
     loader = Loader(text)
     try:
         while loader.check_node() and (node := loader.get_node()):
-            found = list(_duplicates(node, (), {}))
-            yield Document(loader.construct_document(node), found)
+            duplicates = list(_duplicates(node, (), {}))
+            yield Document(loader.construct_document(node), duplicates)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
     except ValueError as error:  # a number of thousands of digits, or a tag that the value does not fit

@@ -4,7 +4,7 @@ The plugin declares its verb from this module alone, and loads the rest when the
 readers           what people write, which is read and never executed: scripts, overrides, interpolations
 table settings    a row says what becomes of one key; a configuration as rules read it
 engine report     a configuration and a table become fields and notes; the RLJob and its report
-systems           the systems, each a table of keys (`rows`) and rules over several keys; `choice` lists them
+systems           the systems, each a table of keys (`rows`) and rules over several keys
 shared            what several systems have alike
 reference         the tables of docs/reference/import.md
 """

@@ -52,31 +52,31 @@ def convert(system: System, values: Mapping[str, Any], options: Options) -> Impo
     """`values`: leaves by dotted path. Everything that is wrong comes back at once."""
     settings = Settings.of(system, values, options)
     answers = [Answer.of(rule, settings) for rule in (said_of_rows, *system.rules)]
-    found = _imported(settings, answers)
-    said: list[Said] = [*found.fields.values(), *found.notes, *found.problems]
+    imported = _imported(settings, answers)
+    said: list[Said] = [*imported.fields.values(), *imported.notes, *imported.problems]
     for key, given in settings.unsaid({name for one in said for name in one.keys}):
         others = Settings.of(system, {name: value for name, value in values.items() if name != given.name}, options)
         without = [Answer.of(one.rule, others) if key in one.looked_at else one for one in answers]
-        found.notes.append(given.note(Outcome.IMPLIED, _difference(found, _imported(others, without))))
-    found.notes = list(dict.fromkeys(found.notes))
-    found.problems = list(dict.fromkeys(found.problems))
-    return found
+        imported.notes.append(given.note(Outcome.IMPLIED, _difference(imported, _imported(others, without))))
+    imported.notes = list(dict.fromkeys(imported.notes))
+    imported.problems = list(dict.fromkeys(imported.problems))
+    return imported
 
 
 def _imported(settings: Settings, answers: Iterable[Answer]) -> Imported:
-    found = Imported(notes=[*settings.notes], problems=[*settings.problems])
+    imported = Imported(notes=[*settings.notes], problems=[*settings.problems])
     for said in _of_sections_read((said for answer in answers for said in answer.said), unread(settings)):
-        _take(found, said)
-    return found
+        _take(imported, said)
+    return imported
 
 
-def _difference(found: Imported, without: Imported) -> str:
+def _difference(given: Imported, without: Imported) -> str:
     """Fields that have another value without a key."""
-    here, there = dict(_leaves(found.spec)), dict(_leaves(without.spec))
+    here, there = dict(_leaves(given.spec)), dict(_leaves(without.spec))
     changed = [path for path in dict.fromkeys((*here, *there)) if here.get(path) != there.get(path)]
     if changed:
         return f"decides about {', '.join(changed[:MOST_NAMED])}{', ...' if changed[MOST_NAMED:] else ''}"
-    same = found.name == without.name and found.problems == without.problems
+    same = given.name == without.name and given.problems == without.problems
     return "the job is the same without it" if same else "decides how other keys are read"
 
 
@@ -98,16 +98,16 @@ def _of_sections_read(said: Iterable[Said], others: Mapping[str, str]) -> Iterat
             yield Note(Outcome.IMPLIED, one.source, others[section], one.keys)
 
 
-def _take(found: Imported, said: Said) -> None:
+def _take(imported: Imported, said: Said) -> None:
     if isinstance(said, Note):
-        found.notes.append(said)
+        imported.notes.append(said)
     elif isinstance(said, Problem):
-        found.problems.append(said)
+        imported.problems.append(said)
     elif said.path == NAME:
-        found.name, found.fields[NAME] = said.value, said
+        imported.name, imported.fields[NAME] = said.value, said
     elif said.value is not None and not (said.assumed and said.value == default_of(said.path)):
-        _put(found.spec, said.path.split("."), said.value)
-        found.fields[said.path] = said
+        _put(imported.spec, said.path.split("."), said.value)
+        imported.fields[said.path] = said
 
 
 def _put(spec: dict[str, Any], parts: list[str], value: Any) -> None:

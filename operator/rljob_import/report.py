@@ -16,7 +16,7 @@ from rljob_api.yaml_text import documents
 from rljob_import import Options
 from rljob_import.engine import NAME, Imported, convert
 from rljob_import.readers.hydra import Unreadable, document
-from rljob_import.systems.choice import SYSTEMS
+from rljob_import.systems import SYSTEMS
 from rljob_import.table import Note, Outcome, Problem
 
 HEADINGS = {
@@ -44,33 +44,33 @@ class Result:
 def imported(system: str, text: str, file: str, options: Options) -> Result:
     """`file`: its name, for the heading. Raises Unreadable."""
     source = SYSTEMS[system].read(text, options.environment)
-    found = convert(source.system, source.values, options)
-    wrong = [*repeated(text), *found.problems]
-    checked = validate(found.spec, found.name)
+    job = convert(source.system, source.values, options)
+    wrong = [*repeated(text), *job.problems]
+    checked = validate(job.spec, job.name)
     if wrong:
-        wrong += _further(found, source.values.keys())
+        wrong += _further(job, source.values.keys())
     elif checked.spec is None:
-        wrong = [_unfit(found, violation) for violation in checked.violations]
+        wrong = [_unfit(job, violation) for violation in checked.violations]
     if wrong:
-        return Result("", report([*source.notes, *found.notes], ()), tuple(wrong), valid=False)
-    manifest = write(found, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
-    return Result(manifest, report([*source.notes, *found.notes], checked.violations), valid=checked.valid)
+        return Result("", report([*source.notes, *job.notes], ()), tuple(wrong), valid=False)
+    manifest = write(job, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
+    return Result(manifest, report([*source.notes, *job.notes], checked.violations), valid=checked.valid)
 
 
-def _further(found: Imported, keys: Iterable[str]) -> list[Problem]:
+def _further(job: Imported, keys: Iterable[str]) -> list[Problem]:
     """What is wrong in addition to other problems: values that fields have from one key each. All else may follow from those problems."""
-    unfit = {problem.keys[0]: problem for v in wrong_values(found.spec) if len((problem := _unfit(found, v)).keys) == 1}
-    reported = {key for problem in found.problems for key in problem.keys}
+    unfit = {problem.keys[0]: problem for v in wrong_values(job.spec) if len((problem := _unfit(job, v)).keys) == 1}
+    reported = {key for problem in job.problems for key in problem.keys}
     return [unfit[key] for key in keys if key in unfit and key not in reported]
 
 
-def _unfit(found: Imported, violation: Violation) -> Problem:
+def _unfit(job: Imported, violation: Violation) -> Problem:
     """A value that its field cannot have, at the key that it comes from."""
     field = violation.field.removeprefix("spec.")
-    around = [path for path in found.fields if re.match(rf"{re.escape(path)}(?![^.[])", field)]
+    around = [path for path in job.fields if re.match(rf"{re.escape(path)}(?![^.[])", field)]
     if not around:
         return Problem(violation.field, f"{violation.rule}; {violation.fix}")
-    source = found.fields[max(around, key=len)]
+    source = job.fields[max(around, key=len)]
     text = f"would be {violation.field} = {violation.value}, which {violation.rule}"
     return Problem(source.source, text, source.keys)
 
@@ -93,18 +93,18 @@ def _section(heading: str, notes: list[Note]) -> Iterator[str]:
         yield from (f"  {note.key}: {note.text}" for note in notes)
 
 
-def problems(found: Iterable[Problem]) -> str:
+def problems(listed: Iterable[Problem]) -> str:
     """Everything that keeps a file from being imported."""
-    return "\n".join(f"  {problem.key}: {problem.text}" for problem in found)
+    return "\n".join(f"  {problem.key}: {problem.text}" for problem in listed)
 
 
 def repeated(text: str) -> list[Problem]:
     """Keys that a YAML text has twice, of which readers take the last one. A script has none."""
     try:
-        found = [key for document in documents(text) for key in document.duplicates]
+        keys = [key for document in documents(text) for key in document.duplicates]
     except yaml.YAMLError:
         return []
-    return [Problem(f"{path_of(key.location)} = {' and '.join(key.values)}", _repeated(*key.lines)) for key in found]
+    return [Problem(f"{path_of(key.location)} = {' and '.join(key.values)}", _repeated(*key.lines)) for key in keys]
 
 
 def _repeated(first: int, second: int) -> str:
@@ -113,12 +113,12 @@ def _repeated(first: int, second: int) -> str:
 
 def data_sets(text: str) -> dict[str, Any]:
     """LLaMA-Factory's data sets by name: JSON, which is YAML as well, or YAML. Raises Unreadable."""
-    found = document(text)
+    sets = document(text)
     if wrong := repeated(text):
         raise Unreadable(f"cannot be read:\n{problems(wrong)}")
-    if not isinstance(found, dict):
+    if not isinstance(sets, dict):
         raise Unreadable("holds no data sets by name")
-    return found
+    return sets
 
 
 class _Dumper(yaml.SafeDumper):
@@ -128,18 +128,18 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", POWER, [*"-+.0123456789"])
 
 
-def write(found: Imported, heading: str) -> str:
+def write(job: Imported, heading: str) -> str:
     """The manifest. `heading`: what it was made from."""
-    comments = {path: field.source for path, field in found.fields.items()}
+    comments = {path: field.source for path, field in job.fields.items()}
     lines = [
         f"# {heading}",
         f"apiVersion: {names.API_VERSION}",
         f"kind: {names.KIND}",
         "metadata:",
-        _line(1, f"name: {flow(found.name)}", comments.get(NAME, "")),
+        _line(1, f"name: {flow(job.name)}", comments.get(NAME, "")),
         "spec:",
     ]
-    spec = {key: found.spec[key] for key in sorted(found.spec, key=ORDER.index)}
+    spec = {key: job.spec[key] for key in sorted(job.spec, key=ORDER.index)}
     return "\n".join([*lines, *_object(spec, "", 1, comments)])
 
 

@@ -144,9 +144,9 @@ class Settings:
     def below(self, prefix: str) -> dict[str, Given]:
         """What the file gives under a `.*` row."""
         start = f"{prefix}." if prefix else ""
-        found = {k: g for k, g in self.given.items() if g.row.key == f"{start}*"}
-        self.looked_at.update(found)
-        return {k[len(start) :]: g for k, g in found.items()}
+        given = {k: g for k, g in self.given.items() if g.row.key == f"{start}*"}
+        self.looked_at.update(given)
+        return {k[len(start) :]: g for k, g in given.items()}
 
     def unsaid(self, said: Collection[str]) -> Iterator[tuple[str, Given]]:
         """Keys that are not among the `said`, although they have another value than the default."""

@@ -89,11 +89,11 @@ def parse_options() -> Options:
     parser.add_argument("--health-port", type=int, default=8080, help="port of /healthz")
     parser.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     parser.add_argument("--log-format", default="text", choices=list(FORMATTERS), help="lines of text, or JSON objects")
-    found = vars(parser.parse_args())
+    given = vars(parser.parse_args())
     handler = logging.StreamHandler()
-    handler.setFormatter(FORMATTERS[found.pop("log_format")])
-    logging.basicConfig(level=found.pop("log_level"), handlers=[handler])
-    return Options(**found)
+    handler.setFormatter(FORMATTERS[given.pop("log_format")])
+    logging.basicConfig(level=given.pop("log_level"), handlers=[handler])
+    return Options(**given)
 
 
 def main() -> None:

@@ -182,18 +182,18 @@ def _by_state(statuses: Iterator[JobStatus]) -> Metric:
     counts: dict[str, int] = {}
     for status in statuses:
         counts[status.state] = counts.get(status.state, 0) + 1
-    found = GaugeMetricFamily("rljob_jobs", "Jobs by state", labels=["state"])
+    metric = GaugeMetricFamily("rljob_jobs", "Jobs by state", labels=["state"])
     for state, count in counts.items():
-        found.add_metric([state], count)
-    return found
+        metric.add_metric([state], count)
+    return metric
 
 
 def _gauge(name: str, sentence: str, values: Iterator[tuple[CachedJob, float | None]]) -> Metric:
-    found = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob"])
+    metric = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob"])
     for job, value in values:
         if value is not None:
-            found.add_metric([job.meta.namespace, job.meta.name], value)
-    return found
+            metric.add_metric([job.meta.namespace, job.meta.name], value)
+    return metric
 
 
 def _series(
@@ -202,11 +202,11 @@ def _series(
     label: str,
     values: Iterator[tuple[CachedJob, Mapping[str, float]]],
 ) -> Metric:
-    found = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob", label])
+    metric = GaugeMetricFamily(name, sentence, labels=["namespace", "rljob", label])
     for job, by_label in values:
         for key, value in by_label.items():
-            found.add_metric([job.meta.namespace, job.meta.name, key], value)
-    return found
+            metric.add_metric([job.meta.namespace, job.meta.name, key], value)
+    return metric
 
 
 def _accounts(jobs: Iterable[tuple[CachedJob, JobStatus]], now: float) -> Iterator[Metric]:

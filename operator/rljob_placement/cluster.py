@@ -103,8 +103,8 @@ def essential(pod: Object) -> dict[str, Any]:
     """The part of a pod that `Cluster.of` reads, which is a small one of a large object."""
     spec = {key: pod["spec"][key] for key in ("nodeName", "overhead", "resources") if key in pod["spec"]}
     for kind in ("containers", "initContainers"):
-        found = pod["spec"].get(kind) or []
-        spec[kind] = [{key: c[key] for key in ("resources", "restartPolicy") if key in c} for c in found]
+        containers = pod["spec"].get(kind) or []
+        spec[kind] = [{key: c[key] for key in ("resources", "restartPolicy") if key in c} for c in containers]
     return {"spec": spec, "status": {"phase": pod.get("status", {}).get("phase")}}
 
 

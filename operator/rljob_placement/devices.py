@@ -74,7 +74,7 @@ class Devices:
                 members.setdefault(one.id, []).append(name)
                 nodes[one.node] = add(nodes.get(one.node, {}), {name: 1000})
         at = {one.id: one.node for one in there}
-        held = [found for claim in claims for found in _allocations(claim, at, members)]
+        held = [allocation for claim in claims for allocation in _allocations(claim, at, members)]
         asked = {_key(template): _asked(template, refused) for template in templates}
         return Devices(nodes, held, refused, asked)
 
@@ -91,11 +91,11 @@ class _Published:
 def _published(slices: Iterable[Object], held: Collection[DeviceId]) -> list[_Published]:
     """Devices of the newest generation of each pool. Kubernetes gives nobody those that a taint closes, and those of a pool of which slices are
     missing: of these, only those that claims hold are here, since the pods that have them count them, too."""
-    found = [one["spec"] for one in slices]
+    specs = [one["spec"] for one in slices]
     newest = dict[Key, int]()
-    for spec in found:
+    for spec in specs:
         newest[_pool(spec)] = max(newest.get(_pool(spec), 0), _generation(spec))
-    current = [spec for spec in found if _generation(spec) == newest[_pool(spec)]]
+    current = [spec for spec in specs if _generation(spec) == newest[_pool(spec)]]
     counts = Counter(map(_pool, current))
     there = list[_Published]()
     for spec in current:
@@ -133,13 +133,13 @@ def _is_closed(one: Object) -> bool:
 
 def resources_of(classes: Iterable[Object]) -> dict[str, Object]:
     """DeviceClass by resource. Of several with one extendedResourceName, the newest counts, and of those the first by name, as in Kubernetes."""
-    found = dict[str, Object]()
+    by_resource = dict[str, Object]()
     by_name = sorted(classes, key=lambda c: str(c["metadata"]["name"]), reverse=True)
     for one in sorted(by_name, key=lambda c: str(c["metadata"].get("creationTimestamp") or "")):
-        found[IMPLICIT + one["metadata"]["name"]] = one
+        by_resource[IMPLICIT + one["metadata"]["name"]] = one
         if extended := one["spec"].get("extendedResourceName"):
-            found[extended] = one
-    return found
+            by_resource[extended] = one
+    return by_resource
 
 
 def _matches(device_class: Object, one: _Published) -> bool:
@@ -159,7 +159,7 @@ def _allocations(
         if device in at:
             amounts[at[device]] = add(amounts.get(at[device], {}), dict.fromkeys(members.get(device, ()), 1000))
     pod = _consumer(claim)
-    return [Allocation(pod, node, found) for node, found in amounts.items() if found]
+    return [Allocation(pod, node, resources) for node, resources in amounts.items() if resources]
 
 
 def _held(claim: Object) -> list[Object]:
@@ -177,8 +177,8 @@ def _consumer(claim: Object) -> Key | None:
         one["name"] for one in (claim.get("status") or {}).get("reservedFor") or [] if one.get("resource") == "pods"
     ]
     owners = [one["name"] for one in claim["metadata"].get("ownerReferences") or [] if one.get("kind") == "Pod"]
-    found = pods or owners
-    return (claim["metadata"].get("namespace", ""), found[0]) if len(found) == 1 else None
+    users = pods or owners
+    return (claim["metadata"].get("namespace", ""), users[0]) if len(users) == 1 else None
 
 
 def _asked(template: Object, refused: Mapping[str, str]) -> Resources | str:
@@ -188,10 +188,10 @@ def _asked(template: Object, refused: Mapping[str, str]) -> Resources | str:
         return "its devices have constraints on each other"
     total = Resources()
     for request in devices.get("requests") or []:
-        found = _of_request(request)
-        if isinstance(found, str):
-            return f"request {request.get('name')} {found}"
-        total = add(total, found)
+        asked = _of_request(request)
+        if isinstance(asked, str):
+            return f"request {request.get('name')} {asked}"
+        total = add(total, asked)
     return next((refused[name] for name in total if name in refused), total)
 
 
@@ -230,8 +230,8 @@ class Claimed:
 def claims_of(spec: RLJobSpec, role: str, patch: PodPatch) -> list[Mapping[str, Any]]:
     """`resourceClaims` of a role's pods, also those that the administrator adds."""
     own = list(spec.template(role).resource_claims)
-    found: list[Mapping[str, Any]] = patch.applied({"spec": {"resourceClaims": own}}, role)["spec"]["resourceClaims"]
-    return found
+    claims: list[Mapping[str, Any]] = patch.applied({"spec": {"resourceClaims": own}}, role)["spec"]["resourceClaims"]
+    return claims
 
 
 def extended(spec: RLJobSpec, role: str) -> Iterator[str]:
@@ -250,17 +250,17 @@ def claimed(
     spec: RLJobSpec, patch: PodPatch, namespace: str, devices: Devices, offered: Callable[[str], bool]
 ) -> Claimed:
     """`namespace`: of the job. `offered`: whether some node offers a resource without these devices."""
-    found = dict[str, Resources]()
+    by_role = dict[str, Resources]()
     for role in placed_pods(spec):
         for claim in claims_of(spec, role, patch):
             amounts = _amounts(claim, namespace, devices)
             if isinstance(amounts, str):
                 return Claimed(problem=f"the builtin backend cannot count the devices of {role} pods: {amounts}")
-            found[role] = add(found.get(role, {}), amounts)
+            by_role[role] = add(by_role.get(role, {}), amounts)
         uncounted = (name for name in extended(spec, role) if name in devices.refused and not offered(name))
         if name := next(uncounted, ""):
             return Claimed(problem=f"the builtin backend cannot count {name} of {role} pods: {devices.refused[name]}")
-    return Claimed(found)
+    return Claimed(by_role)
 
 
 def _amounts(claim: Mapping[str, Any], namespace: str, devices: Devices) -> Resources | str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rljob_api.quantity import rounded
 from rljob_api.status_parts import Crossing, PlacementReport
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.gang import Demand, Gang, Plan, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Stay
 from rljob_placement.space import capacity, common, refusal
 
 WHOLE = "the whole cluster"
@@ -22,14 +22,14 @@ def why(cluster: Cluster, gang: Gang, kept: int, staying: int, role: str) -> str
     roles = ((role, gang.trainer, gang.trainers - kept), ("rollout", gang.rollout, gang.minimum - staying))
     capacities = [_capacities(cluster, gang, demand) for _, demand, _ in roles]
     short = [
-        _lack(cluster, gang, word, demand, wanted, found)
-        for (word, demand, wanted), found in zip(roles, capacities, strict=True)
-        if sum(found.values()) < wanted
+        _lack(cluster, gang, word, demand, wanted, capacity)
+        for (word, demand, wanted), capacity in zip(roles, capacities, strict=True)
+        if sum(capacity.values()) < wanted
     ]
     if short:
         return "; ".join(short)
     wanted = " and ".join(_pods(count, word, demand) for word, demand, count in roles)
-    trainers, rollouts = (sum(found.values()) for found in capacities)
+    trainers, rollouts = (sum(capacity.values()) for capacity in capacities)
     return f"needs capacity for {wanted}; the cluster has it for {trainers} or for {rollouts}, not for both at once"
 
 
@@ -38,7 +38,7 @@ def lacking(cluster: Cluster, gang: Gang, word: str, demand: Demand, wanted: int
     return _lack(cluster, gang, word, demand, wanted, _capacities(cluster, gang, demand))
 
 
-def lacking_further(cluster: Cluster, gang: Gang, plan: Plan) -> str:
+def lacking_further(cluster: Cluster, gang: Gang, plan: Placement) -> str:
     """A sentence why rollouts beyond the minimum have no place in a plan of which no pod was there before; empty: all of them have one."""
     if all(plan.rollouts):
         return ""
@@ -101,7 +101,7 @@ Path = tuple[str, ...]
 NODE = "node"
 
 
-def report(cluster: Cluster, gang: Gang, plan: Plan) -> PlacementReport:
+def report(cluster: Cluster, gang: Gang, plan: Placement) -> PlacementReport:
     """The report of a plan without a problem."""
     paths = {n.name: (*(n.labels.get(key, "") for key in gang.levels), n.name) for n in cluster.nodes}
     parts = [(gang, (*plan.trainers, *plan.rollouts))]

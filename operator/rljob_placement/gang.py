@@ -139,16 +139,16 @@ class Gang:
     @staticmethod
     def of_role(spec: RLJobSpec, shape: Shape, role: str, demand: Callable[[str], Demand]) -> "Gang":
         """The gang of another model. `demand`: of each role."""
-        trainer = spec.of_gang(role).trainer
+        ranks = spec.ranks_of(role)
         return Gang(
-            trainers=trainer.nodes,
+            trainers=ranks.nodes,
             rollouts=1,
             minimum=1,
             trainer=demand(role),
             rollout=demand(names.ROLE_TRAINER),
             links=tuple(gang_links(spec, shape, role)),
             levels=tuple(spec.scheduling.topology_levels),
-            stages=trainer.parallelism.pipeline,
+            stages=ranks.parallelism.pipeline,
         )
 
 
@@ -213,7 +213,7 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """The names of the nodes that pods are placed on."""
 
     trainers: tuple[str, ...] = ()
@@ -243,8 +243,8 @@ class Plan:
 
     def nodes(self) -> set[str]:
         """All nodes that the plan uses."""
-        found = (self.trainers, self.spares, self.rollouts, *self.gangs.values(), *self.pools.values())
-        return {node for nodes in found for node in nodes if node}
+        groups = (self.trainers, self.spares, self.rollouts, *self.gangs.values(), *self.pools.values())
+        return {node for nodes in groups for node in nodes if node}
 
     def newcomers(self, gang: Gang, stay: Stay) -> Iterator[tuple[str, Demand]]:
         """Node and demand of each pod that had no node before."""
@@ -259,10 +259,10 @@ class Plan:
 
     def taken(self, gang: Gang, stay: Stay) -> dict[str, Resources]:
         """Requests of the pods that had no node before, by node."""
-        found: dict[str, Resources] = {}
+        by_node: dict[str, Resources] = {}
         for node, demand in self.newcomers(gang, stay):
-            found[node] = add(found.get(node, {}), demand.requests)
-        return found
+            by_node[node] = add(by_node.get(node, {}), demand.requests)
+        return by_node
 
 
 def _fresh(nodes: Sequence[str], stay: Stay) -> Iterator[str]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from rljob_api import names
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import lacking
-from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Pool, Stay
 from rljob_placement.search import search
 from rljob_placement.servers import place_servers
 from rljob_placement.sharing import share
@@ -29,15 +29,15 @@ Path = tuple[str, ...]
 def domains(cluster: Cluster, gang: Gang, stay: Stay) -> list[Cluster]:
     """Domains that may hold the gang, the fullest first, so that the others stay free for larger ones. Pods that stay are not moved: they choose the
     domain, or the domains, if they are in several since the level was not required then."""
-    found = dict[Path, list[Node]]()
+    by_path = dict[Path, list[Node]]()
     for node in cluster.nodes:
         path = tuple(node.labels.get(key, "") for key in gang.levels[: gang.within])
         if all(path):
-            found.setdefault(path, []).append(node)
+            by_path.setdefault(path, []).append(node)
     there = {*_staying(stay)}
-    if chosen := [nodes for nodes in found.values() if any(node.name in there for node in nodes)]:
+    if chosen := [nodes for nodes in by_path.values() if any(node.name in there for node in nodes)]:
         return [Cluster(tuple(node for nodes in chosen for node in nodes))]
-    return sorted((Cluster(tuple(nodes)) for nodes in found.values()), key=lambda part: trainers_in(part, gang))
+    return sorted((Cluster(tuple(nodes)) for nodes in by_path.values()), key=lambda part: trainers_in(part, gang))
 
 
 def trainers_in(cluster: Cluster, gang: Gang) -> int:
@@ -62,27 +62,27 @@ def place(cluster: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, near:
 
     `near`: the node of the trainer of rank 0; empty: not known yet.
     """
-    found: dict[str, Servers] = {}
+    placed: dict[str, Servers] = {}
     for pool in sorted(pools, key=lambda pool: sum(capacity_for(node, gang, pool.demand) for node in cluster.nodes)):
         servers = _placed(cluster, gang, pool, stay.servers(pool.name), near)
         if not all(servers):
             return pool
-        found[pool.name] = servers
+        placed[pool.name] = servers
         cluster = cluster.without(_served({pool.name: servers}).taken(gang, stay))
-    return {pool.name: found[pool.name] for pool in pools}
+    return {pool.name: placed[pool.name] for pool in pools}
 
 
-def _served(nodes: Mapping[str, Servers]) -> Plan:
+def _served(nodes: Mapping[str, Servers]) -> Placement:
     """A plan of servers alone. `nodes`: by pool, or of the rollouts."""
     pools = {name: servers for name, servers in nodes.items() if name != names.ROLE_ROLLOUT}
-    return Plan(pools=pools, rollouts=nodes.get(names.ROLE_ROLLOUT, ()))
+    return Placement(pools=pools, rollouts=nodes.get(names.ROLE_ROLLOUT, ()))
 
 
 def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
     """Nodes of a pool's pods; empty for those that do not fit."""
     if pool.nodes > 1:
-        found = place_servers(cluster, gang, pool, stay, near, range(pool.replicas))
-        return tuple(node for nodes in found.values() for node in nodes)
+        servers = place_servers(cluster, gang, pool, stay, near, range(pool.replicas))
+        return tuple(node for nodes in servers.values() for node in nodes)
     nodes = {node.name: node for node in cluster.nodes}
     capacities = {name: capacity_for(node, gang, pool.demand) for name, node in nodes.items()}
     order = sorted(capacities, key=lambda name: (apart(gang, nodes.get(near), nodes[name]), capacities[name]))
@@ -106,11 +106,11 @@ Spares = tuple[str, ...]
 """Nodes by number of the spare; empty for one that does not fit."""
 
 
-def spares(cluster: Cluster, gang: Gang, found: Plan, stay: Mapping[int, str]) -> Spares:
+def spares(cluster: Cluster, gang: Gang, whole: Placement, stay: Mapping[int, str]) -> Spares:
     """`cluster`: what is left; `found`: the nodes of the other pods; `stay`: nodes of spares that stay, by number."""
     nodes = {node.name: node for node in cluster.nodes}
     capacities = {name: capacity_for(node, gang, gang.trainer) for name, node in nodes.items()}
-    taken, first = {*found.trainers, *stay.values()}, nodes.get(found.trainers[0])
+    taken, first = {*whole.trainers, *stay.values()}, nodes.get(whole.trainers[0])
     placed = list[str]()
     for i in range(gang.spares):
         if stay.get(i) in nodes:
@@ -131,51 +131,51 @@ POOLS = "pools"
 """The step of an order that places all pools. The other steps are the roles of gangs."""
 
 
-def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Plan:
+def plan(cluster: Cluster, gang: Gang, stay: Stay | None = None) -> Placement:
     """The plan, or the problem of the first try. `stay`: pods that keep their nodes."""
     stay = stay or Stay()
     if not gang.within:
         return _planned(cluster, gang, stay)
-    found, level = Plan(problem="no node has its label"), gang.levels[gang.within - 1]
+    planned, level = Placement(problem="no node has its label"), gang.levels[gang.within - 1]
     for part in domains(cluster, gang, stay):
-        found = _planned(part, gang, stay)
-        if not found.problem:
-            return found
-    return Plan(problem=f"no {level} has capacity for the whole gang: {found.problem}")
+        planned = _planned(part, gang, stay)
+        if not planned.problem:
+            return planned
+    return Placement(problem=f"no {level} has capacity for the whole gang: {planned.problem}")
 
 
-def _planned(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
-    found = _without_spares(cluster, gang, stay)
-    if found.problem or not gang.spares:
-        return found
-    return replace(found, spares=spares(cluster.without(found.taken(gang, stay)), gang, found, stay.spares))
+def _planned(cluster: Cluster, gang: Gang, stay: Stay) -> Placement:
+    placed = _without_spares(cluster, gang, stay)
+    if placed.problem or not gang.spares:
+        return placed
+    return replace(placed, spares=spares(cluster.without(placed.taken(gang, stay)), gang, placed, stay.spares))
 
 
-def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+def _without_spares(cluster: Cluster, gang: Gang, stay: Stay) -> Placement:
     if not gang.servers and not gang.gangs:
         return search(cluster, gang, stay)
-    tried = list[Plan]()
-    for found in _attempts(cluster, gang, stay):
-        if not found.problem:
-            return _with_further(cluster, gang, stay, found)
-        tried.append(found)
+    tried = list[Placement]()
+    for attempt in _attempts(cluster, gang, stay):
+        if not attempt.problem:
+            return _with_further(cluster, gang, stay, attempt)
+        tried.append(attempt)
     return tried[0]
 
 
-def _with_further(cluster: Cluster, gang: Gang, stay: Stay, found: Plan) -> Plan:
+def _with_further(cluster: Cluster, gang: Gang, stay: Stay, minimum: Placement) -> Placement:
     """The plan with further rollouts, as far as they fit."""
-    others = Plan(gangs=found.gangs, pools=found.pools)
+    others = Placement(gangs=minimum.gangs, pools=minimum.pools)
     if gang.nodes == 1:
         whole = search(cluster.without(others.taken(gang, stay)), gang, stay)
-        return replace(whole, gangs=found.gangs, pools=found.pools)
+        return replace(whole, gangs=minimum.gangs, pools=minimum.pools)
     first = gang.minimum // gang.nodes
     pool = Pool(names.ROLE_ROLLOUT, gang.rollouts // gang.nodes, gang.rollout, gang.nodes)
-    left, numbers = cluster.without(found.taken(gang, stay)), range(first, pool.replicas)
-    further = place_servers(left, gang, pool, stay.rollouts, found.trainers[0], numbers)
-    return replace(found, rollouts=(*found.rollouts, *(node for nodes in further.values() for node in nodes)))
+    left, numbers = cluster.without(minimum.taken(gang, stay)), range(first, pool.replicas)
+    further = place_servers(left, gang, pool, stay.rollouts, minimum.trainers[0], numbers)
+    return replace(minimum, rollouts=(*minimum.rollouts, *(node for nodes in further.values() for node in nodes)))
 
 
-def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
+def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Placement]:
     """Plans with no more rollouts than the minimum: in order from the trainers on, in the reverse order, and with a part of the nodes for each
     role."""
     steps = (names.ROLE_TRAINER, *gang.gangs, *([POOLS] if gang.servers else []))
@@ -185,42 +185,44 @@ def _attempts(cluster: Cluster, gang: Gang, stay: Stay) -> Iterator[Plan]:
         yield _in_parts(shares, gang, stay)
 
 
-def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Plan:
+def _in_order(cluster: Cluster, gang: Gang, stay: Stay, order: Sequence[str]) -> Placement:
     """Places one step after another, each in what is left."""
-    found = Plan()
+    joined = Placement()
     for step in order:
-        rest = cluster.without(found.taken(gang, stay))
-        part = _step(rest, gang, stay, step, found.trainers[0] if found.trainers else "")
+        rest = cluster.without(joined.taken(gang, stay))
+        part = _step(rest, gang, stay, step, joined.trainers[0] if joined.trainers else "")
         if part.problem:
-            return Plan(problem=f"alongside the job's other pods {part.problem}" if step != order[0] else part.problem)
-        found = _joined(found, part)
-    return found
+            return Placement(
+                problem=f"alongside the job's other pods {part.problem}" if step != order[0] else part.problem
+            )
+        joined = _joined(joined, part)
+    return joined
 
 
-def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Plan:
+def _in_parts(shares: Mapping[str, Cluster], gang: Gang, stay: Stay) -> Placement:
     """Places each role in its part of the nodes, and trainers and rollouts together in theirs."""
     both = shares[names.ROLE_TRAINER]
     both = both.joined(shares[names.ROLE_ROLLOUT]) if gang.nodes == 1 else both
-    found = _step(both, gang, stay, names.ROLE_TRAINER, "")
+    joined = _step(both, gang, stay, names.ROLE_TRAINER, "")
     for role in gang.gangs:
-        found = _joined(found, _step(shares[role], gang, stay, role, found.trainers[0]))
+        joined = _joined(joined, _step(shares[role], gang, stay, role, joined.trainers[0]))
     for pool in gang.servers:
-        found = _joined(found, _pools(shares[pool.name], gang, [pool], stay, found.trainers[0]))
-    return found
+        joined = _joined(joined, _pools(shares[pool.name], gang, [pool], stay, joined.trainers[0]))
+    return joined
 
 
-def _joined(found: Plan, part: Plan) -> Plan:
+def _joined(before: Placement, part: Placement) -> Placement:
     return replace(
-        found,
-        trainers=found.trainers or part.trainers,
-        rollouts=found.rollouts or part.rollouts,
-        pools={**found.pools, **part.pools},
-        gangs={**found.gangs, **part.gangs},
-        problem=found.problem or part.problem,
+        before,
+        trainers=before.trainers or part.trainers,
+        rollouts=before.rollouts or part.rollouts,
+        pools={**before.pools, **part.pools},
+        gangs={**before.gangs, **part.gangs},
+        problem=before.problem or part.problem,
     )
 
 
-def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
+def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Placement:
     """Places one step. `first`: the node of the trainer of rank 0; empty: not known yet."""
     if step == names.ROLE_TRAINER:
         return search(rest, _searched(gang), stay)
@@ -228,10 +230,10 @@ def _step(rest: Cluster, gang: Gang, stay: Stay, step: str, first: str) -> Plan:
         return _pools(rest, gang, gang.servers, stay, first)
     own, there = gang.gangs[step], stay.gangs.get(step, Stay())
     if any(node.name == first for node in rest.nodes):
-        found = search(rest, own, replace(there, rollouts={0: first}), step)
+        placed = search(rest, own, replace(there, rollouts={0: first}), step)
     else:
-        found = search(rest, replace(own, rollouts=0, minimum=0), there, step)
-    return found if found.problem else Plan(gangs={step: found.trainers})
+        placed = search(rest, replace(own, rollouts=0, minimum=0), there, step)
+    return placed if placed.problem else Placement(gangs={step: placed.trainers})
 
 
 def _searched(gang: Gang) -> Gang:
@@ -240,9 +242,9 @@ def _searched(gang: Gang) -> Gang:
     return replace(gang, rollouts=minimum, minimum=minimum)
 
 
-def _pools(rest: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, first: str) -> Plan:
-    found = place(rest, gang, pools, stay, near=first)
-    if not isinstance(found, Pool):
-        return _served(found)
-    wanted = found.pods - sum(number < found.pods for number in stay.servers(found.name))
-    return Plan(problem=lacking(rest, gang, found.name, found.demand, wanted))
+def _pools(rest: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, first: str) -> Placement:
+    placed = place(rest, gang, pools, stay, near=first)
+    if not isinstance(placed, Pool):
+        return _served(placed)
+    wanted = placed.pods - sum(number < placed.pods for number in stay.servers(placed.name))
+    return Placement(problem=lacking(rest, gang, placed.name, placed.demand, wanted))

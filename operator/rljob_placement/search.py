@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 from rljob_placement.space import Places, Problem, Space, space
 from rljob_placement.start import nearest, starts
 
@@ -106,7 +106,7 @@ class Search:
 
     problem: Problem
     best: float
-    found: Places | None = None
+    finished: Places | None = None
     branches: int = 0
     order: list[int] = field(default_factory=list)
 
@@ -114,7 +114,7 @@ class Search:
         if cost >= self.best or self.branches >= BRANCHES:
             return
         if depth == len(self.order):
-            self.best, self.found = cost * (1 - 1e-12), places.copy()
+            self.best, self.finished = cost * (1 - 1e-12), places.copy()
             return
         pod = self.order[depth]
         options = sorted((self.problem.at(pod, n, places.of), n) for n in self._nodes(places, pod, depth))
@@ -154,7 +154,7 @@ def perfect(places: Places) -> Places:
     start = Places.empty(problem)
     search = Search(problem, problem.cost(places.of) * (1 - 1e-9), order=order)
     search.run(start, 0, _between_fixed(problem, start))
-    return search.found or places
+    return search.finished or places
 
 
 def _between_fixed(problem: Problem, start: Places) -> float:
@@ -168,7 +168,7 @@ MOST_LOOKUPS = 200_000
 """Number of costs that a search may look up: about a third of a second."""
 
 
-def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAINER) -> Plan:
+def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAINER) -> Placement:
     """The plan of one gang, or its problem. `role`: of the gang, for the message. Raises ValueError if only some of the ranks stay."""
     present = {node.name for node in cluster.nodes}
     if stay.ranks and (len(stay.ranks) < gang.trainers or not present.issuperset(stay.ranks.values())):
@@ -183,9 +183,9 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
     options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
     if not options:
         there = len(stay.ranks) or kept.total()
-        return Plan(problem=why(cluster, gang, there, len(rollouts), role), looked=problem.looked)
+        return Placement(problem=why(cluster, gang, there, len(rollouts), role), looked=problem.looked)
     best = _best(problem, [p for _, p in options[:BEST]])
-    return Plan(
+    return Placement(
         trainers=tuple(s.nodes[n].name for n in best.of[: gang.trainers]),
         rollouts=tuple(_further(best, gang, s, rollouts)),
         cost=problem.cost(best.of),
@@ -193,9 +193,9 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
     )
 
 
-def _valued(problem: Problem, found: Iterable[Places]) -> Iterator[tuple[float, Places]]:
+def _valued(problem: Problem, candidates: Iterable[Places]) -> Iterator[tuple[float, Places]]:
     """Placements with their costs, up to the first one that costs nothing, as on a single node: none is better."""
-    for places in found:
+    for places in candidates:
         cost = problem.cost(places.of)
         yield cost, places
         if not cost:
@@ -211,13 +211,13 @@ def _best(problem: Problem, candidates: list[Places]) -> Places:
 def _further(places: Places, gang: Gang, s: Space, stays: Mapping[int, str]) -> list[str]:
     """Nodes of all rollouts: those of the minimum, those that stay, and each further one as near to rank 0 as it fits; empty: it does not."""
     problem = places.problem
-    found = [s.nodes[n].name for n in places.of[gang.trainers :]]
+    nodes = [s.nodes[n].name for n in places.of[gang.trainers :]]
     for i in range(gang.minimum, gang.rollouts):
         problem.near.append([(0, 1.0)])
         places.of.append(-1)
         problem.rollouts += 1
         if i in stays:
-            found.append(stays[i])
+            nodes.append(stays[i])
         else:
-            found.append(s.nodes[places.of[-1]].name if nearest(places, problem.pods - 1) else "")
-    return found
+            nodes.append(s.nodes[places.of[-1]].name if nearest(places, problem.pods - 1) else "")
+    return nodes

@@ -66,25 +66,25 @@ def _terms(expression: str) -> tuple[Term, ...]:
     if len(expression) > LONGEST:
         raise Unreadable(f"has more than {LONGEST} characters")
     parts, start = list[str](), 0
-    for found in AND.finditer(expression):
-        if not found[1]:
-            parts.append(expression[start : found.start()])
-            start = found.end()
+    for sign in AND.finditer(expression):
+        if not sign[1]:
+            parts.append(expression[start : sign.start()])
+            start = sign.end()
     return tuple(_term(part.strip()) for part in (*parts, expression[start:]))
 
 
 def _term(text: str) -> Term:
-    if found := DRIVER.fullmatch(text):
-        return _compared(lambda device: device.driver, found[1], _constant(found[2]))
-    if found := ATTRIBUTE.fullmatch(text):
-        name, value = (found[1][1:-1], found[2]), _constant(found[4])
-        return _compared(lambda device: _attribute(device, *name), found[3], value)
-    if found := FLAG.fullmatch(text):
-        name, value = (found[2][1:-1], found[3]), not found[1]
+    if match := DRIVER.fullmatch(text):
+        return _compared(lambda device: device.driver, match[1], _constant(match[2]))
+    if match := ATTRIBUTE.fullmatch(text):
+        name, value = (match[1][1:-1], match[2]), _constant(match[4])
+        return _compared(lambda device: _attribute(device, *name), match[3], value)
+    if match := FLAG.fullmatch(text):
+        name, value = (match[2][1:-1], match[3]), not match[1]
         return _compared(lambda device: _attribute(device, *name), "==", value)
-    if found := CAPACITY.fullmatch(text):
-        name, amount = (found[1][1:-1], found[2]), _quantity(found[3][1:-1])
-        return _compared(lambda device: _capacity(device, *name), found[4], amount)
+    if match := CAPACITY.fullmatch(text):
+        name, amount = (match[1][1:-1], match[2]), _quantity(match[3][1:-1])
+        return _compared(lambda device: _capacity(device, *name), match[4], amount)
     raise Unreadable(f"has {text[:100]!r}, which is not compared with a constant")
 
 
@@ -125,7 +125,7 @@ def _capacity(device: Device, domain: str, name: str) -> int:
 
 def _named(values: Mapping[str, Mapping[str, Any]], driver: str, domain: str, name: str) -> Mapping[str, Any]:
     """A name without a domain is in that of the driver."""
-    found = values.get(f"{domain}/{name}") or (values.get(name) if domain == driver else None)
-    if found is None:
+    named = values.get(f"{domain}/{name}") or (values.get(name) if domain == driver else None)
+    if named is None:
         raise Unreadable(f"asks for {domain}/{name}, which a device of {driver} lacks")
-    return found
+    return named

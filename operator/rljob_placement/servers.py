@@ -47,8 +47,8 @@ class Room:
 
     def _shared(self, stays: Sequence[Path], depth: int) -> list[Path]:
         """The domain of this depth that holds all of these nodes, if there is one."""
-        found = {path[:depth] for path in stays}
-        return list(found) if len(found) == 1 else []
+        paths = {path[:depth] for path in stays}
+        return list(paths) if len(paths) == 1 else []
 
     def _taken(self, domain: Path, count: int, stays: Sequence[Path]) -> Iterator[str]:
         """Takes nodes of the domain: those nearest to pods that stay first, then those of its emptiest parts, so that the pods are in few of them."""
@@ -84,10 +84,10 @@ def place_servers(
         stay: nodes of pods that stay, by the pod's number
         near: node of the trainer of rank 0; empty: not known yet
     """
-    room, found = Room(cluster, gang, pool), dict[int, tuple[str, ...]]()
+    room, placed = Room(cluster, gang, pool), dict[int, tuple[str, ...]]()
     for number in numbers:
         pods = range(number * pool.nodes, (number + 1) * pool.nodes)
         there = {pod: stay[pod] for pod in pods if stay.get(pod) in room.paths}
         free = iter(room.place(pool.nodes - len(there), list(there.values()), room.paths.get(near)))
-        found[number] = tuple(there[pod] if pod in there else next(free, "") for pod in pods)
-    return found
+        placed[number] = tuple(there[pod] if pod in there else next(free, "") for pod in pods)
+    return placed

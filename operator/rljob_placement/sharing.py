@@ -123,13 +123,13 @@ def share(cluster: Cluster, gang: Gang, stay: Stay) -> Mapping[str, Cluster] | N
 
 def _counts(gang: Gang, stay: Stay, present: set[str]) -> dict[str, int]:
     """Number of pods of each role that have no node yet. `present`: names of the nodes."""
-    found = {names.ROLE_TRAINER: gang.trainers - _staying(stay, present)}
-    found[names.ROLE_ROLLOUT] = gang.minimum - _servers(stay.rollouts, gang.minimum, present)
+    counts = {names.ROLE_TRAINER: gang.trainers - _staying(stay, present)}
+    counts[names.ROLE_ROLLOUT] = gang.minimum - _servers(stay.rollouts, gang.minimum, present)
     for role, own in gang.gangs.items():
-        found[role] = own.trainers - _staying(stay.gangs.get(role, Stay()), present)
+        counts[role] = own.trainers - _staying(stay.gangs.get(role, Stay()), present)
     for pool in gang.pools:
-        found[pool.name] = pool.pods - _servers(stay.servers(pool.name), pool.pods, present)
-    return found
+        counts[pool.name] = pool.pods - _servers(stay.servers(pool.name), pool.pods, present)
+    return counts
 
 
 def _staying(stay: Stay, present: set[str]) -> int:

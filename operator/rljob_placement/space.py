@@ -46,10 +46,10 @@ class Space:
         if one == other:
             return 0
         key = (self.paths[one], self.paths[other])
-        found = self._apart.get(key)
-        if found is None:
-            found = self._apart[key] = FACTOR ** (len(key[0]) - common(*key))
-        return found
+        distance = self._apart.get(key)
+        if distance is None:
+            distance = self._apart[key] = FACTOR ** (len(key[0]) - common(*key))
+        return distance
 
     def fits(self, node: int, trainers: int, rollouts: int) -> bool:
         """Whether these numbers fit onto a node. `trainers`: with those that stay; `rollouts`: without."""
@@ -75,9 +75,9 @@ def space(
             path = tuple(node.labels.get(key, "") for key in gang.levels)
             rows.append((path, node.name, node, row, kept.get(node.name, 0)))
     rows.sort(key=lambda r: r[:2])
-    found = Space([r[2] for r in rows], [r[0] for r in rows], [r[3] for r in rows], [r[4] for r in rows], Domain(), [])
-    _grow_tree(found, len(gang.levels))
-    return found
+    whole = Space([r[2] for r in rows], [r[0] for r in rows], [r[3] for r in rows], [r[4] for r in rows], Domain(), [])
+    _grow_tree(whole, len(gang.levels))
+    return whole
 
 
 def refusal(node: Node, gang: Gang, demand: Demand) -> str:

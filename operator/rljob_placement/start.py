@@ -11,7 +11,7 @@ TIGHTEST = 3
 
 def starts(problem: Problem, stages: int) -> Iterator[Places]:
     """Placements of the whole gang. If there are none, it does not fit: that is exact (see `quotas`)."""
-    found = False
+    any_start = False
     orders = _orders(problem)
     units = sorted({1, max(1, problem.trainers // stages), min(stages, problem.trainers)}, reverse=True)
     tried: set[tuple[int, ...]] = set()
@@ -23,9 +23,9 @@ def starts(problem: Problem, stages: int) -> Iterator[Places]:
             tried.add(slots)
             for order in orders:
                 if places := _fill(problem, slots, order):
-                    found = True
+                    any_start = True
                     yield places
-    if not found and (each := quotas(problem)):
+    if not any_start and (each := quotas(problem)):
         slots = tuple(n for n, (trainers, _) in enumerate(each) for _ in range(trainers + problem.space.kept[n]))
         places = _with_trainers(problem, slots, orders[0])
         rollouts = (n for n, (_, count) in enumerate(each) for _ in range(count))
@@ -171,11 +171,11 @@ def quotas(problem: Problem) -> list[tuple[int, int]] | None:
         chosen.append(choice)
     if best[trainers] < rollouts:
         return None
-    found, left = [(0, 0)] * len(s.capacity), trainers
+    counts, left = [(0, 0)] * len(s.capacity), trainers
     for n in reversed(range(len(s.capacity))):
         count = chosen[n][left]
-        found[n], left = (count, s.capacity[n][count]), left - count
-    return found
+        counts[n], left = (count, s.capacity[n][count]), left - count
+    return counts
 
 
 def _with_node(best: list[int], row: list[int]) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from api.specs import raw_spec
-from rljob_api.schema.json_schema import manifest_schema
+from rljob_api.schema.files import manifest_schema
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs/reference/rljob.schema.json"

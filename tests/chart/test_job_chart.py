@@ -11,7 +11,7 @@ import yaml
 from chart.chart import HELM, KUBERNETES_VERSION, NO_HELM, ROOT
 from rljob_api import names
 from rljob_api.rules import validate
-from rljob_api.schema.json_schema import job_chart
+from rljob_api.schema.files import job_chart
 
 CHART = ROOT / "charts" / "rljob-job"
 EXAMPLES = sorted((ROOT / "examples").glob("*/rljob.yaml"))

@@ -56,7 +56,7 @@ def test_the_operators_image_has_what_the_operator_imports_and_the_one_file_what
 
 
 def test_only_the_verb_import_loads_the_tables_of_other_systems() -> None:
-    code = "import sys, kubectl_rljob.__main__; print(*[m for m in sys.modules if m.startswith('rljob_import.')])"
+    code = "import sys, kubectl_rljob.__main__; print(*[m for m in sys.modules if m.startswith('rljob_import')])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert loaded.stdout.split() == ["rljob_import"]
 

@@ -10,7 +10,7 @@ from rljob_import import Options
 from rljob_import.engine import convert, default_of
 from rljob_import.readers.hydra import resolve
 from rljob_import.report import imported, repeated
-from rljob_import.systems.choice import SYSTEMS
+from rljob_import.systems import SYSTEMS
 from rljob_import.table import Outcome, Problem
 
 LAUNCH = "python3 -m verl.trainer.main_ppo data.train_files=/data/a.parquet trainer.total_training_steps=5 "

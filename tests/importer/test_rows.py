@@ -12,7 +12,7 @@ from rljob_import import SYSTEMS as NAMES
 from rljob_import.engine import convert
 from rljob_import.reference import tables
 from rljob_import.settings import System
-from rljob_import.systems.choice import SYSTEMS
+from rljob_import.systems import SYSTEMS
 from rljob_import.table import Outcome, Row, lacks, must, same_value
 
 TABLES = {table.title: table for reader in SYSTEMS.values() for table in reader.tables}

@@ -17,7 +17,7 @@ from rljob_import import Options
 from rljob_import.readers.hydra import Unreadable
 from rljob_import.report import flow, imported
 from rljob_import.shared.values import divisor
-from rljob_import.systems.choice import SYSTEMS
+from rljob_import.systems import SYSTEMS
 
 Path = tuple[str | int, ...]
 SCALARS = st.sampled_from([0, -1, 0.5, 10**15, 1e30, float("inf"), None, "", "a word", True, False])

@@ -19,7 +19,7 @@ from rljob_operator.schedulers.base import operations, pinned
 from rljob_operator.schedulers.builtin import cycle
 from rljob_operator.watch.events import CAPACITY_DELAY
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 from rljob_placement.plan import plan
 from simulator.cluster import FakeCluster
 from simulator.crowd import Crowd
@@ -175,7 +175,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of trainers of the gangs that were planned."""
     found: list[int] = []
 
-    def counted(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+    def counted(cluster: Cluster, gang: Gang, stay: Stay) -> Placement:
         found.append(gang.trainers)
         return plan(cluster, gang, stay)
 

@@ -11,7 +11,7 @@ from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.protocol import Member, Progress, Report
 from rljob_api.status import Attempt, JobStatus
 from rljob_operator.cache.cluster import ClusterCache
-from rljob_operator.cache.nodes import Node, parse_node
+from rljob_operator.cache.nodes import CachedNode, parse_node
 from rljob_operator.cache.pods import Pod, parse_pod
 from rljob_operator.model.observer import Observer, ReconcilerState
 from rljob_operator.model.snapshot import Snapshot
@@ -113,7 +113,7 @@ def test_a_node_that_does_not_answer_and_one_that_is_out_of_service() -> None:
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
     assert parse_node(silent | {"spec": {"taints": [taint]}}, LeaveNodes()).out_of_service
     pods = {"pods": 110_000}
-    assert parse_node(node_object(True), LeaveNodes()) == Node(
+    assert parse_node(node_object(True), LeaveNodes()) == CachedNode(
         name="node-1",
         schedulable=SchedulableNode("node-1", free=pods, size=pods),
         answers_since=seconds("2026-01-01T00:00:00Z"),
@@ -134,7 +134,7 @@ async def look(report: str | None = None, pod: str = "demo-trainer-0") -> Snapsh
     cluster.put(
         {"kind": "ConfigMap", "metadata": report_meta(job, pod), "data": {names.REPORT_KEY: report} if report else {}}
     )
-    cluster.remove(cluster.objects["Node", None, "node-1"])
+    cluster.remove(cluster.objects["CachedNode", None, "node-1"])
     cluster.put(pod_object())
     return await observed(cluster, ReconcilerState(), 1000.0)
 

@@ -10,7 +10,7 @@ from rljob_operator.schedulers.builtin import cycle
 from rljob_operator.schedulers.builtin.reservations import Holder
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Cluster, Node
-from rljob_placement.gang import Demand, Gang, Plan, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Stay
 from rljob_placement.plan import plan
 from simulator.crowd import Crowd
 from simulator.site import NAMESPACE
@@ -169,7 +169,7 @@ def request(number: int, trainers: int, **fields: Any) -> SchedulingRequest:
 def test_jobs_that_would_be_done_before_are_planned_once_for_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = list[int]()
 
-    def counted(cluster: Cluster, gang: Gang, stay: Stay) -> Plan:
+    def counted(cluster: Cluster, gang: Gang, stay: Stay) -> Placement:
         planned.append(gang.trainers)
         return plan(cluster, gang, stay)
 

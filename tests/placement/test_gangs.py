@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from api.specs import make_spec
 from placement.makers import GPU, bare_gang, make_cluster, make_node, make_pod, make_racks
 from rljob_placement.explain import report
-from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Pool, Stay
 from rljob_placement.plan import plan
 
 
@@ -32,7 +32,7 @@ def job(nodes: int, rollouts: int = 0, **gangs: dict[str, Any]) -> Gang:
     )
 
 
-def used(gang: Gang, found: Plan, stay: Stay | None = None) -> Counter[str]:
+def used(gang: Gang, found: Placement, stay: Stay | None = None) -> Counter[str]:
     """GPUs by node."""
     count: Counter[str] = Counter()
     for node, demand in found.newcomers(gang, stay or Stay()):

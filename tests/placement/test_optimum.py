@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placement.makers import GPU, bare_gang, make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_api.sizing.traffic import Link
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 from rljob_placement.plan import plan
 from rljob_placement.space import FACTOR
 
@@ -92,7 +92,7 @@ def test_no_plan_is_worse_than_five_per_cent_above_the_optimum(situation: tuple[
     assert abs(price(cluster, gang, names) - found.cost) <= 1e-6 * found.cost
 
 
-def stage_plan(sizes: list[int], busy: int, pipeline: int, **changes: int) -> tuple[Plan, Gang, Cluster]:
+def stage_plan(sizes: list[int], busy: int, pipeline: int, **changes: int) -> tuple[Placement, Gang, Cluster]:
     nodes = make_racks(sizes)
     cluster = make_cluster(nodes, [make_pod(n["metadata"]["name"], 8) for n in nodes[:busy]])
     gang = make_gang(8, pipeline, **changes)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from placement.makers import GPU, bare_gang, make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import report
-from rljob_placement.gang import Demand, Gang, Plan, Pool, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Pool, Stay
 from rljob_placement.plan import plan
 
 
@@ -17,7 +17,7 @@ def pool(name: str, replicas: int, gpus: int) -> Pool:
     return Pool(name, replicas, Demand({GPU: 1000 * gpus, "pods": 1000}, {}))
 
 
-def used(gang: Gang, found: Plan) -> Counter[str]:
+def used(gang: Gang, found: Placement) -> Counter[str]:
     """GPUs by node."""
     count: Counter[str] = Counter()
     for node, demand in found.newcomers(gang, Stay()):

@@ -7,7 +7,7 @@ import pytest
 
 from placement.makers import make_cluster, make_gang, make_pod, make_racks
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 from rljob_placement.plan import plan
 
 RACK, BLOCK = 2, 1
@@ -18,7 +18,7 @@ def within(levels: int, nodes: int, **changes: object) -> Gang:
     return replace(make_gang(nodes, **changes), within=levels)  # type: ignore[arg-type]
 
 
-def racks(cluster: Cluster, found: Plan) -> set[str]:
+def racks(cluster: Cluster, found: Placement) -> set[str]:
     return {node.labels["rack"] for node in cluster.nodes if node.name in found.nodes()}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from api.specs import make_spec
 from placement.makers import make_cluster, make_gang, make_node, make_pod, make_racks
 from rljob_placement.explain import report
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 from rljob_placement.plan import plan
 
 
@@ -20,11 +20,11 @@ def gang_of(servers: int, nodes: int, minimum: int | None = None, trainers: int 
     return make_gang(trainers, rollout=pool)
 
 
-def servers(found: Plan, nodes: int) -> list[tuple[str, ...]]:
+def servers(found: Placement, nodes: int) -> list[tuple[str, ...]]:
     return [found.rollouts[i : i + nodes] for i in range(0, len(found.rollouts), nodes)]
 
 
-def racks(found: Plan, nodes: int) -> list[set[str]]:
+def racks(found: Placement, nodes: int) -> list[set[str]]:
     return [{name.partition("-")[0] for name in server} for server in servers(found, nodes)]
 
 

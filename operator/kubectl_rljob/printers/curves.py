@@ -44,14 +44,14 @@ def screen(curves: Sequence[Curve], width: int = WIDTH) -> str:
 def of_history(history: Sequence[Point]) -> list[Curve]:
     """Of the points in a status, those that every point has."""
     steps = [point.step for point in history]
-    found = [(title, [value(p) for p in history]) for title, value in CURVES]
-    return [Curve(title, steps, [v for v in values if v is not None]) for title, values in found if None not in values]
+    curves = [(title, [value(p) for p in history]) for title, value in CURVES]
+    return [Curve(title, steps, [v for v in values if v is not None]) for title, values in curves if None not in values]
 
 
 def of_steps(metrics: Mapping[int, Mapping[str, float]], name: str) -> Curve:
     """Of a metric, over the steps that have it."""
-    found = {step: values[name] for step, values in sorted(metrics.items()) if name in values}
-    return Curve(name, list(found), list(found.values()))
+    by_step = {step: values[name] for step, values in sorted(metrics.items()) if name in values}
+    return Curve(name, list(by_step), list(by_step.values()))
 
 
 def plot(title: str, steps: Sequence[int], values: Sequence[float], width: int = WIDTH) -> str:

@@ -13,7 +13,7 @@ from kubectl_rljob.terminal import CONTROL
 def render(value: Any, output: str) -> str:
     text = json.dumps(value, indent=4, ensure_ascii=False)
     if output == "json":
-        return CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], text)
+        return CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
     readable = CONTROL.search(text) is None
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=readable, width=160).rstrip()
 

@@ -24,8 +24,8 @@ def by_phase(phases: Sequence[Phase], device: Device) -> str:
     """Of a trainer's GPU in each phase of a step, whose GPU that is, and the verdict."""
     rows = [(p.name, _gib(p.state), _gib(p.estimate), _gib(p.server), _gib(p.total)) for p in phases]
     header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
-    found = f"GPU: {device.found}\n" if device.found else ""
-    return f"{table(header, rows)}\n\n{found}{_verdict(phases, device)}"
+    source = f"GPU: {device.source}\n" if device.source else ""
+    return f"{table(header, rows)}\n\n{source}{_verdict(phases, device)}"
 
 
 GB = 1e9
@@ -37,39 +37,39 @@ HELD = {
 }
 
 
-def of_host(role: str, found: HostMemory | RolloutHost, limit: float) -> list[str]:
+def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[str]:
     """At most one line, with the limit of a pod's container where it has one (0: none)."""
-    parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(found, part, 0.0))]
+    parts = [f"{_gib(held)} for {what}" for part, what in HELD.items() if (held := getattr(memory, part, 0.0))]
     if not parts:
         return []
-    line = f"Host memory of a {role} pod: {_gib(found.total)} GiB ({', '.join(parts)}), and what its processes need in any case"
+    line = f"Host memory of a {role} pod: {_gib(memory.total)} GiB ({', '.join(parts)}), and what its processes need in any case"
     if not limit:
         return [f"{line}; limits.memory is not set"]
-    over = ": more than it has, so the pod would end with OOMKilled" if found.total > limit else ""
+    over = ": more than it has, so the pod would end with OOMKilled" if memory.total > limit else ""
     return [f"{line}; limits.memory: {_gib(limit)} GiB{over}"]
 
 
-def cache(found: CacheMemory, device: Device | None) -> str:
+def cache(memory: CacheMemory, device: Device | None) -> str:
     """One line, apart from what has to be there: a smaller cache is slower and not wrong."""
-    wanted = f"{_gib(found.wanted)} GiB per GPU would hold all samples in flight at their longest"
+    wanted = f"{_gib(memory.wanted)} GiB per GPU would hold all samples in flight at their longest"
     if not device:
         return f"KV cache of a server: {wanted}; --gpu says how much there is"
-    if found.there <= 0:
+    if memory.there <= 0:
         return (
-            f"Rollout servers do not fit: their weights take {_gib(-found.there)} GiB per GPU more than vLLM may have"
+            f"Rollout servers do not fit: their weights take {_gib(-memory.there)} GiB per GPU more than vLLM may have"
         )
-    return f"KV cache of a server: at most {_gib(found.there)} GiB per GPU, {found.tokens:,.0f} tokens; {wanted}"
+    return f"KV cache of a server: at most {_gib(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
 
 
-def arrival(found: Arrival) -> str:
+def arrival(arriving: Arrival) -> str:
     """One line: where the next policy is while the one before is served."""
-    if found.where == "in place":
+    if arriving.where == "in place":
         return (
             "Rollout servers receive a new policy over the one that they serve, and pause meanwhile: "
             "limits.memory of their pods has no room for a second copy"
         )
-    memory = "on the GPUs" if found.where == "gpu" else "in host memory"
-    return f"Rollout servers receive a new policy while they generate, {memory}: {_gib(found.copies)} GiB per pod"
+    memory = "on the GPUs" if arriving.where == "gpu" else "in host memory"
+    return f"Rollout servers receive a new policy while they generate, {memory}: {_gib(arriving.copies)} GiB per pod"
 
 
 def pool_cache(pool: str, there: float) -> str:
@@ -79,17 +79,17 @@ def pool_cache(pool: str, there: float) -> str:
 
 
 def _verdict(phases: Sequence[Phase], device: Device) -> str:
-    never, hardly = (", ".join(p.name for p in found(phases, device)) for found in (refused, tight))
+    never, hardly = (", ".join(p.name for p in chosen(phases, device)) for chosen in (refused, tight))
     if never:
         return f"Does not fit in {never}" + (f", and by the estimate not in {hardly}" if hardly else "")
     return f"May not fit in {hardly}, by the estimate" if hardly else "Fits, by the estimate"
 
 
-def volume(found: VolumeSpace) -> str:
+def volume(space: VolumeSpace) -> str:
     """One line, in the units of storage."""
-    kinds = ((found.checkpoints, found.checkpoint, "checkpoint"), (found.exports, found.export, "export"))
+    kinds = ((space.checkpoints, space.checkpoint, "checkpoint"), (space.exports, space.export, "export"))
     parts = [f"{plural(count, kind)} of {size / GB:,.1f} GB" for count, size, kind in kinds if count]
-    return f"Volume: {', '.join(parts) or 'nothing is written'}; {found.total / GB:,.1f} GB in all, at most"
+    return f"Volume: {', '.join(parts) or 'nothing is written'}; {space.total / GB:,.1f} GB in all, at most"
 
 
 def _gib(count: float | None) -> str:

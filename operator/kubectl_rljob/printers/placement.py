@@ -37,34 +37,34 @@ def line(report: PlacementReport, width: int) -> list[str]:
     return [cut(f"PLACEMENT   {'; '.join(parts)}", width)]
 
 
-def preview(found: Preview) -> str:
+def preview(where: Preview) -> str:
     """The block of `plan`."""
-    if found.skipped:
-        return f"Placement: {found.skipped}"
-    if found.problem:
-        return f"Placement: there is no capacity now: {found.problem}"
-    r = found.report
+    if where.skipped:
+        return f"Placement: {where.skipped}"
+    if where.problem:
+        return f"Placement: there is no capacity now: {where.problem}"
+    r = where.report
     rows = [(f"stage {i}", domain or WHOLE) for i, domain in enumerate(r.stages)]
-    rows += _rows(names.ROLE_ROLLOUT, r.rollouts, found)
+    rows += _rows(names.ROLE_ROLLOUT, r.rollouts, where)
     if len(rows) > 2 * STAGES:
         rows = [(f"stages 0-{len(r.stages) - 1}", _named(r.stages)), ("rollouts", _counted(r.rollouts))]
     rows += [("spares", _counted([domain or NOWHERE for domain in r.spares]))] if r.spares else []
     rows += [(role, _named([domain or WHOLE for domain in domains])) for role, domains in r.gangs.items()]
     for pool, domains in r.pools.items():
-        each = pool in found.servers and len(domains) <= STAGES
-        rows += _rows(pool, domains, found) if each else [(pool, _counted(domains))]
+        each = pool in where.servers and len(domains) <= STAGES
+        rows += _rows(pool, domains, where) if each else [(pool, _counted(domains))]
     levels = [(c.level, c.pairs, size(c.bytes_per_step)) for c in r.levels]
-    head = f"Placement on {plural(found.nodes, 'node')}, as free now:"
+    head = f"Placement on {plural(where.nodes, 'node')}, as free now:"
     crossings = table(("CROSSES", "PAIRS", "BYTES/STEP"), levels)
-    said = f"\n{ASSUMED}" if found.nominal and any(c.pairs for c in r.levels) else ""
-    lacks = f"\nrollout {r.rollouts.index('')} {found.lacking}" if found.lacking else ""
-    kept = "".join(f"\n{sentence}" for sentence in found.reserved)
+    said = f"\n{ASSUMED}" if where.nominal and any(c.pairs for c in r.levels) else ""
+    lacks = f"\nrollout {r.rollouts.index('')} {where.lacking}" if where.lacking else ""
+    kept = "".join(f"\n{sentence}" for sentence in where.reserved)
     return f"{head}\n{table(('PODS', 'DOMAIN'), rows)}{lacks}{kept}\n\n{crossings}{said}"
 
 
-def _rows(role: str, domains: Sequence[str], found: Preview) -> list[tuple[str, str]]:
+def _rows(role: str, domains: Sequence[str], where: Preview) -> list[tuple[str, str]]:
     """A row for each server. Of several pods on several nodes, the row names these."""
-    nodes = found.servers.get(role) or [()] * len(domains)
+    nodes = where.servers.get(role) or [()] * len(domains)
     named = (
         f": {_counted(on)}" if domain and len(set(on)) > 1 else "" for domain, on in zip(domains, nodes, strict=True)
     )

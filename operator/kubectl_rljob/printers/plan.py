@@ -38,17 +38,17 @@ NOUNS: Mapping[Task, tuple[str, str]] = {
 """What is drawn from the data, and what is made of it and counted as a sample (`Amounts`)."""
 
 
-def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
+def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
     """Amounts as far as they can be computed, then the verdict."""
     blocks = [f"RLJob {plan.name}"]
     if plan.spec is not None:
-        whole_layout = not plan.breaks("spec.trainer.parallelism")
+        cut, whole_layout = plan.stages(), not plan.breaks("spec.trainer.parallelism")
         gangs = {role: not plan.breaks(f"{plan.spec.field_of(role)}.parallelism") for role in plan.spec.gangs}
         whole_batch = whole_layout and not plan.breaks("spec.train.miniBatches")
         facts = {
             "Layout": [
                 layout(plan.spec, names.ROLE_TRAINER, whole_layout),
-                *([stages(cut)] if (cut := plan.stages()) else []),
+                *([stages(cut)] if cut else []),
                 *(f"{role}: {layout(plan.spec, role, whole)}" for role, whole in gangs.items()),
             ],
             "Batch": batch(plan.spec, whole_batch),
@@ -64,8 +64,8 @@ def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
         blocks += [pods(plan.spec)]
         if held_by := plan.memory():
             blocks += [estimates.parts(held_by)]
-        if plan.device and (found_phases := plan.phases()):
-            blocks += [estimates.by_phase(found_phases, plan.device)]
+        if plan.device and (phases := plan.phases()):
+            blocks += [estimates.by_phase(phases, plan.device)]
         if host := plan.host():
             blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
@@ -76,7 +76,7 @@ def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
                 estimates.arrival(place),
                 *estimates.of_host("rollout", held, plan.spec.rollout.template.memory_limit),
             ]
-        blocks += [estimates.pool_cache(*found_cache) for found_cache in plan.pool_caches().items()]
+        blocks += [estimates.pool_cache(*of_pool) for of_pool in plan.pool_caches().items()]
         if space := plan.volume():
             blocks += [estimates.volume(space)]
         if traffic := plan.traffic():
@@ -84,27 +84,30 @@ def page(plan: Plan, found: Preview, leaving: Leaving) -> str:
         if unpublished := images(plan.spec):
             blocks += [unpublished]
         if not plan.violations:
-            blocks += [elsewhere(outside)] if (outside := plan.outside()) else []
-            blocks += [placement.preview(found)]
-            blocks += [grace(short)] if (short := [*too_short(plan.spec, leaving)]) else []
+            outside, short = plan.outside(), [*too_short(plan.spec, leaving)]
+            blocks += [elsewhere(outside)] if outside else []
+            blocks += [placement.preview(where)]
+            blocks += [grace(short)] if short else []
     return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits())])
 
 
 def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
     """How the ranks of a gang are divided, if they can be."""
-    cut, t = Layout.of(spec, role), spec.of_gang(role).trainer
+    cut, ranks = Layout.of(spec, role), spec.ranks_of(role)
     sizes = f"tensor {cut.tensor} x pipeline {cut.pipeline}" + (f" x context {cut.context}" if cut.context > 1 else "")
-    world = f"{plural(t.nodes, 'pod')} x {plural(t.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
+    world = (
+        f"{plural(ranks.nodes, 'pod')} x {plural(ranks.processes_per_node, 'process')} = {plural(cut.world, 'rank')}"
+    )
     if not whole:
         return f"{world}, against {sizes}"
     return f"{world} = {sizes} x data {cut.data} ({cut})"
 
 
-def stages(found: Stages) -> str:
+def stages(cut: Stages) -> str:
     """Layers by stage, equal neighbours together."""
-    runs = [(layers, len(list(same))) for layers, same in groupby(found.layers)]
+    runs = [(layers, len(list(same))) for layers, same in groupby(cut.layers)]
     parts = ", ".join(f"{count} x {layers}" if count > 1 else str(layers) for layers, count in runs)
-    return f"stages of {parts} layers; the busiest computes {found.imbalance:.2f} of the mean"
+    return f"stages of {parts} layers; the busiest computes {cut.imbalance:.2f} of the mean"
 
 
 def model(config: dict[str, Any] | None) -> str:
@@ -216,30 +219,30 @@ def suggestions(base: Plan, search: Search) -> str:
     place = f"{ranks} GPUs of {base.device.bytes / GIB:.1f} GiB, {base.cards.text} a node"
     looked = f"{search.tried:,} layouts" + ("" if search.whole else ", as many as there was time for,")
     head = f"RLJob {base.name}: the fastest of {looked} that fit on {place}"
-    if not search.found:
-        why = [f"{count:,} {reason}" for reason, count in sorted(search.against.items(), key=lambda found: -found[1])]
+    if not search.suggestions:
+        why = [f"{count:,} {reason}" for reason, count in sorted(search.against.items(), key=lambda entry: -entry[1])]
         return (
             f"RLJob {base.name}: none of {looked} fits on {place}: {', '.join(why)}\ndocs/sizing.md has what to change"
         )
-    rows = [_row(number, found) for number, found in enumerate(search.found, 1)]
+    rows = [_row(number, suggestion) for number, suggestion in enumerate(search.suggestions, 1)]
     note = "Seconds and tokens/s are modelled and not measured, with every sample at its longest (docs/sizing.md#suggested-layouts)."
-    options = [f"{number}: {_options(found.settings)}" for number, found in enumerate(search.found, 1)]
+    options = [f"{number}: {_options(suggestion.settings)}" for number, suggestion in enumerate(search.suggestions, 1)]
     return "\n\n".join([head, table(HEADER, rows), note, "\n".join(options)])
 
 
-def _row(number: int, found: Suggestion) -> tuple[Any, ...]:
-    spec = found.plan.spec
+def _row(number: int, suggestion: Suggestion) -> tuple[Any, ...]:
+    spec = suggestion.plan.spec
     assert spec
-    cache = found.plan.cache()
+    cache = suggestion.plan.cache()
     return (
         number,
         str(Layout.of(spec, names.ROLE_TRAINER)),
         spec.trainer.recompute.granularity,
         f"tp{spec.rollout.tensor_parallel}" if cache else "-",
-        f"{max(phase.total for phase in found.plan.phases()) / GIB:.1f}",
+        f"{max(phase.total for phase in suggestion.plan.phases()) / GIB:.1f}",
         f"{cache.there / GIB:.1f}" if cache else "-",
-        *(f"{seconds:.1f}" for seconds in (found.speed.generate, found.speed.train, found.speed.update)),
-        f"{found.speed.tokens_per_second:,.0f}",
+        *(f"{seconds:.1f}" for seconds in (suggestion.speed.generate, suggestion.speed.train, suggestion.speed.update)),
+        f"{suggestion.speed.tokens_per_second:,.0f}",
     )
 
 

@@ -150,7 +150,7 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
         (names.ROLE_WORKER, s.workers, serving(s.workers), "agents"),
         *((role, counted, serving(counted), "rewards") for role, counted in s.scorers.items()),
-        *((names.sandbox_role(i), found, "-", name) for i, (name, found) in enumerate(s.environments.items())),
+        *((names.sandbox_role(i), sandboxes, "-", name) for i, (name, sandboxes) in enumerate(s.environments.items())),
         (names.ROLE_GATEWAY, s.gateway, "serving" if s.gateway.ready else "-", s.service.address or "-"),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),
     ]
@@ -178,8 +178,8 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
 
 def unready(job: Job) -> list[str]:
     """Servers of several pods that do not answer, each with the pod that it waits for."""
-    found = [one_line(text) for counted in (job.status.rollout, *job.status.pools.values()) for text in counted.unready]
-    return [*found[:UNREADY], *([f"and {len(found) - UNREADY} more"] if found[UNREADY:] else [])]
+    texts = [one_line(text) for counted in (job.status.rollout, *job.status.pools.values()) for text in counted.unready]
+    return [*texts[:UNREADY], *([f"and {len(texts) - UNREADY} more"] if texts[UNREADY:] else [])]
 
 
 def service_line(service: ServiceStatus) -> str:
@@ -190,9 +190,9 @@ def service_line(service: ServiceStatus) -> str:
 
 def spare_line(spares: SpareStatus) -> str:
     """How many spares could stand in now, and which members are beyond the first `trainer.nodes` ordinals."""
-    found = spares.standing_in
-    more = f" and {len(found) - STAND_INS} more" if found[STAND_INS:] else ""
-    named = f"; {', '.join(found[:STAND_INS])}{more} {'stands' if len(found) == 1 else 'stand'} in" if found else ""
+    pods = spares.standing_in
+    more = f" and {len(pods) - STAND_INS} more" if pods[STAND_INS:] else ""
+    named = f"; {', '.join(pods[:STAND_INS])}{more} {'stands' if len(pods) == 1 else 'stand'} in" if pods else ""
     return f"SPARES      {spares.warm}/{spares.desired} warm{named}"
 
 
@@ -204,16 +204,19 @@ def stuck_line(pod: StuckPod, now: datetime) -> str:
 
 def nodes(job: Job, width: int) -> list[str]:
     """Nodes that the job avoids, or needs although it should leave them, and why."""
-    found = [entry for entry in job.status.nodes if entry.state != "suspect"]
-    lines = [cut(f"{entry.state.upper():<{KEY}}{_node(entry)}", width) for entry in found[:NODES]]
-    return [*lines, *([f"{'':<{KEY}}and {len(found) - NODES} more nodes"] if found[NODES:] else [])]
+    entries = [entry for entry in job.status.nodes if entry.state != "suspect"]
+    lines = [cut(f"{entry.state.upper():<{KEY}}{_node(entry)}", width) for entry in entries[:NODES]]
+    return [*lines, *([f"{'':<{KEY}}and {len(entries) - NODES} more nodes"] if entries[NODES:] else [])]
 
 
 def grace(job: Job, width: int) -> list[str]:
     """What makes the job lose a step when it has to leave its nodes."""
     short = too_short(job.spec, Leaving.of(job.status.progress)) if job.spec and job.status.state not in ENDED else ()
-    found = next(iter(short), None)
-    return [cut(f"{'GRACE':<{KEY}}{found.field} = {found.value} {found.rule}; {found.fix}", width)] if found else []
+    violation = next(iter(short), None)
+    if violation is None:
+        return []
+    text = f"{violation.field} = {violation.value} {violation.rule}; {violation.fix}"
+    return [cut(f"{'GRACE':<{KEY}}{text}", width)]
 
 
 def _node(entry: NodeStatus) -> str:

@@ -108,9 +108,9 @@ JOBS = ("NAME", "STATE", "STEP", "METRIC", "READY", "RESTARTS", "AGE")
 CHECKPOINTS = ("STEP", "ATTEMPT", "AGE", "LAYOUT", "PATH")
 
 
-def jobs(found: Sequence[Job], now: datetime, with_namespace: bool, width: int) -> str:
+def jobs(listed: Sequence[Job], now: datetime, with_namespace: bool, width: int) -> str:
     """One line per job; READY counts trainer pods."""
-    rows = [(job.namespace, *_job(job, now)) for job in found]
+    rows = [(job.namespace, *_job(job, now)) for job in listed]
     header = ("NAMESPACE", *JOBS)
     start = 0 if with_namespace else 1
     return table(header[start:], [row[start:] for row in rows], width)

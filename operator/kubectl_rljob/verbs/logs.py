@@ -111,11 +111,10 @@ def pod_of(job: Job, role: str, rank: int) -> str:
     """The pod of a global rank in a gang (by the attempt's members: rank is not ordinal) or of the ordinal of a server's pod."""
     if not names.is_model_role(role) or job.spec is None:
         return names.pod(job.name, role, rank)
-    trainer = job.spec.of_gang(role).trainer
-    world = trainer.nodes * trainer.processes_per_node
-    if rank >= world:
-        raise UserError(f"--rank {rank}: {job.title} has ranks 0 to {world - 1}")
-    node_rank = rank // trainer.processes_per_node
+    ranks = job.spec.ranks_of(role)
+    if rank >= ranks.world:
+        raise UserError(f"--rank {rank}: {job.title} has ranks 0 to {ranks.world - 1}")
+    node_rank = rank // ranks.processes_per_node
     members = job.status.attempt.of(role) if job.status.attempt else []
     return next((m.pod for m in members if m.node_rank == node_rank), names.pod(job.name, role, node_rank))
 

@@ -52,8 +52,8 @@ def metrics(session: Session, name: str, chosen: tuple[str, ...], output: str | 
     job = cluster.job(name)
     if chosen:
         with reading_pod(session, cluster, job) as place:
-            found = by_step(lines_of(session, place, job))
-        _show(session, job, of_names(job, found, chosen), _points(found, chosen), output, file)
+            steps = by_step(lines_of(session, place, job))
+        _show(session, job, of_names(job, steps, chosen), _points(steps, chosen), output, file)
     else:
         history = job.status.progress.history
         _show(session, job, curves.of_history(history), [point.dump() for point in history], output, file)
@@ -72,31 +72,31 @@ def lines_of(session: Session, place: Place, job: Job) -> str:
 
 def by_step(text: str) -> ByStep:
     """The lines of metrics.jsonl, of which a step may have several. A line that is being written is left out."""
-    found: ByStep = {}
+    steps: ByStep = {}
     for line in text.split("\n"):
         try:
             given = json.loads(line)
-            found.setdefault(int(given["step"]), {}).update({k: v for k, v in given.items() if _is_number(v)})
+            steps.setdefault(int(given["step"]), {}).update({k: v for k, v in given.items() if _is_number(v)})
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-    return found
+    return steps
 
 
-def of_names(job: Job, found: ByStep, chosen: Sequence[str]) -> list[curves.Curve]:
+def of_names(job: Job, steps: ByStep, chosen: Sequence[str]) -> list[curves.Curve]:
     """Raises UserError for a metric that no step has."""
-    known = sorted({name for values in found.values() for name in values} - {"step"})
+    known = sorted({name for values in steps.values() for name in values} - {"step"})
     for name in chosen:
         if name not in known:
             near = get_close_matches(name, known, n=3, cutoff=0.5) or known[:8]
             about = f"there is, for example, {', '.join(near)}" if near else "there are none yet"
             raise UserError(f"--metric {name}: {job.title} has no such metric; {about}", job.command("status"))
-    return [curves.of_steps(found, name) for name in chosen]
+    return [curves.of_steps(steps, name) for name in chosen]
 
 
-def _points(found: ByStep, chosen: Sequence[str]) -> list[dict[str, float]]:
+def _points(steps: ByStep, chosen: Sequence[str]) -> list[dict[str, float]]:
     return [
         {"step": step, **{name: values[name] for name in chosen if name in values}}
-        for step, values in sorted(found.items())
+        for step, values in sorted(steps.items())
     ]
 
 

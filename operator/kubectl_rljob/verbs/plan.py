@@ -121,7 +121,7 @@ def plan(
     if suggest and not any(p.spec is None or elsewhere(p.violations) for p in plans):
         _suggest(session, list(zip(manifests, plans, strict=True)), planned, output)
         return
-    found = [
+    pages = [
         (
             p,
             preview(p, _site(session, policy, m, read), offline),
@@ -130,10 +130,10 @@ def plan(
         for p, m in zip(plans, manifests, strict=True)
     ]
     if output:
-        dumps = [p.dump() | {"placement": where.dump(), "leaving": leaving.dump()} for p, where, leaving in found]
+        dumps = [p.dump() | {"placement": where.dump(), "leaving": leaving.dump()} for p, where, leaving in pages]
         session.terminal.data(data.render(dumps, output))
     else:
-        session.terminal.show("\n\n".join(page.page(*parts) for parts in found))
+        session.terminal.show("\n\n".join(page.page(*parts) for parts in pages))
     if any(p.violations or p.misfits() for p in plans):
         raise click.exceptions.Exit(errors.REFUSED)
 
@@ -146,10 +146,10 @@ def _suggest(
         machine = _machine(base)
         searched.append((base, search_layouts(job, base, machine, partial(_on, base.device, planned))))
     if output:
-        session.terminal.data(data.render([found.dump(base.name) for base, found in searched], output))
+        session.terminal.data(data.render([search.dump(base.name) for base, search in searched], output))
     else:
-        session.terminal.show("\n\n".join(page.suggestions(base, found) for base, found in searched))
-    if not all(found.found for _, found in searched):
+        session.terminal.show("\n\n".join(page.suggestions(base, search) for base, search in searched))
+    if not all(search.suggestions for _, search in searched):
         raise click.exceptions.Exit(errors.REFUSED)
 
 
@@ -201,8 +201,8 @@ def _others(models_of: tuple[str, ...], model: str | None) -> dict[str, Shape]:
 
 
 def _other(given: str) -> tuple[str, Shape]:
-    role, found, where = given.partition("=")
-    if not found:
+    role, equals, where = given.partition("=")
+    if not equals:
         raise UserError(f"--model-of {given}: write ROLE=MODEL, for example judge=Qwen/Qwen3-32B")
     shape = Shape.of(model_config(where))
     if shape is None:
@@ -214,7 +214,8 @@ def _require_roles(others: Iterable[str], plans: Sequence[Plan]) -> None:
     """Every role that was named is one of some job."""
     specs = [p.spec for p in plans if p.spec]
     roles = {role for spec in specs for role in (*spec.gangs, *(pool.name for pool in spec.pools))}
-    if specs and (unknown := next((role for role in others if role not in roles), None)):
+    unknown = next((role for role in others if role not in roles), None)
+    if specs and unknown:
         known = f"only {', '.join(sorted(roles))}" if roles else "and none at all"
         raise UserError(f"--model-of {unknown}: there is no pool and no gang of that name, {known}")
 
@@ -230,8 +231,8 @@ def _measured(session: Session, job: Manifest) -> Leaving:
     """Of the job of this name. Most often there is none yet; and without a cluster, the page says so where it says where pods would go."""
     try:
         cluster = session.cluster()
-        found = replace(cluster, namespace=job.namespace or cluster.namespace).job(job.name)
-        return Leaving.of(found.status.progress)
+        live = replace(cluster, namespace=job.namespace or cluster.namespace).job(job.name)
+        return Leaving.of(live.status.progress)
     except UserError:
         return Leaving()
 
@@ -250,10 +251,10 @@ def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Sit
 def _waiting(session: Session) -> list[tuple[str, PlacementStatus]]:
     try:
         jobs = session.cluster().jobs(all_namespaces=True)
-        found = [(f"{job.namespace}/{job.name}", job.status.placement) for job in jobs]
+        placements = [(f"{job.namespace}/{job.name}", job.status.placement) for job in jobs]
     except UserError:  # who may not read the jobs of all namespaces plans without them
         return []
-    return [(name, placement) for name, placement in found if placement and placement.reserved]
+    return [(name, placement) for name, placement in placements if placement and placement.reserved]
 
 
 def _read(session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -27,17 +27,17 @@ def list_(session: Session, all_namespaces: bool, output: str | None) -> None:
     State, step, metric, ready trainer pods, restarts and age of each.
     """
     cluster = session.cluster()
-    found = cluster.jobs(all_namespaces)
+    jobs = cluster.jobs(all_namespaces)
     if output:
-        items = [data.without_managed_fields(job.raw) for job in found]
+        items = [data.without_managed_fields(job.raw) for job in jobs]
         session.terminal.data(data.render({"apiVersion": "v1", "kind": "List", "items": items}, output))
         return
-    if not found:
+    if not jobs:
         where = "" if all_namespaces else f" in namespace {cluster.namespace}"
         session.terminal.tell(f"No rljobs found{where}.")
         return
-    session.terminal.show(text.jobs(found, session.now, all_namespaces, session.terminal.width))
-    if unreadable := next((job.unreadable for job in found if job.unreadable), None):
+    session.terminal.show(text.jobs(jobs, session.now, all_namespaces, session.terminal.width))
+    if unreadable := next((job.unreadable for job in jobs if job.unreadable), None):
         raise unreadable
 
 

@@ -1,14 +1,13 @@
 """Every rule of a spec that can be checked before a pod exists. A file has all rules about one subject.
 
-task data evaluation              what is learnt, from what, and how it is measured
+task data evaluation              what is learnt, from what or whom, and how it is measured
 algorithm rollout rewards         how it is learnt: losses, generation, rewards, teachers, workers
 servers environments              the pods and GPUs of a vLLM server; sandboxes of agents
-layout keys lora vision model     ranks and models; `model` needs the model's config.json
+layout keys lora vision model     ranks, which rules judge by their settings, and models; `model` needs the model's config.json
 gangs                             the rules of ranks for models on gangs of their own
-service                           its clients: keys and limits
 pods volumes scheduling           pods, and where they run
 validator                         all of them at once
-engine ranks                      what rules are made of, and whom they judge
+engine                            what rules are made of
 fields words extent               what a spec may look like before it has the schema of one
 
 In a file, OBJECT_RULES need nothing but the object: they are declared once, and the CRD has them as CEL, so that the API server answers at once.

@@ -13,6 +13,7 @@ from rljob_api.rules.engine import (
     TENSOR,
     TURN,
     Check,
+    Expression,
     Rule,
     Violation,
     either,
@@ -31,38 +32,49 @@ LONGEST = (field("data.maxPromptTokens") + either(AGENT, field("rollout.agent.ma
 )
 ALIGNMENT = TENSOR * either(CONTEXT > 1, CONTEXT * 2, 1)
 """`Layout.alignment` as an expression."""
-ALIGNED = ((LONGEST + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named("rounded up for tensor and context parallelism")
-LONGEST_OF_CLIENTS = ((field("service.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT).named(
-    "service.maxTokens, rounded up for tensor and context parallelism"
-)
-LONGEST_EXAMPLE = ((field("data.maxTokens") + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT * either(PAIRS, 2, 1)).named(
-    "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
-)
 
-TOKEN_RULES = (
-    Rule(
-        "train.tokensPerMicroBatch",
-        RL.implies(field("train.tokensPerMicroBatch") >= ALIGNED),
-        "the longest sample must fit into a micro-batch: {0}, {1}",
-        "raise it, or lower spec.data.maxPromptTokens or maxTokens of spec.rollout.agent or else spec.rollout.sampling",
-        (LONGEST, ALIGNED),
-    ),
-    Rule(
-        "train.tokensPerMicroBatch",
-        RL | SERVICE | (field("train.tokensPerMicroBatch") >= LONGEST_EXAMPLE),
-        "the longest sample must fit into a micro-batch: {0}",
-        "raise it, or lower spec.data.maxTokens",
-        (LONGEST_EXAMPLE,),
-    ),
-    Rule(
-        "train.tokensPerMicroBatch",
-        SERVICE.implies(field("train.tokensPerMicroBatch") >= LONGEST_OF_CLIENTS),
-        "the longest sample of a client must fit into a micro-batch: {0}",
-        "raise it, or lower spec.service.maxTokens",
-        (LONGEST_OF_CLIENTS,),
-    ),
-)
-"""Rules that hold for the ranks of any model."""
+
+def token_rules(micro_batch: Expression, alignment: Expression) -> tuple[Rule, ...]:
+    """The longest sample fits into a micro-batch of some ranks, which is filled up to a multiple of their alignment."""
+
+    def aligned(tokens: Expression) -> Expression:
+        return (tokens + alignment - 1) // alignment * alignment
+
+    longest = aligned(LONGEST).named("rounded up for tensor and context parallelism")
+    example = (aligned(field("data.maxTokens")) * either(PAIRS, 2, 1)).named(
+        "data.maxTokens, rounded up for tensor and context parallelism, twice for a pair"
+    )
+    of_clients = aligned(field("service.maxTokens")).named(
+        "service.maxTokens, rounded up for tensor and context parallelism"
+    )
+    return (
+        Rule(
+            "train.tokensPerMicroBatch",
+            RL.implies(micro_batch >= longest),
+            "the longest sample must fit into a micro-batch: {0}, {1}",
+            "raise it, or lower spec.data.maxPromptTokens or maxTokens of spec.rollout.agent or else spec.rollout.sampling",
+            (LONGEST, longest),
+            micro_batch.of,
+        ),
+        Rule(
+            "train.tokensPerMicroBatch",
+            RL | SERVICE | (micro_batch >= example),
+            "the longest sample must fit into a micro-batch: {0}",
+            "raise it, or lower spec.data.maxTokens",
+            (example,),
+            micro_batch.of,
+        ),
+        Rule(
+            "train.tokensPerMicroBatch",
+            SERVICE.implies(micro_batch >= of_clients),
+            "the longest sample of a client must fit into a micro-batch: {0}",
+            "raise it, or lower spec.service.maxTokens",
+            (of_clients,),
+            micro_batch.of,
+        ),
+    )
+
+
 OBJECT_RULES = (
     Rule(
         "checkpoint.keepExports",
@@ -84,7 +96,7 @@ OBJECT_RULES = (
         "choose a divisor of spec.train.samplesPerStep",
         (field("train.samplesPerStep"),),
     ),
-    *TOKEN_RULES,
+    *token_rules(field("train.tokensPerMicroBatch"), ALIGNMENT),
     Rule(
         "data.weights",
         size("data.weights").equals(0) | size("data.weights").equals(size("data.train")),
@@ -133,13 +145,13 @@ DIGEST = re.compile(r"sha256=[0-9a-f]{64}")
 
 def target_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Sources are copied to a writable volume, and each to a directory of its own."""
-    found = list(spec.sources.items())
-    for i, (where, source) in enumerate(found):
+    sources = list(spec.sources.items())
+    for i, (where, source) in enumerate(sources):
         volume = volume_of(spec, source.path)
         if spec.volumes and (volume is None or volume.read_only):
             rule = "is on none of the writable volumes in spec.volumes, so that nothing can be fetched to it"
             yield Violation(f"{where}.path", source.path, rule, "put it below a mountPath without readOnly")
-        for other, earlier in found[:i]:
+        for other, earlier in sources[:i]:
             if _nested(source.path, earlier.path):
                 rule = f"is not apart from {other}.path = {earlier.path}"
                 yield Violation(f"{where}.path", source.path, rule, "give each source a directory of its own")

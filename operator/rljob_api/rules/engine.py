@@ -150,7 +150,7 @@ class Expression:
 @cache
 def field(path: str) -> Expression:
     """The value at a path of camelCase names below the spec, or below a list's item."""
-    names = [re.sub(r"[A-Z]", lambda found: "_" + found[0].lower(), part) for part in path.split(".")]
+    names = [re.sub(r"[A-Z]", lambda capital: "_" + capital[0].lower(), part) for part in path.split(".")]
 
     def value(spec: Any) -> Any:
         for name in names:
@@ -164,8 +164,8 @@ def present(path: str) -> Expression:
     """Whether an optional field is set. Of one that cannot be read nobody knows: an unknown field may stand for it."""
 
     def is_set(spec: Any) -> bool:
-        found = value.of(spec)
-        return undecidable() if found is UNREADABLE else found is not None
+        given = value.of(spec)
+        return undecidable() if given is UNREADABLE else given is not None
 
     value = field(path)
     return Expression(f"has(self.{path})", is_set, path)
@@ -198,8 +198,13 @@ def _binary(
     return Expression(f"({left.cel} {symbol} {other.cel})", lambda spec: compute(left.of(spec), other.of(spec)))
 
 
+def constant(value: Literal) -> Expression:
+    """This value, whatever the spec."""
+    return Expression(literal(value), lambda _: value)
+
+
 def _wrap(value: Expression | Literal) -> Expression:
-    return value if isinstance(value, Expression) else Expression(literal(value), lambda _: value)
+    return value if isinstance(value, Expression) else constant(value)
 
 
 def literal(value: Literal) -> str:

@@ -24,15 +24,15 @@ Location = Iterable[str | int]
 def section(location: Location) -> tuple[list[str], type[Model] | None]:
     """The keys of a location that are fields of the spec, and the model of the last one's value, if it has one. Free keys, such as those of labels,
     and what is below them are no fields."""
-    found: list[str] = []
+    keys: list[str] = []
     model: type[Model] | None = RLJobSpec
     for key in location:
         if model is None or (isinstance(key, str) and key not in names_of(model)):
             break
         if isinstance(key, str):
-            found.append(key)
+            keys.append(key)
             model = names_of(model)[key]
-    return found, model
+    return keys, model
 
 
 @cache
@@ -76,10 +76,10 @@ def _same(name: str) -> str:
 
 
 def _index(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_word: dict[str, list[str]] = {}
     for word, path in pairs:
-        found.setdefault(_same(word), []).append(path)
-    return found
+        by_word.setdefault(_same(word), []).append(path)
+    return by_word
 
 
 def _other_gangs(path: str) -> list[str]:
@@ -116,8 +116,8 @@ def meant(location: Location) -> Meant:
     word, own = _same(str(name)), {_same(known): known for known in names_of(model)} if model else {}
     if word in own:
         return Meant(f"write {own[word]}", [".".join([*fields, own[word]])])
-    if found := _elsewhere(word, fields):
-        return found
+    if there := _elsewhere(word, fields):
+        return there
     if near := nearest(word, own, NEAR):
         return Meant(f"did you mean {own[near]}?", [".".join([*fields, own[near]])])
     near = nearest(word, WORDS_OF_ALL, NEARER)
@@ -156,10 +156,10 @@ def _listed(paths: list[str]) -> str:
 def schema_violations(error: ValidationError, most: int) -> tuple[list[Violation], set[str]]:
     """Violations of a spec that could not be parsed, in the order of its fields, `most` of them at most; and the fields that unknown ones probably
     stand for. A missing field that seems to be there under another name is not reported."""
-    found = problems(error, most)
-    unknown = {problem.location: meant(problem.location) for problem in found if problem.kind == "extra_forbidden"}
+    wrong = problems(error, most)
+    unknown = {problem.location: meant(problem.location) for problem in wrong if problem.kind == "extra_forbidden"}
     renamed = {field for known in unknown.values() for field in known.fields}
-    reported = (problem for problem in found if problem.kind != "missing" or problem.path not in renamed)
+    reported = (problem for problem in wrong if problem.kind != "missing" or problem.path not in renamed)
     return [_violation(problem, unknown.get(problem.location, Meant(problem.fix)).fix) for problem in reported], renamed
 
 
@@ -168,7 +168,7 @@ def wrong_values(spec: dict[str, Any]) -> list[Violation]:
     try:
         RLJobSpec.model_validate(spec, by_alias=True, by_name=False)
     except ValidationError as error:
-        return [_violation(found, found.fix) for found in problems(error) if found.kind != "missing"]
+        return [_violation(problem, problem.fix) for problem in problems(error) if problem.kind != "missing"]
     return []
 
 
@@ -211,10 +211,10 @@ def _leaves(spec: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Any]]
             yield location, value
 
 
-def _violation(found: TypeProblem, fix: str) -> Violation:
+def _violation(problem: TypeProblem, fix: str) -> Violation:
     """`fix`: empty: the documentation of the field says more."""
     return Violation(
-        f"spec.{found.path}", found.value, found.rule, fix or f"see `kubectl explain {explain(found.location)}`"
+        f"spec.{problem.path}", problem.value, problem.rule, fix or f"see `kubectl explain {explain(problem.location)}`"
     )
 
 

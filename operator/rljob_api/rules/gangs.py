@@ -5,25 +5,24 @@ from collections.abc import Iterator
 from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.rules import data, keys, layout
-from rljob_api.rules.engine import Check, Violation, as_given
-from rljob_api.rules.ranks import Ranks
+from rljob_api.rules.engine import Check, Violation, as_given, constant
+from rljob_api.rules.layout import Ranks
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Gang
 from rljob_api.spec.roles import CriticSpec, Offload
 
-SHARED_RULES = (*layout.OBJECT_RULES, *data.TOKEN_RULES)
-SHARED_CHECKS = (*layout.RANKS_CHECKS, *keys.RANKS_CHECKS)
-"""Rules about the trainer's ranks that hold for those of any model."""
 RECOMPUTE = {"recompute": CriticSpec.model_fields["recompute"]}
 
 
 def gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    """Violations of these rules by other models' gangs."""
+    """Violations, by other models' gangs, of the rules that hold for the ranks of any model."""
     for role in spec.gangs:
         ranks = Ranks.of(spec, role)
-        for rule in SHARED_RULES:
-            yield from rule.violations(ranks.spec, ranks.at)
-        for check in SHARED_CHECKS:
+        for rule in layout.SIZE_RULES:
+            yield from rule.violations(ranks.settings, ranks.at_own)
+        for rule in data.token_rules(constant(ranks.settings.tokens_per_micro_batch), constant(ranks.layout.alignment)):
+            yield from rule.violations(spec, ranks.at)
+        for check in (*layout.RANKS_CHECKS, *keys.RANKS_CHECKS):
             yield from check(ranks)
 
 

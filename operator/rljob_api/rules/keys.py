@@ -11,7 +11,7 @@ from rljob_api.rules.key_tables import (
     TRANSFORMER_CONFIG,
     VLLM_ARGUMENTS,
 )
-from rljob_api.rules.ranks import Ranks, of_the_trainer
+from rljob_api.rules.layout import Ranks, of_the_trainer
 from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
 from rljob_api.text import nearest
@@ -56,7 +56,7 @@ UNPROVEN_WITH_ADAPTERS = (
 
 def transformer_key_violations(ranks: Ranks) -> Iterator[Violation]:
     """Unknown keys of transformerConfig, and keys that something else sets."""
-    if given := ranks.spec.trainer.transformer_config:
+    if given := ranks.settings.transformer_config:
         yield from _check(ranks.at(TRANSFORMER), given, TRANSFORMER_CONFIG, _owners(ranks))
 
 
@@ -87,7 +87,7 @@ def number_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 
 def device_violations(ranks: Ranks) -> Iterator[Violation]:
-    given = ranks.spec.trainer.transformer_config
+    given = ranks.settings.transformer_config
     if ranks.spec.trainer.device == "cpu":
         for key in (key for key in NEEDS_GPU if given.get(key)):
             yield _refused(ranks, key, f"device cpu has none of what it needs: {NEEDS_GPU[key]}")
@@ -95,7 +95,7 @@ def device_violations(ranks: Ranks) -> Iterator[Violation]:
 
 def expert_violations(ranks: Ranks) -> Iterator[Violation]:
     """Keys about experts: core/transformer/transformer_config.py:1745 and :2978, and what a router's loss needs."""
-    given = ranks.spec.trainer.transformer_config
+    given = ranks.settings.transformer_config
     dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
     if dispatcher not in ("alltoall", "flex"):
         yield _refused(ranks, "moe_token_dispatcher_type", "packed sequences differ in length", "set alltoall or flex")
@@ -115,12 +115,12 @@ def expert_violations(ranks: Ranks) -> Iterator[Violation]:
 
 def offload_violations(ranks: Ranks) -> Iterator[Violation]:
     """Activations in host memory: core/transformer/transformer_config.py:1884-1897 and what follows there."""
-    given, recompute = ranks.spec.trainer.transformer_config, ranks.spec.trainer.recompute
-    if given.get("cpu_offloading") and ranks.spec.trainer.parallelism.pipeline > 1:
+    given, recompute = ranks.settings.transformer_config, ranks.settings.recompute
+    if given.get("cpu_offloading") and ranks.settings.parallelism.pipeline > 1:
         yield _refused(
             ranks,
             "cpu_offloading",
-            f"works in one stage only, and pipeline = {ranks.spec.trainer.parallelism.pipeline}",
+            f"works in one stage only, and pipeline = {ranks.settings.parallelism.pipeline}",
         )
     if given.get("cpu_offloading") and recompute.granularity != "none":
         yield _refused(
@@ -132,7 +132,7 @@ def offload_violations(ranks: Ranks) -> Iterator[Violation]:
         yield _refused(ranks, "fine_grained_activation_offloading", "needs offload_modules", "name them")
     if given.get("distribute_saved_activations") and recompute.granularity != "full":
         yield _refused(ranks, "distribute_saved_activations", "cuts what full recomputation saves, which is not on")
-    sequence = ranks.spec.trainer.parallelism.sequence and ranks.spec.trainer.parallelism.tensor > 1
+    sequence = ranks.settings.parallelism.sequence and ranks.settings.parallelism.tensor > 1
     if given.get("distribute_saved_activations") and sequence:
         yield _refused(ranks, "distribute_saved_activations", "sequence parallelism has cut them already")
 
@@ -146,16 +146,16 @@ def adapter_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def split_violations(ranks: Ranks) -> Iterator[Violation]:
     """Three ways to cut layers into unequal stages (core/transformer/transformer_config.py:1933-1960), one at a time."""
-    ways = [{key for key in way if ranks.spec.trainer.transformer_config.get(key)} for way in WAYS]
+    ways = [{key for key in way if ranks.settings.transformer_config.get(key)} for way in WAYS]
     used = [sorted(way) for way in ways if way]
     if len(used) > 1:
         yield _refused(ranks, used[0][0], f"contradicts {used[1][0]}: both say how many layers a stage gets")
-    if used and ranks.spec.trainer.parallelism.pipeline == 1:
+    if used and ranks.settings.parallelism.pipeline == 1:
         yield _refused(ranks, used[0][0], f"there is one stage: {ranks.at('trainer.parallelism.pipeline')} = 1")
 
 
 def _refused(ranks: Ranks, key: str, rule: str, fix: str = "remove it") -> Violation:
-    return Violation(f"{ranks.at(TRANSFORMER)}.{key}", str(ranks.spec.trainer.transformer_config[key]), rule, fix)
+    return Violation(f"{ranks.at(TRANSFORMER)}.{key}", str(ranks.settings.transformer_config[key]), rule, fix)
 
 
 def _check(field: str, given: dict, known: frozenset[str], owned: dict[str, str]) -> Iterator[Violation]:

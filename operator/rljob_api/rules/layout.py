@@ -1,35 +1,101 @@
-"""The parallel layout, recomputation, overlap and offloading of ranks, against each other and against the machine.
+"""Megatron's ranks: their parallel layout, recomputation, overlap and offloading, against each other and against the machine.
 
 Rules are megatron-core's own (core/parallel_state.py, core/model_parallel_config.py, core/transformer/transformer_config.py of 0.19.2, and those of
-megatron.training/arguments.py, which the package does not contain), checked before a process exists.
+megatron.training/arguments.py, which the package does not contain), checked before a process exists. They judge the trainer's ranks, or those of the
+gang of another model, and a message names the section that users wrote.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from rljob_api.rules.engine import CONTEXT, PIPELINE, SIZES, TENSOR, Check, Rule, Violation, field
-from rljob_api.rules.ranks import Ranks, of_the_trainer
+from rljob_api import names
+from rljob_api.base import Model
+from rljob_api.rules.engine import SIZES, Check, Rule, Violation, field
+from rljob_api.rules.fields import names_of
 from rljob_api.sizing.layout import Layout
+from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Recompute
+from rljob_api.spec.roles import RankSettings, TrainerSpec
 
-RANKS = (field("trainer.nodes") * field("trainer.processesPerNode")).named("nodes x processesPerNode")
-RANKS_OF_A_COPY = (TENSOR * PIPELINE * CONTEXT).named("tensor x pipeline x context")
+TOKENS = "train.tokensPerMicroBatch"
+"""The one setting of ranks that the trainer has outside its section."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Megatron's ranks, which a rule judges: the trainer's, or those of another model's gang."""
+
+    spec: RLJobSpec
+    """Of the job."""
+    settings: RankSettings
+    """Of these ranks."""
+    role: str
+    """Of the model that they hold."""
+    section: str
+    """Path of the section that users write these settings in, such as `spec.rewards[0].model`."""
+    fields: frozenset[str]
+    """Names of the fields that the section has."""
+
+    @staticmethod
+    def of(spec: RLJobSpec, role: str) -> "Ranks":
+        gang = spec.gangs.get(role)
+        section: type[Model] = type(gang) if gang else TrainerSpec
+        return Ranks(spec, spec.ranks_of(role), role, spec.field_of(role), frozenset(names_of(section)))
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.spec, self.role)
+
+    def at(self, path: str) -> str:
+        """Where users write, for these ranks, what the trainer's read at a path of the spec."""
+        section, _, field = path.partition(".")
+        own = section == names.ROLE_TRAINER or path == TOKENS
+        return f"{self.section}.{field}" if own and field.split(".")[0] in self.fields else f"spec.{path}"
+
+    def at_own(self, path: str) -> str:
+        """Where users write what their settings have at a path."""
+        return self.at(f"{names.ROLE_TRAINER}.{path}")
+
+
+RanksCheck = Callable[[Ranks], Iterable[Violation]]
+"""A rule about Megatron's ranks, whosever they are."""
+
+
+def of_the_trainer(*checks: RanksCheck) -> tuple[Check, ...]:
+    """Rules about ranks, as rules about the trainer's."""
+    return tuple(lambda spec, check=check: check(Ranks.of(spec, names.ROLE_TRAINER)) for check in checks)
+
+
 UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")
 
+
+def _size_rules(section: str = "") -> tuple[Rule, ...]:
+    """Of the ranks whose settings are in a section of the spec; empty: of those that have these settings themselves (RankSettings)."""
+    sizes = f"{section}parallelism"
+    tensor, pipeline, context = (field(f"{sizes}.{size}") for size in ("tensor", "pipeline", "context"))
+    ranks = (field(f"{section}nodes") * field(f"{section}processesPerNode")).named("nodes x processesPerNode")
+    of_a_copy = (tensor * pipeline * context).named("tensor x pipeline x context")
+    return (
+        Rule(
+            sizes,
+            of_a_copy.divides(ranks),
+            "{0} is not divisible by {1}",
+            f"make {{{section}nodes}} x {{{section}processesPerNode}} a multiple of it, or lower one of the sizes",
+            (ranks, of_a_copy),
+            lambda scope: f"tensor {tensor.of(scope)} x pipeline {pipeline.of(scope)} x context {context.of(scope)}",
+        ),
+        Rule(
+            f"{sizes}.virtualPipeline",
+            (field(f"{sizes}.virtualPipeline") > 1).implies(pipeline > 1),
+            "parts of a stage can only be interleaved between stages, and there is one stage",
+            "raise pipeline, or remove it",
+        ),
+    )
+
+
+SIZE_RULES = _size_rules()
 OBJECT_RULES = (
-    Rule(
-        SIZES,
-        RANKS_OF_A_COPY.divides(RANKS),
-        "{0} is not divisible by {1}",
-        "make {trainer.nodes} x {trainer.processesPerNode} a multiple of it, or lower one of the sizes",
-        (RANKS, RANKS_OF_A_COPY),
-        lambda spec: f"tensor {TENSOR.of(spec)} x pipeline {PIPELINE.of(spec)} x context {CONTEXT.of(spec)}",
-    ),
-    Rule(
-        f"{SIZES}.virtualPipeline",
-        (field(f"{SIZES}.virtualPipeline") > 1).implies(PIPELINE > 1),
-        "parts of a stage can only be interleaved between stages, and there is one stage",
-        "raise pipeline, or remove it",
-    ),
+    *_size_rules("trainer."),
     Rule(
         "trainer.overlap.paramGather",
         field("trainer.overlap.paramGather").implies(field("trainer.overlap.gradReduce")),
@@ -61,20 +127,20 @@ NOT_OURS = {"mla_up_proj": "multi-latent attention", "shared_experts": "shared e
 
 def layout_violations(ranks: Ranks) -> Iterator[Violation]:
     """Ranks against the parallel sizes."""
-    layout, t = ranks.layout, ranks.spec.trainer
+    layout, t, device = ranks.layout, ranks.settings, ranks.spec.trainer.device
     count = f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks"
     if (layout.expert > 1 or t.parallelism.expert_tensor) and layout.world % layout.expert_model:
         sizes = {"expertTensor": layout.expert_tensor, "expert": layout.expert, "pipeline": layout.pipeline}
         yield _indivisible(ranks, count, sizes, layout.expert_model)
-    if t.device == "gpu" and t.processes_per_node % layout.tensor:
+    if device == "gpu" and t.processes_per_node % layout.tensor:
         fix = f"raise {ranks.at('trainer.processesPerNode')} to a multiple of it, or lower tensor and raise pipeline"
         yield _scattered(ranks, "tensor", layout.tensor, "tensor-parallel ranks", t.processes_per_node, fix)
-    elif t.device == "gpu" and t.processes_per_node % layout.expert_tensor:
+    elif device == "gpu" and t.processes_per_node % layout.expert_tensor:
         fix = "lower it and raise expert"
         yield _scattered(
             ranks, "expertTensor", layout.expert_tensor, "ranks that share an expert", t.processes_per_node, fix
         )
-    if t.device == "gpu" and layout.context > 1 and ranks.spec.model.dtype == "float32":
+    if device == "gpu" and layout.context > 1 and ranks.spec.model.dtype == "float32":
         rule = "Transformer Engine's attention over context-parallel ranks computes in bfloat16 only"
         yield Violation(
             ranks.at(f"{SIZES}.context"), str(layout.context), rule, "set spec.model.dtype: bfloat16, or context: 1"
@@ -83,7 +149,7 @@ def layout_violations(ranks: Ranks) -> Iterator[Violation]:
 
 
 def _expert_violations(ranks: Ranks, layout: Layout) -> Iterator[Violation]:
-    if layout.expert > 1 and layout.tensor > 1 and not ranks.spec.trainer.parallelism.sequence:
+    if layout.expert > 1 and layout.tensor > 1 and not ranks.settings.parallelism.sequence:
         yield Violation(
             ranks.at(f"{SIZES}.sequence"),
             "false",
@@ -116,7 +182,7 @@ def _indivisible(ranks: Ranks, count: str, sizes: dict[str, int], product: int) 
 
 def recompute_violations(ranks: Ranks) -> Iterator[Violation]:
     """Settings of recomputation that the chosen granularity does not read, and modules that cannot be recomputed."""
-    r, unset = ranks.spec.trainer.recompute, Recompute()
+    r, unset = ranks.settings.recompute, Recompute()
     if r.granularity != "selective" and r.modules != unset.modules:
         yield _not_read(ranks, "modules", ", ".join(r.modules), r.granularity, "selective")
     if r.granularity != "full" and r.method != unset.method:

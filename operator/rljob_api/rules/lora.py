@@ -112,14 +112,16 @@ def settled(lora: LoraSpec, config: dict[str, Any]) -> LoraSpec:
 
 def with_targets(spec: RLJobSpec, config: dict[str, Any]) -> RLJobSpec:
     """The spec with the targets of its adapters filled in, if it has adapters."""
-    if not (lora := spec.model.lora):
+    lora = spec.model.lora
+    if not lora:
         return spec
     return spec.model_copy(update={"model": spec.model.model_copy(update={"lora": settled(lora, config)})})
 
 
 def adapter_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """Adapters where they are proven: of the matrices that the table of families names."""
-    if not (lora := spec.model.lora):
+    lora = spec.model.lora
+    if not lora:
         return
     if family := family_of(config):
         yield from _family_violations(lora, family)

@@ -8,9 +8,8 @@ from rljob_api.config_json import unfit
 from rljob_api.families import FAMILIES, family_of, has_delta_nets, has_latent_attention, language_of, rope_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.keys import TRANSFORMER
-from rljob_api.rules.layout import unfit_module
+from rljob_api.rules.layout import Ranks, unfit_module
 from rljob_api.rules.lora import adapter_violations
-from rljob_api.rules.ranks import Ranks
 from rljob_api.rules.rollout import tool_parser_violations
 from rljob_api.rules.speculation import speculation_violations
 from rljob_api.rules.vision import vision_violations
@@ -133,10 +132,10 @@ def _uncut(ranks: Ranks, key: str, heads: int) -> Iterator[Violation]:
 
 def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
     """Layers over stages, pieces of stages, and recomputed blocks."""
-    layout, layers, r = ranks.layout, config.get("num_hidden_layers"), ranks.spec.trainer.recompute
+    layout, layers, r = ranks.layout, config.get("num_hidden_layers"), ranks.settings.recompute
     if not layers:
         return
-    given = ranks.spec.trainer.transformer_config if layout.pipeline > 1 else {}
+    given = ranks.settings.transformer_config if layout.pipeline > 1 else {}
     try:
         cut = split(layers, layout.pipeline, layout.virtual_pipeline, given)
     except Unsplit as error:
@@ -148,7 +147,7 @@ def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violatio
 
 
 def _unsplit(ranks: Ranks, error: Unsplit) -> Violation:
-    given, sizes = ranks.spec.trainer.transformer_config, ranks.spec.trainer.parallelism
+    given, sizes = ranks.settings.transformer_config, ranks.settings.parallelism
     if error.where in given:
         return Violation(
             ranks.at(f"{TRANSFORMER}.{error.where}"), as_written(given[error.where]), error.rule, error.fix
@@ -159,7 +158,7 @@ def _unsplit(ranks: Ranks, error: Unsplit) -> Violation:
 
 def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
-    layout, p, experts = ranks.layout, ranks.spec.trainer.parallelism, experts_of(config)
+    layout, p, experts = ranks.layout, ranks.settings.parallelism, experts_of(config)
     if experts and experts % layout.expert:
         yield _indivisible(ranks.at(f"{SIZES}.expert"), layout.expert, "the number of experts", experts)
     if experts and layout.expert_tensor > 1 and _are_whole(config):
@@ -173,7 +172,7 @@ def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violati
             "set true",
         )
     unfit = ("mlp",) if experts else ("moe", "moe_act", "layernorm")
-    for module in (m for m in ranks.spec.trainer.recompute.modules if m in unfit):
+    for module in (m for m in ranks.settings.recompute.modules if m in unfit):
         yield unfit_module(ranks, module, UNFIT[module])
     if experts:
         return

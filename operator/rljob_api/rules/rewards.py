@@ -109,7 +109,8 @@ def reference_violations(spec: RLJobSpec) -> Iterator[Violation]:
 def _named(spec: RLJobSpec) -> dict[str, str]:
     """Pools by the fields that name them."""
     named = {f"{where}.pool": vllm.pool for where, vllm in _asking(spec) if vllm.pool}
-    if (distillation := spec.algorithm.distillation) and distillation.pool:
+    distillation = spec.algorithm.distillation
+    if distillation and distillation.pool:
         named[TEACHER_POOL] = distillation.pool
     return named
 

@@ -115,7 +115,8 @@ def server_violations(spec: RLJobSpec) -> Iterator[Violation]:
 
 def _beyond(spec: RLJobSpec, pods: dict[str, int], most: int, rule: str, fix: str) -> Iterator[Violation]:
     """More than `most` pods, by the largest part. `pods`: their numbers, by the part that they are of."""
-    if (total := sum(pods.values())) > most:
+    total = sum(pods.values())
+    if total > most:
         part = max(pods, key=lambda part: pods[part])
         others = ", ".join(f"{other} {pods[other]}" for other in pods if other != part and pods[other])
         together = f"with {others} that makes {total} pods; " if others else ""

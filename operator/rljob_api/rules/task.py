@@ -1,5 +1,8 @@
 """What the job learns from, and how long; and which task reads which field. A field that the task does not read has to have its default: otherwise
-somebody relies on a setting without effect."""
+somebody relies on a setting without effect.
+
+And a service's clients: where their keys are, and whose limits are whose.
+"""
 
 import json
 from collections.abc import Iterator
@@ -19,8 +22,10 @@ from rljob_api.rules.engine import (
     count,
     field,
     present,
+    repeated,
     size,
 )
+from rljob_api.rules.volumes import paths, volume_of
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.roles import ReferenceSpec
@@ -156,20 +161,20 @@ def unread_violations(path: str, spec: RLJobSpec) -> Iterator[Violation]:
 
 def read_by_task(spec: RLJobSpec) -> dict[str, Any]:
     """The spec without the fields of other tasks."""
-    found: dict[str, Any] = spec.dump()
+    read: dict[str, Any] = spec.dump()
     for path, tasks in READERS.items():
         section, _, name = path.rpartition(".")
         if spec.task not in tasks:
-            below: dict[str, Any] = found.get(section, {}) if section else found
+            below: dict[str, Any] = read.get(section, {}) if section else read
             below.pop(name, None)
-    return found
+    return read
 
 
 def _default(spec: RLJobSpec, path: str) -> Any:
     """The default of a field of the spec or of one of its sections."""
     section, _, name = path.rpartition(".")
     owner = type(field(section).of(spec)) if section else RLJobSpec
-    return next(found.default for found in owner.model_fields.values() if found.alias == name)
+    return next(info.default for info in owner.model_fields.values() if info.alias == name)
 
 
 def dpo_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -206,3 +211,39 @@ RULES: tuple[Check, ...] = (
     *(partial(unread_violations, path) for path in READERS),
     dpo_violations,
 )
+
+
+OBJECT_RULES_OF_CLIENTS = (
+    Rule(
+        "service.clients",
+        size("service.clients").equals(0) | present("service.keys"),
+        "clients are known by their keys, and without spec.service.keys all who use the service are one client",
+        "set spec.service.keys, or spec.service.limits in place of this",
+        value=lambda spec: ", ".join(client.name for client in spec.service.clients),
+    ),
+)
+
+
+def keys_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The volume with the keys of clients holds nothing that other pods read."""
+    keys = spec.service.keys
+    if keys is None or not spec.volumes:
+        return
+    volume = volume_of(spec, keys)
+    if volume is None:
+        yield Violation("spec.service.keys", keys, "is on none of spec.volumes", "mount the Secret that holds them")
+        return
+    rule = f"is on the volume of spec.service.keys, {volume.name}, which only the gateway mounts"
+    for where, path in paths(spec):
+        own = where == "spec.service.keys" or where.startswith("spec.volumes[")
+        if not own and volume_of(spec, path) is volume:
+            yield Violation(where, path, rule, "give the keys a volume of their own, of a Secret")
+
+
+def client_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """A client's limits are found by its name."""
+    named = [client.name for client in spec.service.clients]
+    yield from repeated("spec.service.clients[{}].name", named, "every client has one entry")
+
+
+CLIENT_RULES: tuple[Check, ...] = (*OBJECT_RULES_OF_CLIENTS, keys_violations, client_violations)

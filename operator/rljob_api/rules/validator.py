@@ -26,7 +26,6 @@ from rljob_api.rules import (
     rollout,
     scheduling,
     servers,
-    service,
     speculation,
     task,
     vision,
@@ -83,22 +82,27 @@ def _characters(value: Any) -> int:
 
 def extent_violations(spec: Any) -> Iterator[Violation]:
     """At most one."""
-    found = extent(spec)
-    if found.depth > DEEPEST:
+    size = extent(spec)
+    if size.depth > DEEPEST:
         rule = f"is nested deeper than {DEEPEST} objects and lists"
         yield Violation("spec", "set", rule, "write it with fewer levels")
-    elif found.values > MOST_VALUES:
+    elif size.values > MOST_VALUES:
         rule = f"has more than {MOST_VALUES} values, counting the entries of all lists and objects"
         yield Violation("spec", "set", rule, "move long lists and texts into files on the job's volumes")
 
 
-SUBJECTS = (
-    *(task, vision, lora, layout, data, rollout, environments, servers, speculation, algorithm, rewards),
-    *(keys, evaluation, scheduling, pods, volumes, service, gangs),
+RULES: tuple[Check, ...] = tuple(
+    rule
+    for rules in (
+        *(task.RULES, vision.RULES, lora.RULES, layout.RULES, data.RULES, rollout.RULES, environments.RULES),
+        *(servers.RULES, speculation.RULES, algorithm.RULES, rewards.RULES, keys.RULES, evaluation.RULES),
+        *(scheduling.RULES, pods.RULES, volumes.RULES, task.CLIENT_RULES, gangs.RULES),
+    )
+    for rule in rules
 )
-OBJECT_RULES = tuple(rule for subject in SUBJECTS for rule in subject.RULES if isinstance(rule, Rule))
+OBJECT_RULES = tuple(rule for rule in RULES if isinstance(rule, Rule))
 """Rules that the CRD has as CEL."""
-FUNCTIONS = tuple(rule for subject in SUBJECTS for rule in subject.RULES if not isinstance(rule, Rule))
+FUNCTIONS = tuple(rule for rule in RULES if not isinstance(rule, Rule))
 CHECKS: tuple[Check, ...] = (*OBJECT_RULES, *FUNCTIONS)
 """In the order in which users read what they broke."""
 
@@ -121,8 +125,8 @@ def validate(spec: dict[str, Any], name: str, model_config: dict[str, Any] | Non
         schema += verbatim_violations(spec, {v.field for v in schema})
         checks: list[Check] = [*CHECKS, lambda spec: model_violations(spec, model_config or {})]
         broken = (violation for check in checks for violation in _decided(check, parsed))
-        found = list(islice(chain(name_violations(name), schema, broken), MOST + 1))
-    return ValidationResult(None if schema else parsed, tuple(_limited(found)))
+        violations = list(islice(chain(name_violations(name), schema, broken), MOST + 1))
+    return ValidationResult(None if schema else parsed, tuple(_limited(violations)))
 
 
 def _limited(violations: list[Violation]) -> Iterator[Violation]:

@@ -158,13 +158,13 @@ def _of_section(section: Model, at: str) -> Iterator[tuple[str, str]]:
 def _fields(kind: type[Model]) -> tuple[tuple[str, str | None, bool], ...]:
     """Name, alias, and whether it holds paths itself, of each field with paths in it. Looked up once: every spec that is checked asks for it."""
     known = names_of(kind)
-    found = (
+    fields = (
         (name, field.alias, _holds_paths((field.annotation, *field.metadata)))
         for name, field in kind.model_fields.items()
     )
     return tuple(
         (name, alias, is_path)
-        for name, alias, is_path in found
+        for name, alias, is_path in fields
         if is_path or ((inner := known[str(alias)]) and _fields(inner))
     )
 

@@ -32,14 +32,14 @@ IMMUTABLE = {
 
 def validations() -> dict[tuple[str, ...], list[Validation]]:
     """Entries of `x-kubernetes-validations`, by the path of the schema that has them."""
-    found: dict[tuple[str, ...], list[Validation]] = {(): []}
+    by_path: dict[tuple[str, ...], list[Validation]] = {(): []}
     for rule in OBJECT_RULES:
-        found.setdefault((*rule.items.split("."), "[]") if rule.items else (), []).append(rule.kubernetes())
-    found[()] += [
+        by_path.setdefault((*rule.items.split("."), "[]") if rule.items else (), []).append(rule.kubernetes())
+    by_path[()] += [
         {"rule": f"self.{path} == oldSelf.{path}", "message": f"spec.{path} is immutable: {why}"}
         for path, why in IMMUTABLE.items()
     ]
-    return found
+    return by_path
 
 
 Schema = dict[str, Any]

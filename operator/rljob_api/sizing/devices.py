@@ -58,7 +58,7 @@ class Device:
     """The GPU that a job is compared with. `bytes`: what a process sees. `found`: where the size is known from; empty: the user named it."""
 
     bytes: float
-    found: str = ""
+    source: str = ""
     rates: Rates | None = None
     """None: it is known by its size only."""
 
@@ -73,9 +73,9 @@ def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
     mebibytes, product = min(sizes)
     kinds = len({name for _, name in sizes})
     which = f"{product}, by the labels of {len(sizes)} node{'s' if len(sizes) > 1 else ''}"
-    found = which + (f", the smallest of {kinds} kinds" if kinds > 1 else "")
+    source = which + (f", the smallest of {kinds} kinds" if kinds > 1 else "")
     gpus = [gpu for gpu in DEVICES if _is(gpu, product)]
-    return Device(mebibytes * 2**20 - DRIVER, found, RATES[gpus[0]] if len(gpus) == 1 else None)
+    return Device(mebibytes * 2**20 - DRIVER, source, RATES[gpus[0]] if len(gpus) == 1 else None)
 
 
 def device(name: str) -> Device:
@@ -87,12 +87,12 @@ def device(name: str) -> Device:
     if gpus:
         return Device(DEVICES[gpus[0]] * GIB, rates=RATES[gpus[0]])
     try:
-        found = quantity.parse(name) / 1000
+        size = quantity.parse(name) / 1000
     except ValueError:
         raise ValueError(_unknown(name)) from None
-    if found < GIB:
+    if size < GIB:
         raise ValueError("less than 1 GiB: write a size such as 80Gi")
-    return Device(found)
+    return Device(size)
 
 
 def _is(gpu: str, name: str) -> bool:

@@ -29,17 +29,17 @@ class Layout:
         """The layout of a model, by its role: its own gang's, or the trainer's. Raises ValueError for roles whose model Megatron does not compute."""
         if not names.is_model_role(role):
             raise ValueError(f"unknown role {role!r}: must be trainer, critic, reference, or reward and a number")
-        t = spec.of_gang(role).trainer
-        p = t.parallelism
+        ranks = spec.ranks_of(role)
+        p = ranks.parallelism
         return Layout(
-            t.nodes * t.processes_per_node,
+            ranks.world,
             p.tensor,
             p.pipeline,
             p.context,
             p.expert,
             p.expert_tensor or p.tensor,
             p.virtual_pipeline,
-            named(t.transformer_config) if p.pipeline > 1 else "",
+            named(ranks.transformer_config) if p.pipeline > 1 else "",
         )
 
     @property

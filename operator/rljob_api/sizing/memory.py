@@ -30,6 +30,7 @@ from rljob_api.sizing.stage import (
     fullest,
     held_by,
     own_parameters,
+    passes,
     shares,
     stages,
     trained_network,
@@ -101,17 +102,17 @@ def trainer_memory(spec: RLJobSpec, shape: Shape) -> TrainerMemory:
 def gang_memory(spec: RLJobSpec, shape: Shape, role: str) -> TrainerMemory:
     """Memory of another model's gang, if that model has as many parameters as the policy. A critic learns; the others run forward passes, one layer
     after another. Only the reference has logits."""
-    own = spec.of_gang(role)
-    lay = Layout.of(own, names.ROLE_TRAINER)
-    found = []
-    for share, stage in zip(fullest(own, shape), stages(own, shape), strict=True):
+    lay, needs = Layout.of(spec, role), []
+    for share in fullest(spec, shape, role):
+        layer, activations, logits = passes(spec, shape, share, role)
         n = trained_network(spec, lay, 0.0, *own_parameters(shape, lay, share))
         if role == names.ROLE_CRITIC:
-            found.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, stage.activations, 0.0, 0.0))
+            needs.append(TrainerMemory(n.parameters, n.gradients, n.optimizer, activations, 0.0, 0.0))
         else:
-            logits = stage.logits if role == names.ROLE_REFERENCE else 0.0
-            found.append(TrainerMemory(n.parameters, 0.0, 0.0, stage.layer, logits, 0.0))
-    return max(found, key=lambda m: m.total)
+            needs.append(
+                TrainerMemory(n.parameters, 0.0, 0.0, layer, logits if role == names.ROLE_REFERENCE else 0.0, 0.0)
+            )
+    return max(needs, key=lambda m: m.total)
 
 
 def _at_most(spec: RLJobSpec, stage: Stage) -> TrainerMemory:
@@ -166,8 +167,8 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     """
     weights, awake = _server(spec, shape, device)
     sent = in_transfer(spec, shape)
-    found = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
-    most = [max(same, key=lambda p: p.total) for same in zip(*found, strict=True)]
+    of_stages = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
+    most = [max(same, key=lambda p: p.total) for same in zip(*of_stages, strict=True)]
     return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
 
 
@@ -262,11 +263,11 @@ class HostMemory:
 
 
 def host_memory(spec: RLJobSpec, shape: Shape) -> HostMemory:
-    ranks, found = spec.trainer.processes_per_node, stages(spec, shape)
+    ranks, every = spec.trainer.processes_per_node, stages(spec, shape)
     return HostMemory(
-        offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in found),
+        offloaded=ranks * max(sum(n.on_host for n in s.networks) + _clients(spec, s) for s in every),
         reference=ranks * _reference(spec, shape),
-        checkpoint=ranks * max(_written(spec, s) for s in found),
+        checkpoint=ranks * max(_written(spec, s) for s in every),
     )
 
 

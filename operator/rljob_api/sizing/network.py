@@ -71,8 +71,8 @@ NOTHING = Flow(0.0, 0.0, 0.0)
 
 def cards(text: str) -> Cards:
     """Raises ValueError."""
-    found = WRITTEN.fullmatch(text.strip())
-    count, bits = (int(found[1] or 1), float(found[2]) * BITS[found[3].lower()]) if found else (0, 0.0)
+    match = WRITTEN.fullmatch(text.strip())
+    count, bits = (int(match[1] or 1), float(match[2]) * BITS[match[3].lower()]) if match else (0, 0.0)
     if not count * bits:
         raise ValueError("write the bits per second of a node's cards, as 400g, or 8x400g for eight of them")
     return Cards(text.strip().lower(), count, bits / 8)
@@ -80,13 +80,13 @@ def cards(text: str) -> Cards:
 
 def owned(spec: RLJobSpec, shape: Shape) -> dict[int, float]:
     """Bytes of the policy that each rank owns and sends, by rank."""
-    lay, found = Layout.of(spec, names.ROLE_TRAINER), Counter[int]()
+    lay, sizes = Layout.of(spec, names.ROLE_TRAINER), Counter[int]()
     for stage, part in _parts(spec, shape).items():
         first = stage * (lay.world // lay.pipeline)
-        found[first] += round(part.common)
+        sizes[first] += round(part.common)
         for group in range(lay.expert if part.experts else 0):
-            found[first + group * lay.expert_tensor] += round(part.experts / lay.expert)
-    return dict(found)
+            sizes[first + group * lay.expert_tensor] += round(part.experts / lay.expert)
+    return dict(sizes)
 
 
 class _Part(NamedTuple):
@@ -103,13 +103,13 @@ def _parts(spec: RLJobSpec, shape: Shape) -> dict[int, _Part]:
     if lora and lora.sync == "adapters":
         layer = width * shape.adapters(lora)
         return {share.stage: _Part(share.layers * layer, 0.0) for share in shares(spec, shape)}
-    found = {}
+    parts = {}
     for share in shares(spec, shape):
         ends = (share.stage == 0) + (share.stage == lay.pipeline - 1 and not shape.tied)
         tower = shape.tower.parameters() if shape.tower and share.stage == 0 else 0
         common = shape.outside(share.mixed, share.plain) + ends * shape.embedding + tower
-        found[share.stage] = _Part(width * common, width * share.mixed * shape.mixed if shape.experts else 0.0)
-    return found
+        parts[share.stage] = _Part(width * common, width * share.mixed * shape.mixed if shape.experts else 0.0)
+    return parts
 
 
 def update(spec: RLJobSpec, shape: Shape) -> Flow:

@@ -86,10 +86,10 @@ CPU_KV_CACHE_BYTES = 256 * 2**20
 
 def server_defaults(spec: RLJobSpec) -> dict[str, Any]:
     """vLLM's arguments that bound a server's memory."""
-    found: dict[str, Any] = {"max-num-seqs": SEQUENCES[spec.trainer.device]}
+    defaults: dict[str, Any] = {"max-num-seqs": SEQUENCES[spec.trainer.device]}
     if spec.trainer.device == "cpu":
-        return found | {"kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
-    return found | ({"gpu-memory-utilization": COLOCATED_SHARE} if spec.rollout.placement == "colocated" else {})
+        return defaults | {"kv-cache-memory-bytes": CPU_KV_CACHE_BYTES}
+    return defaults | ({"gpu-memory-utilization": COLOCATED_SHARE} if spec.rollout.placement == "colocated" else {})
 
 
 def longest_context(spec: RLJobSpec) -> int:
@@ -170,8 +170,8 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
 
 def rollout_host(spec: RLJobSpec, shape: Shape, device: float) -> RolloutHost:
     """Of a pod of a server that has pods of its own. Raises ValueError as `arrival` does."""
-    found = arrival(spec, shape, device)
-    return RolloutHost(found.copies if found.where == "host" else 0.0, _offloaded(spec))
+    arriving = arrival(spec, shape, device)
+    return RolloutHost(arriving.copies if arriving.where == "host" else 0.0, _offloaded(spec))
 
 
 def _adapters(spec: RLJobSpec, shape: Shape) -> float:

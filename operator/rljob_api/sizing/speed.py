@@ -125,7 +125,7 @@ def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
 
 
 def _volumes(spec: RLJobSpec, shape: Shape) -> Volumes:
-    return Volumes.of(spec, shape, 1, forward_passes(spec))
+    return Volumes.of(spec, shape, names.ROLE_TRAINER, 1, forward_passes(spec))
 
 
 def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:

@@ -47,12 +47,12 @@ class Split:
 
     def leading(self, count: int) -> list[int]:
         """By stage, how many of its layers are among the first `count` of the model."""
-        found, left = [0] * len(self.pieces), count
+        counts, left = [0] * len(self.pieces), count
         for turn in zip(*self.pieces, strict=True):
             for stage, layers in enumerate(turn):
-                found[stage] += min(left, layers)
+                counts[stage] += min(left, layers)
                 left -= min(left, layers)
-        return found
+        return counts
 
 
 class Unsplit(Exception):
@@ -183,9 +183,9 @@ def _rows(layout: Any) -> list[list[str]]:
     rows = isinstance(layout, list) and len(layout) <= MOST and all(isinstance(row, list) for row in layout)
     if not rows or not all(isinstance(one, str) for row in layout for one in row):
         raise Unsplit(WRITTEN, "must be a text, or a list of lists of names of layers", "write it as Et*3|(tt|)*2,L")
-    found = [[one.strip().lower() for one in row] for row in layout]
-    _require({one for row in found for one in row} - set(LETTERS.values()))
-    return found
+    written = [[one.strip().lower() for one in row] for row in layout]
+    _require({one for row in written for one in row} - set(LETTERS.values()))
+    return written
 
 
 def _parsed(layout: str) -> list[list[str]]:

@@ -33,7 +33,8 @@ from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.split import Unsplit, split
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.roles import Offload
+from rljob_api.spec.processes import Parallelism
+from rljob_api.spec.roles import Offload, RankSettings
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -113,16 +114,18 @@ class Stage:
 
 
 def stages(spec: RLJobSpec, shape: Shape) -> list[Stage]:
-    return [_stage(spec, shape, share) for share in fullest(spec, shape)]
+    """Of the trainer's ranks, those that `fullest` chooses."""
+    every = fullest(spec, shape)
+    return [Stage(_networks(spec, shape, share), *passes(spec, shape, share, names.ROLE_TRAINER)) for share in every]
 
 
-def shares(spec: RLJobSpec, shape: Shape) -> list[Share]:
-    """Of every stage of the ranks that `spec.trainer` has. Where the layers do not divide, as they may not if the model is another one than rules
+def shares(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[Share]:
+    """Of every stage of the ranks that hold the role's model. Where the layers do not divide, as they may not if the model is another one than rules
     have seen, of the first and the last stage, in equal parts."""
-    lay = Layout.of(spec, names.ROLE_TRAINER)
+    lay = Layout.of(spec, role)
     plain = shape.dense_layers if shape.experts else shape.layers
     try:
-        cut = split(shape.layers, lay.pipeline, lay.virtual_pipeline, spec.trainer.transformer_config)
+        cut = split(shape.layers, lay.pipeline, lay.virtual_pipeline, spec.ranks_of(role).transformer_config)
     except Unsplit:
         equal = (shape.layers - plain) / lay.pipeline, plain / lay.pipeline
         return [Share(stage, *equal) for stage in sorted({0, lay.pipeline - 1})]
@@ -130,9 +133,9 @@ def shares(spec: RLJobSpec, shape: Shape) -> list[Share]:
     return [Share(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
 
 
-def fullest(spec: RLJobSpec, shape: Shape) -> list[Share]:
+def fullest(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[Share]:
     """Stages of which one holds most: the last, and of those with the same layers the first, which waits for the most backward passes."""
-    every = shares(spec, shape)
+    every = shares(spec, shape, role)
     first = {(share.mixed, share.plain): share for share in reversed(every)}
     return sorted({*first.values(), every[-1]}, key=lambda share: share.stage)
 
@@ -146,25 +149,23 @@ def operations(spec: RLJobSpec, shape: Shape) -> list[float]:
     return [*every[:-1], every[-1] + output]
 
 
-def _stage(spec: RLJobSpec, shape: Shape, share: Share) -> Stage:
-    lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
+def passes(spec: RLJobSpec, shape: Shape, share: Share, role: str) -> tuple[float, float, float]:
+    """Bytes of a pass over the ranks that hold the role's model: activations of one layer and of all that wait, and logits, as in Stage."""
+    ranks, lay, width = spec.ranks_of(role), Layout.of(spec, role), BYTES[spec.model.dtype]
+    tokens = ranks.tokens_per_micro_batch / lay.context
+    layer = tokens * _layer(ranks.parallelism, shape, width)
+    passed = tokens * width * shape.hidden / _cut(ranks.parallelism)
+    whole, inputs, again = _kept(ranks, share.layers)
+    waiting = (whole * layer + inputs * passed) * _in_flight(lay, share.stage)
+    activations = waiting + again * layer + tokens * width * _seen(spec, shape)
     last = share.stage == lay.pipeline - 1
-    tokens = spec.train.tokens_per_micro_batch / lay.context
-    layer, passed = tokens * _layer(spec, shape, width), tokens * width * shape.hidden / _cut(spec)
-    whole, inputs, again = _kept(spec, share.layers)
-    return Stage(
-        networks=_networks(spec, shape, share),
-        layer=layer,
-        activations=(whole * layer + inputs * passed) * _in_flight(lay, share.stage)
-        + again * layer
-        + tokens * width * _seen(spec, shape),
-        logits=(width + FLOAT) * tokens * _outputs(spec, shape) / lay.tensor if last else 0.0,
-    )
+    logits = (width + FLOAT) * tokens * _outputs(spec, shape, lay) / lay.tensor if last else 0.0
+    return layer, activations, logits
 
 
-def _outputs(spec: RLJobSpec, shape: Shape) -> float:
+def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:
     """Numbers that the last layer makes of a token: a logit for each word, or a reward model's score, which tensor-parallel ranks do not share."""
-    return spec.trainer.parallelism.tensor if spec.task == "rewardModel" else shape.vocabulary
+    return lay.tensor if spec.task == "rewardModel" else shape.vocabulary
 
 
 def own_parameters(shape: Shape, lay: Layout, share: Share) -> tuple[float, float]:
@@ -175,12 +176,12 @@ def own_parameters(shape: Shape, lay: Layout, share: Share) -> tuple[float, floa
     return dense, share.mixed * shape.mixed / (lay.expert * lay.expert_tensor)
 
 
-def _layer(spec: RLJobSpec, shape: Shape, width: int) -> float:
+def _layer(sizes: Parallelism, shape: Shape, width: int) -> float:
     """Bytes of activations per token and layer."""
     wide = 3 * shape.feed_forward
     if shape.experts:
         wide = shape.experts_per_token * (shape.hidden + 3 * shape.expert_feed_forward) + 3 * shape.shared_feed_forward
-    return width * (4 * shape.hidden / _cut(spec) + (shape.attended + wide) / spec.trainer.parallelism.tensor)
+    return width * (4 * shape.hidden / _cut(sizes) + (shape.attended + wide) / sizes.tensor)
 
 
 def _seen(spec: RLJobSpec, shape: Shape) -> int:
@@ -188,20 +189,20 @@ def _seen(spec: RLJobSpec, shape: Shape) -> int:
     return shape.tower.kept if shape.tower and "vision" not in spec.model.freeze else 0
 
 
-def _cut(spec: RLJobSpec) -> int:
+def _cut(sizes: Parallelism) -> int:
     """Tensor-parallel ranks that share the activations between the matrices."""
-    return spec.trainer.parallelism.tensor if spec.trainer.parallelism.sequence else 1
+    return sizes.tensor if sizes.sequence else 1
 
 
-def _kept(spec: RLJobSpec, layers: float) -> tuple[float, float, float]:
+def _kept(ranks: RankSettings, layers: float) -> tuple[float, float, float]:
     """How recomputation changes a stage: per micro-batch, the number of layers that keep all activations and the number of inputs that are kept
     instead; and the number of layers that are computed again at a time."""
-    r = spec.trainer.recompute
+    r = ranks.recompute
     if r.granularity != "full":
         return layers, 0.0, 0.0
     if r.method == "uniform":
         return 0.0, layers / r.layers, r.layers
-    inputs = min(layers, r.layers * spec.trainer.parallelism.virtual_pipeline)
+    inputs = min(layers, r.layers * ranks.parallelism.virtual_pipeline)
     return layers - inputs, inputs, 1.0
 
 
@@ -223,13 +224,13 @@ def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
     if spec.adapters:
         adapters = shape.adapters(spec.adapters) * share.layers / lay.tensor
         policy = trained_network(spec, lay, weights, adapters, 0.0)
-    found = [_offloaded(policy, spec.trainer.offload, width)]
+    networks = [_offloaded(policy, spec.trainer.offload, width)]
     if spec.critic and not spec.critic.processes_per_node:
-        found.append(_offloaded(whole, spec.critic.offload, width))
+        networks.append(_offloaded(whole, spec.critic.offload, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
-        found.append(Network(weights, 0.0, 0.0, Offload()))
+        networks.append(Network(weights, 0.0, 0.0, Offload()))
     scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
-    return found + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
+    return networks + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
 
 
 def _offloaded(network: Network, offload: Offload, width: int) -> Network:

@@ -63,21 +63,22 @@ class Volumes:
     """Bytes of an update of the rollouts, from one pod to the next."""
 
     @staticmethod
-    def of(spec: RLJobSpec, shape: Shape, trainings: float, forwards: float) -> "Volumes":
-        """The volumes of a gang that makes this many passes over the step's tokens: `trainings` with a backward pass, `forwards` without."""
-        lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
+    def of(spec: RLJobSpec, shape: Shape, role: str, trainings: float, forwards: float) -> "Volumes":
+        """The volumes of the gang that holds the role's model. It makes this many passes over the step's tokens: `trainings` with a backward pass,
+        `forwards` without."""
+        lay, width = Layout.of(spec, role), BYTES[spec.model.dtype]
         t, c, e, p = lay.tensor, lay.context, lay.expert, lay.pipeline
         tokens = _tokens(spec) / (lay.data * c)
         layers = shape.layers / p
         both, ring = trainings + forwards / 2, trainings + forwards / 3
         own = layers * shape.dense / t + 2 * shape.embedding / (t * p)
         experts = layers * shape.expert / (e * lay.expert_tensor)
-        if spec.adapters:
+        if spec.adapters and role == names.ROLE_TRAINER:
             own, experts = layers * shape.adapters(spec.adapters) / t, 0.0
         updates = Amounts.of(spec).updates * trainings
         copies = lay.data * c
         exchange = GRADIENT + width
-        cut = t if spec.trainer.parallelism.sequence else 1
+        cut = t if spec.ranks_of(role).parallelism.sequence else 1
         return Volumes(
             tensor=8 * width * shape.hidden * tokens * (t - 1) / t * layers * both,
             context=3 * width * shape.keys_and_values / t * tokens * (c - 1) * layers * ring,
@@ -109,26 +110,29 @@ def forward_passes(spec: RLJobSpec) -> float:
 
 def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
-    volumes = Volumes.of(spec, shape, 1, forward_passes(spec))
+    volumes = Volumes.of(spec, shape, names.ROLE_TRAINER, 1, forward_passes(spec))
     chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
-    return _pod_links(spec, volumes) + [Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)]
+    return _pod_links(spec, volumes, names.ROLE_TRAINER) + [
+        Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)
+    ]
 
 
 def gang_links(spec: RLJobSpec, shape: Shape, role: str) -> list[Link]:
     """The same of the gang of another model, with the edge to the trainer. The critic learns, the others are frozen."""
-    own, passes = spec.of_gang(role), 1 / spec.train.epochs_per_step
-    columns = Link("columns", 0, own.trainer.nodes, COLUMN * _tokens(spec) * passes)
-    return [*_pod_links(own, Volumes.of(own, shape, int(role == names.ROLE_CRITIC), passes)), columns]
+    passes = 1 / spec.train.epochs_per_step
+    columns = Link("columns", 0, spec.ranks_of(role).nodes, COLUMN * _tokens(spec) * passes)
+    volumes = Volumes.of(spec, shape, role, int(role == names.ROLE_CRITIC), passes)
+    return [*_pod_links(spec, volumes, role), columns]
 
 
-def _pod_links(spec: RLJobSpec, volumes: Volumes) -> list[Link]:
+def _pod_links(spec: RLJobSpec, volumes: Volumes, role: str) -> list[Link]:
     """Between the pods of a gang."""
-    per_pod, found = spec.trainer.processes_per_node, dict[tuple[Kind, int, int], float]()
-    for kind, a, b, volume in _rank_links(Layout.of(spec, names.ROLE_TRAINER), volumes):
+    per_pod, volume_of = spec.ranks_of(role).processes_per_node, dict[tuple[Kind, int, int], float]()
+    for kind, a, b, volume in _rank_links(Layout.of(spec, role), volumes):
         one, other = sorted((a // per_pod, b // per_pod))
         if one != other and volume:
-            found[kind, one, other] = found.get((kind, one, other), 0.0) + volume
-    return [Link(k, a, b, v) for (k, a, b), v in found.items()]
+            volume_of[kind, one, other] = volume_of.get((kind, one, other), 0.0) + volume
+    return [Link(k, a, b, v) for (k, a, b), v in volume_of.items()]
 
 
 def _rank_links(layout: Layout, v: Volumes) -> Iterator[tuple[Kind, int, int, float]]:

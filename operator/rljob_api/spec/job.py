@@ -23,13 +23,22 @@ from rljob_api.spec.common import (
 )
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.processes import Gang, Recompute, Servers, Workers
-from rljob_api.spec.roles import CriticSpec, Offload, Overlap, PoolSpec, ReferenceSpec, RolloutSpec, TrainerSpec
+from rljob_api.spec.roles import (
+    CriticSpec,
+    Offload,
+    Overlap,
+    PoolSpec,
+    RankSettings,
+    ReferenceSpec,
+    RolloutSpec,
+    TrainerSpec,
+)
 from rljob_api.spec.run import CheckpointSpec, LifecycleSpec, SchedulingSpec
 from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-Pods = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
+PodSection = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -222,6 +231,27 @@ class RLJobSpec(Model):
         """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 
+    def ranks_of(self, role: str) -> RankSettings:
+        """How the ranks that hold a model are set up, by its role: those of its own gang, or the trainer's."""
+        gang, trainer, tokens = self.gangs.get(role), self.trainer, self.train.tokens_per_micro_batch
+        if gang is None or gang.processes_per_node is None:
+            return RankSettings(
+                nodes=trainer.nodes,
+                processes_per_node=trainer.processes_per_node,
+                parallelism=trainer.parallelism,
+                recompute=trainer.recompute,
+                transformer_config=trainer.transformer_config,
+                tokens_per_micro_batch=tokens,
+            )
+        return RankSettings(
+            nodes=gang.nodes,
+            processes_per_node=gang.processes_per_node,
+            parallelism=gang.parallelism,
+            recompute=gang.recompute if isinstance(gang, CriticSpec) else Recompute(),
+            transformer_config=gang.transformer_config,
+            tokens_per_micro_batch=gang.tokens_per_micro_batch or tokens,
+        )
+
     def of_gang(self, role: str) -> "RLJobSpec":
         """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, and there are no adapters, which only the policy has.
         For the trainer, and for models on its ranks, the spec itself."""
@@ -261,14 +291,14 @@ class RLJobSpec(Model):
         return not self.supervised or bool(self.gangs)
 
     @cached_property
-    def pods(self) -> Mapping[str, Pods]:
+    def pods(self) -> Mapping[str, PodSection]:
         """Settings of pods, by role: those of the trainer, of further gangs, of the rollouts, of workers, environments, a gateway, and of
         each pool by its name."""
-        gangs: dict[str, Pods] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
-        pools: dict[str, Pods] = {pool.name: pool for pool in self.pools}
-        workers: dict[str, Pods] = {**self.workers}
-        environments: dict[str, Pods] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
-        gateway: dict[str, Pods] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
+        gangs: dict[str, PodSection] = {names.ROLE_TRAINER: self.trainer, **self.gangs}
+        pools: dict[str, PodSection] = {pool.name: pool for pool in self.pools}
+        workers: dict[str, PodSection] = {**self.workers}
+        environments: dict[str, PodSection] = {names.sandbox_role(i): pool for i, pool in enumerate(self.environments)}
+        gateway: dict[str, PodSection] = {names.ROLE_GATEWAY: self.service} if self.task == "service" else {}
         return gangs | {names.ROLE_ROLLOUT: self.rollout} | workers | environments | gateway | pools
 
     def field_of(self, role: str) -> str:
@@ -301,5 +331,5 @@ class RLJobSpec(Model):
         given, settings = self.template(role).resources, self.pods[role]
         if isinstance(settings, EnvironmentPool):
             return settings.resources
-        found = {"requests": dict(given.requests), "limits": given.limits | devices}
-        return {k: v for k, v in found.items() if v}
+        amounts = {"requests": dict(given.requests), "limits": given.limits | devices}
+        return {k: v for k, v in amounts.items() if v}

@@ -1,6 +1,7 @@
 """spec.trainer, spec.critic, spec.reference, spec.rollout, spec.pools: who computes what, on which processes."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -207,3 +208,20 @@ class PoolSpec(Servers):
     def pods(self) -> int:
         """Pods of all servers."""
         return self.replicas * self.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """How the ranks that hold a model are set up: the trainer's, or those of a gang of the model's own."""
+
+    nodes: int
+    processes_per_node: int
+    parallelism: Parallelism
+    recompute: Recompute
+    transformer_config: dict[str, Any]
+    tokens_per_micro_batch: int
+
+    @property
+    def world(self) -> int:
+        """Ranks of the gang."""
+        return self.nodes * self.processes_per_node

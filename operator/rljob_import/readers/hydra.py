@@ -39,17 +39,17 @@ def _overrides(words: list[str]) -> int:
 
 
 def command_line(words: list[str]) -> CommandLine:
-    found = CommandLine()
+    line = CommandLine()
     for word, after in zip(words, [*words[1:], ""], strict=False):
         if override := OVERRIDE.fullmatch(word):
-            found.values[override[2]] = scalar(override[3])
+            line.values[override[2]] = scalar(override[3])
         elif deletion := DELETION.fullmatch(word):
-            found.values.pop(deletion[1], None)
+            line.values.pop(deletion[1], None)
         elif flag := FLAG.fullmatch(word):
-            found.flags[flag[1].replace("-", "_")] = flag[2] if flag[2] is not None else after
+            line.flags[flag[1].replace("-", "_")] = flag[2] if flag[2] is not None else after
         elif word == "-m":
-            found.module = after
-    return found
+            line.module = after
+    return line
 
 
 def scalar(text: str) -> Any:
@@ -124,14 +124,14 @@ class Unresolved(ValueError):
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves by dotted path. Lists are leaves, and so are empty maps."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         path = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and value:
-            found |= flatten(value, path)
+            flat |= flatten(value, path)
         else:
-            found[path] = value
-    return found
+            flat[path] = value
+    return flat
 
 
 def resolve(tree: Tree, environment: Mapping[str, str]) -> tuple[Tree, list[str]]:

@@ -70,8 +70,8 @@ class Shell:
                 stream.next()
                 run = live
             else:
-                found = self._command(stream, run)
-                status = found if run else status
+                success = self._command(stream, run)
+                status = success if run else status
         return status
 
     def _command(self, stream: TokenStream, live: bool) -> bool:
@@ -166,9 +166,9 @@ class Shell:
             return True
         assignments = [*takewhile(bool, map(ASSIGNMENT.fullmatch, words))]
         words = words[len(assignments) :]
-        for found in assignments if not words else ():  # before a command they are that command's alone
-            if found:
-                self._assign(*found.groups())
+        for assignment in assignments if not words else ():  # before a command they are that command's alone
+            if assignment:
+                self._assign(*assignment.groups())
         if words and words[0] in ("export", "local", "declare", "readonly", "typeset"):
             return self._export(words[0], words[1:])
         if words and words[0].startswith("(("):
@@ -216,11 +216,11 @@ class Shell:
 
     def _export(self, command: str, words: list[str]) -> bool:
         for word in words:
-            found = ASSIGNMENT.fullmatch(word)
-            if found:
-                self._assign(*found.groups())
+            assignment = ASSIGNMENT.fullmatch(word)
+            if assignment:
+                self._assign(*assignment.groups())
             if command == "export" and not word.startswith("-"):
-                self.exported[found[1] if found else word] = None
+                self.exported[assignment[1] if assignment else word] = None
         return True
 
     def _assign(self, name: str, operator: str, word: str) -> None:

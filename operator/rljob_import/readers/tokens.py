@@ -18,7 +18,7 @@ NUMBERS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge":
 def tokens(script: str) -> list[str]:
     """Operators and words, quotes and expansions still in them; comments, redirections and here-documents left out."""
     text = script.replace("\r\n", "\n").replace("\\\n", " ")
-    found: list[str] = []
+    parts: list[str] = []
     i, marks = 0, list[str]()
     while i < len(text):
         if text[i] in " \t":
@@ -33,12 +33,12 @@ def tokens(script: str) -> list[str]:
             i += len(operator)
             if operator == "\n":
                 i = _behind_documents(text, i, marks)
-            found.append(operator)
+            parts.append(operator)
         else:
             end = _word(text, i)
-            found.append(text[i:end])
+            parts.append(text[i:end])
             i = end
-    return found
+    return parts
 
 
 def _word(text: str, start: int) -> int:
@@ -59,8 +59,8 @@ def _end_of_array(text: str, i: int) -> int:
 
 
 def _line_end(text: str, i: int) -> int:
-    found = text.find("\n", i)
-    return len(text) if found < 0 else found
+    end = text.find("\n", i)
+    return len(text) if end < 0 else end
 
 
 def _skip_blanks(text: str, i: int) -> int:
@@ -100,17 +100,17 @@ class TokenStream:
 
     def words(self) -> list[str]:
         """Up to the next operator."""
-        found = []
+        words = []
         while self.more() and self.peek() not in OPERATORS:
-            found.append(self.next())
-        return found
+            words.append(self.next())
+        return words
 
     def until(self, end: str) -> list[str]:
-        found = []
+        words = []
         while self.more() and self.peek() != end:
-            found.append(self.next())
+            words.append(self.next())
         self.next()
-        return found
+        return words
 
     def skip_lines(self) -> str:
         while self.peek() in ("\n", ";"):

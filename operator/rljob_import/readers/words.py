@@ -54,8 +54,8 @@ def end_of_brackets(text: str, start: int) -> int:
 
 
 def _behind(text: str, mark: str, start: int) -> int:
-    found = text.find(mark, start)
-    return len(text) if found < 0 else found + 1
+    place = text.find(mark, start)
+    return len(text) if place < 0 else place + 1
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Variables:
     output: Callable[[str], str] = lambda command: ""
 
     def text(self, name: str) -> str | None:
-        found = self.values.get(name)
-        return None if found is None else " ".join(found[:1])
+        value = self.values.get(name)
+        return None if value is None else " ".join(value[:1])
 
     def number(self, name: str) -> str:
         """As arithmetic reads it: 0 when the variable is unset or empty."""
@@ -144,8 +144,8 @@ class _Expansion:
             self._named(word, end, quoted)
 
     def _named(self, word: str, end: int, quoted: bool) -> None:
-        found = NAME.match(word, end)
-        name = found[0] if found else word[end : end + 1] if word[end : end + 1] in SPECIAL else ""
+        match = NAME.match(word, end)
+        name = match[0] if match else word[end : end + 1] if word[end : end + 1] in SPECIAL else ""
         if not name:
             self._add("$")
             return
@@ -172,8 +172,8 @@ def parameter(inside: str, variables: Variables) -> list[str]:
     """What is between the braces of `${...}`."""
     if inside.startswith("#") and len(inside) > 1:
         return [_length(inside[1:], variables)]
-    found = NAME.match(inside)
-    name = found[0] if found else inside[:1]
+    match = NAME.match(inside)
+    name = match[0] if match else inside[:1]
     rest = inside[len(name) :]
     if rest in ("[@]", "[*]", ""):
         return _value(name, variables)

@@ -36,8 +36,8 @@ def adapters(
     elif named & set(ALL):
         yield settings.changed(targets, WHERE_PROVEN)
     elif modules:
-        found = [target for target, parts in MATRICES.items() if set(parts) <= set(modules)]
-        yield settings.field("model.lora.targets", found, targets)
+        ours = [target for target, parts in MATRICES.items() if set(parts) <= set(modules)]
+        yield settings.field("model.lora.targets", ours, targets)
     if unknown := sorted(named - set(ALL) - set(modules) - set(MATRICES)):
         yield settings.lacking(targets, f"no adapters beside {', '.join(unknown)}")
 
@@ -55,7 +55,7 @@ def _beginning(settings: Settings, path: str) -> Iterator[Said]:
     if len(given) > 1:
         yield settings.lacking(path, SEVERAL)
         return
-    yield from places.found(settings, "model.lora.path", path)
+    yield from places.located(settings, "model.lora.path", path)
     yield settings.changed(path, "rank, alpha and targets of model.lora have to be those of its adapter_config.json")
 
 

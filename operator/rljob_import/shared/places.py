@@ -43,7 +43,7 @@ def placed(settings: Settings, field: str, value: Any, *keys: str) -> Iterator[S
     yield settings.field(field, where, *keys, why="" if where == value else str(value))
 
 
-def found(settings: Settings, field: str, key: str) -> Iterator[Said]:
+def located(settings: Settings, field: str, key: str) -> Iterator[Said]:
     """As `path`; of a relative path it is said where it is looked for. The model that a hub has under a name is fetched from there."""
     yield from path(settings, field, key)
     if field == "model.path" and HUB.fullmatch(str(settings[key])):

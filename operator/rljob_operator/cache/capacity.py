@@ -8,7 +8,7 @@ from rljob_api.quantity import Resources, add
 from rljob_api.status_parts import PlacementStatus
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.jobs import CachedJob
-from rljob_operator.cache.nodes import Node, Usage
+from rljob_operator.cache.nodes import CachedNode, Usage
 from rljob_operator.kube.api import Key, Object
 from rljob_placement.cluster import Cluster, less
 from rljob_placement.cluster import Node as SchedulableNode
@@ -52,7 +52,7 @@ class Capacity:
     """What is free on each node: its allocatable resources less what pods on it request, what assigned pods on their way to it will request, and what
     the scheduler has promised and no status holds yet."""
 
-    def __init__(self, nodes: Cache[Node], usage: Cache[Usage], jobs: Cache[CachedJob]) -> None:
+    def __init__(self, nodes: Cache[CachedNode], usage: Cache[Usage], jobs: Cache[CachedJob]) -> None:
         self._usage = usage
         self._nodes: dict[str, SchedulableNode] = {}
         """As if nothing ran on them."""
@@ -105,18 +105,18 @@ class Capacity:
 
     def counted(self, pod: Key) -> Taken:
         """What a pod takes, or will take where it is assigned to, by node."""
-        found = dict[str, Resources]()
+        by_node = dict[str, Resources]()
         for key in (pod, *((job, pod) for job in self._assigned.get(pod, ()))):
-            found |= {node: add(found.get(node, {}), amounts) for node, amounts in self._taken.entry(key).items()}
-        return found
+            by_node |= {node: add(by_node.get(node, {}), amounts) for node, amounts in self._taken.entry(key).items()}
+        return by_node
 
     def held(self, job: Key, pods: Iterable[Key], but: Collection[Key] = ()) -> Taken:
         """What a job's pods take, or will take where they are assigned to, by node. `pods`: those that exist; `but`: those that do not count."""
-        found = dict[str, Resources]()
+        by_node = dict[str, Resources]()
         for pod in {*pods, *self._pods.get(job, ())}.difference(but):
             for entry in (self._taken.entry(pod), self._taken.entry((job, pod))):
-                found |= {node: add(found.get(node, {}), amounts) for node, amounts in entry.items()}
-        return found
+                by_node |= {node: add(by_node.get(node, {}), amounts) for node, amounts in entry.items()}
+        return by_node
 
     def announce(self) -> None:
         """Asks for an offer of the capacity, as if it had grown."""
@@ -127,7 +127,7 @@ class Capacity:
         for job in list(self._promised):
             self.promise(job, {})
 
-    def _node_changed(self, key: Key, node: Node | None) -> None:
+    def _node_changed(self, key: Key, node: CachedNode | None) -> None:
         name = key[1]
         if node and self._nodes.get(name) == node.schedulable:
             return
@@ -140,7 +140,9 @@ class Capacity:
 
     def _pod_changed(self, pod: Key, usage: Usage | None) -> None:
         entries: dict[Hashable, Taken] = {pod: {usage.node: usage.requests} if usage and usage.requests else {}}
-        entries |= {(job, pod): self._arriving(pod, found) for job, found in self._assigned.get(pod, {}).items()}
+        entries |= {
+            (job, pod): self._arriving(pod, requested) for job, requested in self._assigned.get(pod, {}).items()
+        }
         self._replace(entries)
 
     def _job_changed(self, key: Key, job: CachedJob | None) -> None:
@@ -151,10 +153,10 @@ class Capacity:
         entries: dict[Hashable, Taken] = {(key, pod): {} for pod in self._unassign(key)}
         if job and placement:
             self._placements[key], self._pods[key] = placement, []
-            for pod, found in _assignments(job).items():
+            for pod, requested in _assignments(job).items():
                 self._pods[key].append(pod)
-                self._assigned.setdefault(pod, {})[key] = found
-                entries[key, pod] = self._arriving(pod, found)
+                self._assigned.setdefault(pod, {})[key] = requested
+                entries[key, pod] = self._arriving(pod, requested)
         self._replace(entries)
 
     def _unassign(self, job: Key) -> list[Key]:
@@ -204,9 +206,9 @@ def _placement(job: CachedJob) -> Object | None:
 
 def _assignments(job: CachedJob) -> dict[Key, list[tuple[str, Resources]]]:
     """Nodes and requests of the job's assigned pods, by pod."""
-    found = dict[Key, list[tuple[str, Resources]]]()
+    by_pod = dict[Key, list[tuple[str, Resources]]]()
     placement = (job.readable_status and job.readable_status.placement) or PlacementStatus()
     for assignment in placement.assignments:
         requests = placement.requests.get(names.role_of(job.meta.name, assignment.pod), {})
-        found.setdefault((job.meta.namespace, assignment.pod), []).append((assignment.node, requests))
-    return found
+        by_pod.setdefault((job.meta.namespace, assignment.pod), []).append((assignment.node, requests))
+    return by_pod

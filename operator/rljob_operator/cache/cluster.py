@@ -12,7 +12,7 @@ from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity
 from rljob_operator.cache.jobs import CachedJob
-from rljob_operator.cache.nodes import Node, Usage, parse_node, parse_usage
+from rljob_operator.cache.nodes import CachedNode, Usage, parse_node, parse_usage
 from rljob_operator.cache.pods import FailedPods, Pod, is_of_a_job, parse_pod
 from rljob_operator.cache.reports import CachedConfigMap
 from rljob_operator.kube.api import Key, Object, kind_of
@@ -27,7 +27,7 @@ UNWATCHED = tuple(map(str, backends.KINDS))
 NO_OFFER: tuple[Resources, Resources] = ({}, {})
 
 
-class Pods:
+class PodCache:
     """Two caches that one watch feeds: what every pod of the cluster takes of its node, and the pods of jobs. And what is remembered of those that
     failed."""
 
@@ -42,7 +42,8 @@ class Pods:
         if not is_of_a_job(obj):
             return self._ours.discard(obj)
         changed = self._ours.put(obj)
-        if (entry := self._ours.get(key_of(obj))) and entry.group:
+        entry = self._ours.get(key_of(obj))
+        if entry and entry.group:
             self._failed.note(entry.group, entry.value)
         return changed
 
@@ -74,7 +75,7 @@ class ClusterCache:
         """As the last look has seen them."""
         self._offers: dict[str, tuple[Resources, Resources]] = {}
         """Devices of each node by resource: those without the ones that are held by pods which nobody counts, and all."""
-        self.nodes: Cache[Node] = Cache(self._node, group=key_of)
+        self.nodes: Cache[CachedNode] = Cache(self._node, group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
@@ -83,15 +84,15 @@ class ClusterCache:
         }
         self.capacity = Capacity(self.nodes, self.usage, self.jobs)
         self._on_change: Callable[[str, set[Key]], None] = lambda kind, groups: None
-        self._by_kind: dict[str, Cache[Any] | Pods] = {
+        self._by_kind: dict[str, Cache[Any] | PodCache] = {
             "RLJob": self.jobs,
-            "Pod": Pods(self.pods, self.usage, self.failed),
-            "Node": self.nodes,
+            "Pod": PodCache(self.pods, self.usage, self.failed),
+            "CachedNode": self.nodes,
             "ConfigMap": self.config_maps,
             **self.children,
         }
 
-    def of_kind(self, kind: str) -> Cache[Any] | Pods:
+    def of_kind(self, kind: str) -> Cache[Any] | PodCache:
         return self._by_kind[kind]
 
     def on_change(self, call: Callable[[str, set[Key]], None]) -> None:
@@ -113,7 +114,7 @@ class ClusterCache:
         before, self._requested = self._requested, dict(requested)
         for name in before.keys() | requested.keys():
             groups = self.nodes.revise(("", name), lambda node: node.requested(self._requested.get(node.name, "")))
-            self._on_change("Node", groups)
+            self._on_change("CachedNode", groups)
 
     def set_devices(self, devices: Devices) -> None:
         """What there is of devices now."""
@@ -131,13 +132,13 @@ class ClusterCache:
             if before.get(name) == self._offers.get(name):
                 continue
             groups = self.nodes.revise(("", name), lambda node: node.offering(*self._offers.get(node.name, NO_OFFER)))
-            self._on_change("Node", groups)
+            self._on_change("CachedNode", groups)
 
     def offers(self, resource: str) -> bool:
         """Whether some node offers the resource itself, and not by devices."""
         return any(n.schedulable.size.get(resource) and resource not in n.devices for n in self.nodes.values())
 
-    def _node(self, obj: Object, before: Node | None) -> Node:
+    def _node(self, obj: Object, before: CachedNode | None) -> CachedNode:
         node = parse_node(obj, self._leave)
         why = self._requested.get(node.name)
         node = node.requested(why) if why else node
@@ -156,7 +157,7 @@ class ClusterCache:
 
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Jobs to reconcile when something has changed for these groups of a kind's cache."""
-        if kind != "Node":
+        if kind != "CachedNode":
             return groups
         nodes = {name for _, name in groups}
         if not nodes:  # most often a node's heartbeat: no job is looked for
@@ -165,7 +166,7 @@ class ClusterCache:
 
     def children_of(self, job: Key) -> dict[tuple[str, str], Object]:
         """All children of a job, by kind and name."""
-        found = {("ConfigMap", name): entry.value.object for (_, name), entry in self.config_maps.of(job).items()}
+        children = {("ConfigMap", name): entry.value.object for (_, name), entry in self.config_maps.of(job).items()}
         for kind, cache in self.children.items():
-            found |= {(kind, name): entry.value for (_, name), entry in cache.of(job).items()}
-        return found
+            children |= {(kind, name): entry.value for (_, name), entry in cache.of(job).items()}
+        return children

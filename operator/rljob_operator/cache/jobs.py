@@ -63,8 +63,8 @@ class LazyValidation:
         return self._known if self.is_known and self._known else self._meanwhile
 
     @result.setter
-    def result(self, found: ValidationResult) -> None:
-        self._known = found
+    def result(self, result: ValidationResult) -> None:
+        self._known = result
 
     @property
     def is_unchecked(self) -> bool:

@@ -19,7 +19,7 @@ OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class CachedNode:
     """The part of a node that the operator reads."""
 
     name: str
@@ -48,11 +48,11 @@ class Node:
             pod, lost_since=self.lost_since, answers_since=self.answers_since, out_of_service=self.out_of_service
         )
 
-    def requested(self, why: str) -> "Node":
+    def requested(self, why: str) -> "CachedNode":
         """The node if somebody asks for it to be left; empty: nobody does."""
         return replace(self, schedulable=replace(self.schedulable, quarantine=reason((self.signs, why))))
 
-    def offering(self, free: Resources, size: Resources) -> "Node":
+    def offering(self, free: Resources, size: Resources) -> "CachedNode":
         """The node with these devices in place of those that were known."""
         known = self.schedulable
         own = {name: amount for name, amount in known.size.items() if name not in self.devices}
@@ -60,11 +60,11 @@ class Node:
         return replace(self, schedulable=there, devices=frozenset(name for name in size if not own.get(name)))
 
 
-def parse_node(node: Object, leave: LeaveNodes) -> Node:
+def parse_node(node: Object, leave: LeaveNodes) -> CachedNode:
     signs = leave.quarantine(node)
     meta, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
     ready, since = _readiness(meta, status)
-    return Node(
+    return CachedNode(
         name=meta["name"],
         lost_since=None if ready else since,
         answers_since=since if ready else 0.0,
@@ -153,5 +153,5 @@ def _is_quantity(amount: object) -> bool:
     return True
 
 
-def _dict(found: Any) -> Object:
-    return found if isinstance(found, dict) else {}
+def _dict(value: Any) -> Object:
+    return value if isinstance(value, dict) else {}

@@ -133,8 +133,8 @@ def _reason(answer: str) -> str:
 def _causes(answer: str) -> tuple[tuple[str, str], ...]:
     """Field and message of each cause in a `Status`; of any other text, the text."""
     try:
-        found = json.loads(answer)
-        causes = (found.get("details") or {}).get("causes") or [found]
+        status = json.loads(answer)
+        causes = (status.get("details") or {}).get("causes") or [status]
         return tuple((one_line(str(c.get("field", ""))), one_line(str(c["message"])[:500])) for c in causes[:5])
     except (ValueError, TypeError, LookupError, AttributeError):
         return (("", one_line(answer[:500])),)

@@ -90,7 +90,8 @@ class KubernetesApi:
             page = await self._request("GET", kind, path(kind, namespace), query=query)
             objects = [{"apiVersion": page["apiVersion"], "kind": kind, **item} for item in page["items"]]
             yield Listing(page["metadata"]["resourceVersion"], objects)
-            if not (more := page["metadata"].get("continue")):
+            more = page["metadata"].get("continue")
+            if not more:
                 return
             query["continue"] = more
 
@@ -104,10 +105,10 @@ class KubernetesApi:
         group, version, plural = resource(kind)
         try:
             known = await self._request("GET", "APIGroup", "/apis")
-            found = await self._request("GET", "APIResource", f"/apis/{group}/{version}")
+            resources = await self._request("GET", "APIResource", f"/apis/{group}/{version}")
         except NotFound:
             return False
-        return group in (g["name"] for g in known["groups"]) and plural in (r["name"] for r in found["resources"])
+        return group in (g["name"] for g in known["groups"]) and plural in (r["name"] for r in resources["resources"])
 
     async def create(self, obj: Object) -> Object:
         where = path(kind_of(obj), obj["metadata"]["namespace"])
@@ -195,10 +196,10 @@ class KubernetesApi:
 def _parsed(text: bytes, what: str) -> Object:
     """An answer that claims success and is not JSON comes from a proxy in between, not from the API server."""
     try:
-        found: Object = load_json(text)
+        parsed: Object = load_json(text)
     except ValueError as error:
         raise ApiError(0, one_line(f"{what}: the answer is not JSON: {text[:200].decode(errors='replace')}")) from error
-    return found
+    return parsed
 
 
 def _where(obj: Object) -> str:

@@ -25,8 +25,8 @@ def login() -> kopf.ConnectionInfo:
     settings = kopf.OperatorSettings()
     if account := kopf.login_with_service_account(settings=settings):
         return replace(account, server=_server())
-    if found := kopf.login_with_kubeconfig(settings=settings):
-        return found
+    if connection := kopf.login_with_kubeconfig(settings=settings):
+        return connection
     raise kopf.LoginError("there is neither a service account nor a kubeconfig")
 
 

@@ -136,16 +136,16 @@ class UncreatedPods:
         if not short:
             self.forget(job)
             return {}
-        found = self._missing.setdefault(job, Missing(now + PATIENCE))
-        if not now < found.due <= now + INTERVAL:  # one that is later was set before the clock was set back
-            found.due = now + INTERVAL
-            found.reasons = {_role(one): why for one in short if (why := await self._reason(one))}
-        return found.reasons
+        missing = self._missing.setdefault(job, Missing(now + PATIENCE))
+        if not now < missing.due <= now + INTERVAL:  # one that is later was set before the clock was set back
+            missing.due = now + INTERVAL
+            missing.reasons = {_role(one): why for one in short if (why := await self._reason(one))}
+        return missing.reasons
 
     def due(self, job: Key) -> float | None:
         """When to ask for the job's pods, in seconds since the epoch; None: all exist."""
-        found = self._missing.get(job)
-        return found.due if found else None
+        missing = self._missing.get(job)
+        return missing.due if missing else None
 
     def forget(self, job: Key) -> None:
         self._missing.pop(job, None)

@@ -82,11 +82,11 @@ class Observer:
             gone = self._state.gone_in(key, (job.meta.uid, attempt.number))
             pods += await self._strays(key, attempt, {pod.uid for pod in pods}, gone)
         located = tuple([await self._on_its_node(pod) for pod in pods])
-        found = self._snapshot(key, job, located, now)
-        sets = [o for (kind, _), o in found.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
+        snapshot = self._snapshot(key, job, located, now)
+        sets = [o for (kind, _), o in snapshot.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
         if uncreated := await self._uncreated.reasons(key, sets, located, now):
-            found = replace(found, uncreated=uncreated)
-        return await self._with_heartbeat_age(found, key, job, attempt) if attempt and is_open(attempt) else found
+            snapshot = replace(snapshot, uncreated=uncreated)
+        return await self._with_heartbeat_age(snapshot, key, job, attempt) if attempt and is_open(attempt) else snapshot
 
     def due(self, job: Key, now: float) -> float | None:
         """Seconds until the job has to be observed again, even if nothing changes."""
@@ -110,8 +110,12 @@ class Observer:
             pods=pods,
             gpus=self._gpus(key, pods, job.validation.result.accepted, control.spec if control else None),
             failed=self._cache.failed.of(key),
-            reports={found.report.pod: found.report for found in config_maps.values() if found.report},
-            unreadable={found.pod: found.problem for found in config_maps.values() if found.problem},
+            reports={
+                config_map.report.pod: config_map.report for config_map in config_maps.values() if config_map.report
+            },
+            unreadable={
+                config_map.pod: config_map.problem for config_map in config_maps.values() if config_map.problem
+            },
             control=control,
             children=children,
             conflicts=self._state.conflicts.get(key, ()),
@@ -125,27 +129,27 @@ class Observer:
 
     def _quarantined(self, status: JobStatus, pods: tuple[Pod, ...]) -> dict[str, str]:
         nodes = {pod.node for pod in pods if pod.node} | {entry.node for entry in status.nodes}
-        found = ((name, self._cache.nodes.get(("", name))) for name in nodes)
-        return {name: entry.value.quarantine for name, entry in found if entry and entry.value.quarantine}
+        entries = ((name, self._cache.nodes.get(("", name))) for name in nodes)
+        return {name: entry.value.quarantine for name, entry in entries if entry and entry.value.quarantine}
 
     def _gpus(self, key: Key, pods: tuple[Pod, ...], *specs: RLJobSpec | None) -> int:
         """GPUs of pods that are on nodes, or were sent there. `pods`: of the job; `specs`: of the next attempt, and of the one that runs. A pod
         is made from either, and asks for the resource that it names."""
         known = [spec for spec in specs if spec]
         used = [
-            (pod.role, found.value.requests) for pod in pods if (found := self._cache.usage.get((key[0], pod.name)))
+            (pod.role, usage.value.requests) for pod in pods if (usage := self._cache.usage.get((key[0], pod.name)))
         ]
         return sum(_gpus_of(role, requests, known) for role, requests in used if requests)
 
     def _config_maps(self, key: Key, job: RLJobMeta) -> dict[str, CachedConfigMap]:
         """ConfigMaps that the job controls, by name. A label alone, which anybody may set, is not enough."""
-        found = {name: entry.value for (_, name), entry in self._cache.config_maps.of(key).items()}
-        return {name: config_map for name, config_map in found.items() if controls(job, config_map.object)}
+        config_maps = {name: entry.value for (_, name), entry in self._cache.config_maps.of(key).items()}
+        return {name: config_map for name, config_map in config_maps.items() if controls(job, config_map.object)}
 
     async def _strays(self, key: Key, attempt: Attempt, known: set[str], gone: set[str]) -> list[Pod]:
         """Pods of members that exist although the cache does not have them, for example because their labels were removed."""
-        found = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
-        return [pod for pod in found if pod]
+        strays = [await self._stray(key[0], m, gone) for m in attempt.members if m.pod_uid not in known | gone]
+        return [pod for pod in strays if pod]
 
     async def _stray(self, namespace: str, member: Member, gone: set[str]) -> Pod | None:
         live = await self._live("Pod", namespace, member.pod)

@@ -103,7 +103,7 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
     last, of = s.targets[-1] if s.targets else None, (status.attempt, status.nodes, status.servers)
     if last is None or last.spec is not spec or any(a is not b for a, b in zip(last.status, of, strict=True)):
         limit = s.lifecycle.node_loss_seconds
-        servers = [one for found in divided(status, s.pods, spec, limit, s.now).values() for one in found]
+        servers = [one for of_role in divided(status, s.pods, spec, limit, s.now).values() for one in of_role]
         last = Target(spec, wanted_ordinals(status, s.pods, spec, limit, s.now), servers, of)
         s.targets.append(last)
     return last
@@ -111,7 +111,8 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
 
 def gateway_pod(s: Snapshot, status: JobStatus) -> Pod | None:
     """The pod that is to serve a service's clients; None: there is none now."""
-    wanted = current.ordinals.get(names.ROLE_GATEWAY, []) if (current := target(s, status)) else []
+    current = target(s, status)
+    wanted = current.ordinals.get(names.ROLE_GATEWAY, []) if current else []
     pods = (p for p in s.of(names.ROLE_GATEWAY) if p.ordinal in wanted and p.running and p.ip and not p.deleting)
     return next((p for p in pods if p.lost_since is None), None)
 
@@ -120,13 +121,14 @@ def divided(
     status: JobStatus, pods: Sequence[Pod], spec: RLJobSpec, node_loss_seconds: float, now: float
 ) -> dict[str, list[Server]]:
     """Servers of several pods, by role."""
-    found = dict[str, list[Server]]()
+    servers = dict[str, list[Server]]()
     for role, size in pods_of(spec).items():
-        if (nodes := server_nodes(spec, role)) > 1:
+        nodes = server_nodes(spec, role)
+        if nodes > 1:
             held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
             kept = None if is_open(status.attempt) else ordinals(pods, role, size, node_loss_seconds, now)
-            found[role] = divide(status.servers, role, (size // nodes, nodes), held, kept)
-    return found
+            servers[role] = divide(status.servers, role, (size // nodes, nodes), held, kept)
+    return servers
 
 
 def wanted_ordinals(
@@ -146,17 +148,17 @@ def wanted_ordinals(
     """
     gangs, avoided = gang_sizes(spec), excluded(status, now) | set(leaving)
     servers = divided(status, pods, spec, node_loss_seconds, now)
-    found = dict[str, list[int]]()
+    wanted = dict[str, list[int]]()
     for role, size in pods_of(spec).items():
         if role in gangs:
             free = ordinals(pods, role, size, node_loss_seconds, now)
             own = [pod for pod in pods if pod.role == role]
-            found[role] = members_first(status, own, role, gangs[role], free, avoided, ahead)
+            wanted[role] = members_first(status, own, role, gangs[role], free, avoided, ahead)
         elif role in servers:
-            found[role] = [i for one in servers[role] for i in one.ordinals]
+            wanted[role] = [i for one in servers[role] for i in one.ordinals]
         else:
-            found[role] = server_ordinals(status, pods, role, size, node_loss_seconds, now)
-    return found
+            wanted[role] = server_ordinals(status, pods, role, size, node_loss_seconds, now)
+    return wanted
 
 
 def is_held(pod: Pod, node_loss_seconds: float, now: float) -> bool:

@@ -11,7 +11,7 @@ from rljob_api.status_parts import NodeStatus, PlacementReport
 from rljob_operator.kube.api import Key
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node
-from rljob_placement.gang import Gang, Plan, Stay
+from rljob_placement.gang import Gang, Placement, Stay
 
 REMEMBERED_SECONDS = 3600.0
 """Seconds for which a failure that points at a node is remembered, and for which the node is avoided after the last one."""
@@ -72,7 +72,7 @@ class SchedulingResult:
     """The answer to a request."""
 
     request: SchedulingRequest
-    plan: Plan
+    plan: Placement
     report: PlacementReport
     claim: Claim | None = None
     until: float | None = None

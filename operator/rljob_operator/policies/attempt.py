@@ -72,7 +72,8 @@ def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
 def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[MemberStatus]) -> str:
     if is_suspension_wanted(s, status):
         return reasons.SUSPENDED
-    if (until := active_until(s, status)) is not None and s.now >= until:
+    until = active_until(s, status)
+    if until is not None and s.now >= until:
         return reasons.ACTIVE_DEADLINE_EXCEEDED
     if any(m.pod and m.pod.deleting and not m.ended for m in members):
         return reasons.POD_DELETING
@@ -86,7 +87,8 @@ def _drain_deadline(s: Snapshot, attempt: Attempt) -> float:
 
 
 def _deadlines(s: Snapshot, attempt: Attempt) -> Iterator[float]:
-    if (until := active_until(s, s.status)) is not None:
+    until = active_until(s, s.status)
+    if until is not None:
         yield until
     if attempt.command == "drain":
         yield _drain_deadline(s, attempt)

@@ -161,16 +161,16 @@ def root_cause(attempt: Attempt, members: list[MemberStatus]) -> Cause | None:
     known = recorded_cause(attempt)
     if known is None and attempt.command == "stop":
         return None
-    found = [c for m in members if (c := _cause(attempt, m))]
-    processes = [c for c in found if c.reason in PROCESS_REASONS]
+    causes = [c for m in members if (c := _cause(attempt, m))]
+    processes = [c for c in causes if c.reason in PROCESS_REASONS]
     if known and known.reason in PROCESS_REASONS:
         return _earliest([known, *(c for c in processes if c.pod != known.pod)])
     if known and known.reason != reasons.COLLECTIVE_FAILED:
         return known
-    gone = [c for c in found if c.reason not in PROCESS_REASONS and c.reason != reasons.COLLECTIVE_FAILED]
+    gone = [c for c in causes if c.reason not in PROCESS_REASONS and c.reason != reasons.COLLECTIVE_FAILED]
     if gone:
         return gone[0]
-    return _earliest(processes) if processes else known or next(iter(found), None)
+    return _earliest(processes) if processes else known or next(iter(causes), None)
 
 
 def _earliest(causes: Sequence[Cause]) -> Cause:
@@ -212,7 +212,9 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
         message += f"; the trainer is waiting for its rollouts, of which {status.rollout.ready} answer"
         further = status.asked_besides_rollouts.items()
         message += "".join(f", and {name}, of which {counted.text} do" for name, counted in further)
-        message += "".join(f", and sandboxes {name}, {found.text} free" for name, found in status.environments.items())
+        message += "".join(
+            f", and sandboxes {name}, {sandboxes.text} free" for name, sandboxes in status.environments.items()
+        )
     elif progress and progress.awaiting:
         message += f": {progress.awaiting}"
     failure = Failure(kind="application", exception=reasons.NO_PROGRESS, message=message, time=s.now)

@@ -66,11 +66,11 @@ def conditions(s: Snapshot, status: JobStatus, state: State) -> list[Condition]:
         "Succeeded": _succeeded(status),
         "Failed": _failed(status, state),
     }
-    return [_condition(s, kind, found, old.get(kind)) for kind, found in values.items()]
+    return [_condition(s, kind, value, old.get(kind)) for kind, value in values.items()]
 
 
-def _condition(s: Snapshot, kind: ConditionType, found: ConditionValue, old: Condition | None) -> Condition:
-    value, reason, message = found
+def _condition(s: Snapshot, kind: ConditionType, given: ConditionValue, old: Condition | None) -> Condition:
+    value, reason, message = given
     status = STATUSES[value]
     since = old.last_transition_time if old and old.status == status else stamp(s.now)
     return Condition(
@@ -140,13 +140,13 @@ def _checkpointed(status: JobStatus) -> ConditionValue:
 
 
 def _preempted(status: JobStatus) -> ConditionValue:
-    found = status.preemption
-    if found is None:
+    preemption = status.preemption
+    if preemption is None:
         return False, reasons.NOT_PREEMPTED, ""
     return (
         True,
         reasons.PREEMPTED,
-        f"left its nodes at {found.since} to {found.by}, which has a higher priority or has reserved them",
+        f"left its nodes at {preemption.since} to {preemption.by}, which has a higher priority or has reserved them",
     )
 
 
@@ -216,19 +216,19 @@ def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
         for role, count in wanted.items()
     }
     trainers, rollouts = counted.pop(names.ROLE_TRAINER), counted.pop(names.ROLE_ROLLOUT, NO_PODS)
-    gangs = {role: found for role, found in counted.items() if names.is_model_role(role)}
+    gangs = {role: counts for role, counts in counted.items() if names.is_model_role(role)}
     workers, gateway = counted.pop(names.ROLE_WORKER, NO_PODS), counted.pop(names.ROLE_GATEWAY, NO_PODS)
     scorers = {role: counted.pop(role) for role in [role for role in counted if names.is_worker_role(role)]}
     environments = {pool.name: counted.pop(names.sandbox_role(i)) for i, pool in enumerate(_environments(spec))}
-    pools = {role: found for role, found in counted.items() if role not in gangs}
-    found = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
-    found |= {
+    pools = {role: counts for role, counts in counted.items() if role not in gangs}
+    roles = {"trainer": trainers, "gangs": gangs, "rollout": rollouts, "workers": workers, "pools": pools}
+    roles |= {
         "scorers": scorers,
         "environments": environments,
         "gateway": gateway,
         "service": service_status(s, status),
     }
-    return found | {"progress": progress, "spares": NO_SPARES if freed else _spare_status(s, status, spec, spares)}
+    return roles | {"progress": progress, "spares": NO_SPARES if freed else _spare_status(s, status, spec, spares)}
 
 
 def _environments(spec: RLJobSpec | None) -> list[EnvironmentPool]:
@@ -265,17 +265,18 @@ def _servers(s: Snapshot, status: JobStatus, role: str, desired: int) -> RoleSta
     """Servers of several pods, by their heads."""
     servers = [one for one in status.servers if one.role == role]
     waiting = [f"{server_name(one)}: {why}" for one in servers if (why := _unready(s, one))]
-    found = _counted(len(servers) - len(waiting), desired, names.heads(s.job.name, role))
-    return found.model_copy(update={"unready": waiting[:MOST_UNREADY]})
+    counted = _counted(len(servers) - len(waiting), desired, names.heads(s.job.name, role))
+    return counted.model_copy(update={"unready": waiting[:MOST_UNREADY]})
 
 
 def _unready(s: Snapshot, server: ServerStatus) -> str:
     """What keeps a server of several pods from answering, with the pod; empty: nothing."""
-    if not (found := unready(s, server)):
+    problem = unready(s, server)
+    if not problem:
         return ""
-    pod = next((pod for pod in s.pods if pod.name == found[0]), None)
+    pod = next((pod for pod in s.pods if pod.name == problem[0]), None)
     why = pod_problem(s, pod) if pod else ""
-    return one_line(f"{found[0]}: {why}" if why else " ".join(found))
+    return one_line(f"{problem[0]}: {why}" if why else " ".join(problem))
 
 
 def _counted(ready: int, desired: int, selector: str) -> RoleStatus:

@@ -210,7 +210,10 @@ def _servers(status: JobStatus) -> str:
     """Counts of the rollouts, workers, scorers and pools that generation waits for."""
     counts = {"rollouts": status.rollout} | status.asked_besides_rollouts
     said = [f"{word}, {counted.ready}/{counted.desired} answer" for word, counted in counts.items()]
-    said += [f"sandboxes {name}, {found.ready}/{found.desired} free" for name, found in status.environments.items()]
+    said += [
+        f"sandboxes {name}, {sandboxes.ready}/{sandboxes.desired} free"
+        for name, sandboxes in status.environments.items()
+    ]
     return ", ".join(said)
 
 
@@ -225,10 +228,10 @@ def _of_waiting_job(s: Snapshot, status: JobStatus) -> str:
         kept = _reserved(status.placement)
         return f"{after}waiting for capacity: {status.placement.problem}{kept}{release_note(s, status)}"
     problems = _pod_problems(s, status, _awaited_launchers(s, status))
-    found = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
+    awaited = problems or list(s.unreadable.values()) or list(opening_problems(s, status))
     return (
-        f"{after}waiting for {_launchers(s)} pods: {'; '.join(found[:3])}{release_note(s, status)}"
-        if found
+        f"{after}waiting for {_launchers(s)} pods: {'; '.join(awaited[:3])}{release_note(s, status)}"
+        if awaited
         else after.rstrip("; ")
     )
 
@@ -244,8 +247,12 @@ def _reserved(placement: PlacementStatus) -> str:
 
 def _preempted(status: JobStatus) -> str:
     """The beginning of the sentence about a job that has left its nodes to another one; empty: it has not."""
-    found = status.preemption
-    return f"left its nodes to {found.by} at {found.since} and goes on when there is room; " if found else ""
+    preemption = status.preemption
+    return (
+        f"left its nodes to {preemption.by} at {preemption.since} and goes on when there is room; "
+        if preemption
+        else ""
+    )
 
 
 def _awaited_launchers(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
@@ -271,8 +278,8 @@ def _pod_problems(s: Snapshot, status: JobStatus, pods: tuple[Pod, ...]) -> list
     """What keeps pods from being ready, by pod: image, quota, memory, nodes, or a failure that the pod reports."""
     refused = refusal_message(s, status)
     waiting = [pod for pod in pods if not (pod.ready or pod.deleting or (refused and is_refused(pod)))]
-    found = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := pod_problem(s, pod))]
-    return [one_line(refused), *found] if refused else found
+    problems = [one_line(f"{pod.name}: {why}") for pod in waiting if (why := pod_problem(s, pod))]
+    return [one_line(refused), *problems] if refused else problems
 
 
 def pod_problem(s: Snapshot, pod: Pod) -> str:

@@ -193,9 +193,9 @@ def blame_nodes(s: Snapshot, status: JobStatus) -> Change:
         until = stamp(s.now + REMEMBERED_SECONDS)
         news = {"failures": [*entry.failures, hint.key], "cause": one_line(hint.cause)[:LONGEST], "until": until}
         nodes[hint.node] = entry.model_copy(update=news)
-    found = list(nodes.values())
-    undecided = any(entry.state == "suspect" and is_bad(entry, limit) for entry in found)
-    return Change(set_(status, nodes=found) if found != status.nodes else status, due=(s.now,) if undecided else ())
+    entries = list(nodes.values())
+    undecided = any(entry.state == "suspect" and is_bad(entry, limit) for entry in entries)
+    return Change(set_(status, nodes=entries) if entries != status.nodes else status, due=(s.now,) if undecided else ())
 
 
 def _hints(s: Snapshot, status: JobStatus) -> Iterator[Hint]:

@@ -32,7 +32,8 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     members = list[Member]()
     for role, ordinals in following.members.items():
         pods = [pod for pod in s.of(role) if pod.ordinal in ordinals]
-        if (ranked := ranks(status, pods)) is None:
+        ranked = ranks(status, pods)
+        if ranked is None:
             return Change(status, due=(s.now,))
         members += [_member(s, pod, rank) for pod, rank in zip(pods, ranked, strict=True)]
     attempt = Attempt(

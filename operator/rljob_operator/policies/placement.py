@@ -40,16 +40,16 @@ PINNED = re.compile(r"node affinity/selector|prefilter result|didn't satisfy plu
 def refusal_reason(unschedulable: str) -> str:
     """Why the node did not take one pod, from the scheduler's message about it."""
     listed = ALL_NODES.match(unschedulable)
-    found = COUNTED.findall(listed[1]) if listed else []
-    own = [one for one in found if not PINNED.search(one)] or found or [unschedulable or SILENT]
+    counted = COUNTED.findall(listed[1]) if listed else []
+    own = [one for one in counted if not PINNED.search(one)] or counted or [unschedulable or SILENT]
     return ", ".join(sorted(set(own)))[:LONGEST]
 
 
 def refusal_reasons(placement: PlacementStatus, refused: Iterable[Pod] = ()) -> str:
     """Reasons for which nodes are excluded, and those of `refused` pods, in one text; empty: there are none."""
     avoided = {excluded.cause for excluded in placement.excluded if excluded.cause}
-    found = sorted(avoided | {refusal_reason(pod.unschedulable) for pod in refused})
-    return "; ".join([*found[:MOST], *(["and others"] if found[MOST:] else [])])
+    causes = sorted(avoided | {refusal_reason(pod.unschedulable) for pod in refused})
+    return "; ".join([*causes[:MOST], *(["and others"] if causes[MOST:] else [])])
 
 
 def refusal_message(s: Snapshot, status: JobStatus) -> str:
@@ -117,8 +117,8 @@ def ranks(status: JobStatus, pods: Sequence[Pod]) -> Sequence[int] | None:
     """Node ranks of a gang's pods, given in the order of ordinals, in the next attempt: those of their assignments, or that order, if nobody assigns
     them or there can be no new plan. None: a spare stands in, and the next reconcile assigns them."""
     assigned = {x.pod: x.rank for x in status.placement.assignments} if status.placement else {}
-    found = [assigned.get(pod.name, place) for place, pod in enumerate(pods)]
-    known = [rank for rank in found if rank is not None]
+    planned = [assigned.get(pod.name, place) for place, pod in enumerate(pods)]
+    known = [rank for rank in planned if rank is not None]
     if len(set(known)) == len(pods):
         return known
     return range(len(pods)) if status.placement and status.placement.problem else None
@@ -139,11 +139,11 @@ def _bound_by(pod: Pod) -> float | None:
 
 def _unschedulable(s: Snapshot) -> str:
     """Why ungated pods fit no node at all, such as a claim that does not exist. To assign other nodes would not help, so they keep theirs."""
-    found = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
-    if not found:
+    refused = [(p.name, m[1]) for p in _late(s) if (m := ON_NO_NODE.match(p.unschedulable))]
+    if not refused:
         return ""
-    pod, why = found[0]
-    others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    pod, why = refused[0]
+    others = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
     return f"no node takes {pod}{others}: {why}"
 
 
@@ -197,15 +197,15 @@ def _assignments(s: Snapshot, result: SchedulingResult, wanted: PodNames) -> lis
     plan = result.plan
     gangs = {role: pods for role, pods in wanted.items() if names.is_model_role(role)}
     old = {x.pod: x.rank for x in s.status.placement.assignments} if s.status.placement else {}
-    found = list[PodAssignment]()
+    assignments = list[PodAssignment]()
     for role, pods in gangs.items():
         nodes = plan.members(role)
         ranks = assign_ranks(pods[: len(nodes)], nodes, result.request.current, old)
-        found += [PodAssignment(pod=pod, node=nodes[rank], rank=rank) for pod, rank in ranks.items()]
+        assignments += [PodAssignment(pod=pod, node=nodes[rank], rank=rank) for pod, rank in ranks.items()]
     servers = {role: pods for role, pods in wanted.items() if role not in gangs}
     placed = [pair for role, pods in servers.items() for pair in zip(pods, plan.servers(role), strict=True)]
     placed += zip(gangs[names.ROLE_TRAINER][len(plan.trainers) :], plan.spares, strict=True)
-    return found + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
+    return assignments + [PodAssignment(pod=pod, node=node) for pod, node in placed if node]
 
 
 def assign_ranks(
@@ -213,18 +213,18 @@ def assign_ranks(
 ) -> dict[str, int]:
     """A rank for every pod of a gang. `nodes`: by rank; `current`: nodes of pods that stay, by pod. A pod that stays gets a rank of its node, its old
     one if that is there; the others get the ranks that are left."""
-    free, found = dict(enumerate(nodes)), dict[str, int]()
+    free, assigned = dict(enumerate(nodes)), dict[str, int]()
     for pod in pods:
         rank = old.get(pod)
         if rank is not None and pod in current and free.get(rank) == current[pod]:
-            found[pod] = rank
+            assigned[pod] = rank
             del free[rank]
     for pod in pods:
-        if pod in current and pod not in found:
-            found[pod] = next(rank for rank, node in free.items() if node == current[pod])
-            del free[found[pod]]
+        if pod in current and pod not in assigned:
+            assigned[pod] = next(rank for rank, node in free.items() if node == current[pod])
+            del free[assigned[pod]]
     rest = iter(free)
-    return {pod: found[pod] if pod in found else next(rest) for pod in pods}
+    return {pod: assigned[pod] if pod in assigned else next(rest) for pod in pods}
 
 
 def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
@@ -251,9 +251,7 @@ def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: 
         }
     )
     why = refusal_reasons(placement, refused)
-    known = (
-        why == refusal_reasons(before) and gone <= nodes.keys()
-    )  # one event for each cause, not for each node that has it
+    known = why == refusal_reasons(before) and gone <= nodes.keys()  # one event for each cause, not for each node
     news = () if known else (Event("Warning", reasons.NOT_BOUND, _not_bound(refused, nodes, why)),)
     return Change(set_(status, placement=placement), news, (s.now,), delete=tuple(refused))
 

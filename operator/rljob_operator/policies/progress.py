@@ -100,14 +100,16 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
 def _checkpoint(p: Progress, spec: RLJobSpec, old: CheckpointStatus) -> CheckpointStatus:
     if not _started(p):
         return old
-    kept = [found for found in p.checkpoints if _is_possible(found, p, spec)]
+    kept = [checkpoint for checkpoint in p.checkpoints if _is_possible(checkpoint, p, spec)]
     return CheckpointStatus(latest=kept[-1] if kept else None, kept=kept)
 
 
-def _is_possible(found: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
+def _is_possible(checkpoint: Checkpoint, p: Progress, spec: RLJobSpec) -> bool:
     """Whether the job can have such a checkpoint: of a step that is done, in its own directory. Only its pods can see whether it is there, so this is
     where trust begins (docs/security.md): the next attempt reports anew what it finds."""
-    return found.step <= p.step and found.path == one_line(str(names.step_dir(Path(spec.checkpoint.path), found.step)))
+    return checkpoint.step <= p.step and checkpoint.path == one_line(
+        str(names.step_dir(Path(spec.checkpoint.path), checkpoint.step))
+    )
 
 
 def _saved(old: Checkpoint | None, new: Checkpoint | None, attempt: Attempt) -> tuple[Event, ...]:
@@ -194,6 +196,6 @@ def _digest(boot: str, failure: Failure) -> str:
     return hashlib.sha256(repr((boot, what)).encode()).hexdigest()[:DIGEST]
 
 
-def failure_sentence(found: RolloutFailure) -> str:
-    failure = found.failure
-    return f"{found.pod}: " + ": ".join(text for text in (failure.exception, failure.message) if text)
+def failure_sentence(last: RolloutFailure) -> str:
+    failure = last.failure
+    return f"{last.pod}: " + ": ".join(text for text in (failure.exception, failure.message) if text)

@@ -73,11 +73,11 @@ def _wanted(s: Snapshot, status: JobStatus) -> Iterator[ServerStatus]:
     known = {(one.role, one.index): one for one in status.servers}
     for one in sorted(current.servers, key=lambda one: (one.role, one.index)):
         new = ServerStatus(role=one.role, index=one.index, ordinals=list(one.ordinals))
-        found = known.get((one.role, one.index), new)
-        if len(found.ordinals) != len(new.ordinals):
-            yield new.model_copy(update={"generation": found.generation})
+        old = known.get((one.role, one.index), new)
+        if len(old.ordinals) != len(new.ordinals):
+            yield new.model_copy(update={"generation": old.generation})
         else:
-            yield found if found.ordinals == new.ordinals else found.model_copy(update={"ordinals": new.ordinals})
+            yield old if old.ordinals == new.ordinals else old.model_copy(update={"ordinals": new.ordinals})
 
 
 def _without(status: JobStatus, released: tuple[Pod, ...]) -> JobStatus:
@@ -118,8 +118,8 @@ class End:
 def _end(s: Snapshot, server: ServerStatus) -> End | None:
     """None: it can go on. A part that has lost the others names no cause, if another one does."""
     pairs = zip(server.parts, server.ordinals, strict=True)
-    found = [end for part, ordinal in pairs if (end := _end_of_part(s, server, part, ordinal))]
-    return min(found, key=lambda end: end.reason == reasons.COLLECTIVE_FAILED, default=None)
+    ends = [end for part, ordinal in pairs if (end := _end_of_part(s, server, part, ordinal))]
+    return min(ends, key=lambda end: end.reason == reasons.COLLECTIVE_FAILED, default=None)
 
 
 def _end_of_part(s: Snapshot, server: ServerStatus, part: ServerPart, ordinal: int) -> End | None:
@@ -175,8 +175,8 @@ def server_name(server: ServerStatus) -> str:
 
 def awaited(s: Snapshot, server: ServerStatus) -> tuple[int, str] | None:
     """Rank of the first pod that keeps the next generation from starting, and why, as the end of a sentence; None: all of them are there."""
-    found = ((rank, _problem(s, server, pod)) for rank, pod in enumerate(_pods(s, server)))
-    return next(((rank, problem) for rank, problem in found if problem), None)
+    problems = ((rank, _problem(s, server, pod)) for rank, pod in enumerate(_pods(s, server)))
+    return next(((rank, problem) for rank, problem in problems if problem), None)
 
 
 def _problem(s: Snapshot, server: ServerStatus, pod: Pod | None) -> str:

@@ -49,7 +49,7 @@ def _startable(s: Snapshot, status: JobStatus, current: Target) -> Iterator[list
     scheduler that counts the pods of a gang would take them for these."""
     released = {(one.role, one.index) for one in status.servers if one.released_until}
     there = {pod.name for pod in s.pods if not pod.deleting}
-    wanted = {role: [names.pod(s.job.name, role, i) for i in found] for role, found in current.ordinals.items()}
+    wanted = {role: [names.pod(s.job.name, role, i) for i in ordinals] for role, ordinals in current.ordinals.items()}
     required = set(required_names(current.spec, wanted))
     for server in current.servers:
         pods = _pods(s, server)

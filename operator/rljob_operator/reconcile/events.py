@@ -44,9 +44,9 @@ class Budget:
         """The events of this type and reason that have been written within the window."""
         oldest, newest = stamp(now - WINDOW), stamp(now)
         known = self.recent.get((event.type, event.reason), {})
-        found = {message: live for message, live in known.items() if oldest <= live["lastTimestamp"] <= newest}
-        self.recent[event.type, event.reason] = found
-        return found
+        alike = {message: live for message, live in known.items() if oldest <= live["lastTimestamp"] <= newest}
+        self.recent[event.type, event.reason] = alike
+        return alike
 
 
 class EventRecorder:

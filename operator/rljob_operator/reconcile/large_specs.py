@@ -61,10 +61,10 @@ class LargeSpecs:
             if self._turn.locked():
                 return BUSY
             async with self._turn:
-                found = await self._validated(validation)
-            if found:
+                result = await self._validated(validation)
+            if result:
                 self.forget(job)
-                validation.result = found
+                validation.result = result
                 return None
             excess = excess.longer(now)
         self._excess[job] = excess
@@ -89,8 +89,8 @@ class LargeSpecs:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        found: ValidationResult | None = pickle.loads(answer) if process.returncode == 0 else None
-        return found
+        result: ValidationResult | None = pickle.loads(answer) if process.returncode == 0 else None
+        return result
 
 
 def _too_slow(cpu_seconds: float, until: float) -> Violation:

@@ -62,8 +62,9 @@ class Writer:
         """
         missing = [child for child in wanted if not self._is_current(s, child)]
         for wave in waves(missing):
-            if conflicts := tuple(filter(None, await together([self._child(s, child) for child in wave]))):
-                return conflicts
+            problems = await together([self._child(s, child) for child in wave])
+            if any(problems):
+                return tuple(problem for problem in problems if problem)
         return ()
 
     def _is_current(self, s: Snapshot, child: Object) -> bool:
@@ -197,11 +198,11 @@ async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:
         async with free:
             return await task
 
-    found = await asyncio.gather(*map(one, work), return_exceptions=True)
-    for result in found:
+    results = await asyncio.gather(*map(one, work), return_exceptions=True)
+    for result in results:
         if isinstance(result, BaseException):
             raise result
-    return [result for result in found if not isinstance(result, BaseException)]
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _seen(s: Snapshot, child: Object) -> Object | None:
@@ -210,8 +211,8 @@ def _seen(s: Snapshot, child: Object) -> Object | None:
 
 
 def _status(job: Object) -> Object:
-    found: Object = job.get("status") or {}
-    return found
+    status: Object = job.get("status") or {}
+    return status
 
 
 def _name(obj: Object) -> tuple[str, str, str]:

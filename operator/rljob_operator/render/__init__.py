@@ -122,7 +122,7 @@ def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
     current = target(s, status)
     if current is None:
         return {}
-    sizes = {role: max(found, default=-1) + 1 for role, found in current.ordinals.items()}
+    sizes = {role: max(ordinals, default=-1) + 1 for role, ordinals in current.ordinals.items()}
     waits = _waits_for_nodes(s, status, current.spec)
     return {
         role: 0 if waits and not (names.is_placed(role) or names.stays(role)) else size for role, size in sizes.items()

@@ -36,7 +36,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
 
     Members that still run an attempt that has ended are commanded to stop it.
     """
-    attempt = status.attempt or Attempt(number=0, ended_at="never started")
+    attempt, last = status.attempt or Attempt(number=0, ended_at="never started"), status.last_failure
     return Control(
         name=s.job.name,
         namespace=s.job.namespace,
@@ -51,7 +51,7 @@ def control_message(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> Control:
         },
         service_port=names.service_port(attempt.number) if spec.has_service else 0,
         resume=Resume(policy=spec.checkpoint.resume, step=attempt.resume_step, saved=attempt.saved_step),
-        failed_attempt=last.attempt if (last := status.last_failure) and last.reason in reasons.COUNTED else 0,
+        failed_attempt=last.attempt if last and last.reason in reasons.COUNTED else 0,
         rollouts=[] if attempt.ended_at else _answering(s, status, spec, names.ROLE_ROLLOUT),
         pools={} if attempt.ended_at else {pool.name: _answering(s, status, spec, pool.name) for pool in spec.pools},
         sandboxes={} if attempt.ended_at else _free(s, spec),
@@ -68,10 +68,10 @@ def _free(s: Snapshot, spec: RLJobSpec) -> dict[str, list[SandboxAddress]]:
     return {
         name: [
             SandboxAddress(pod_uid=p.uid, address=join_host_port(p.ip, names.ROLLOUT_PORT))
-            for p in found
+            for p in sandboxes
             if _answers(p) and not p.exited
         ]
-        for name, found in pods.items()
+        for name, sandboxes in pods.items()
     }
 
 

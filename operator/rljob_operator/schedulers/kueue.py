@@ -32,7 +32,8 @@ class Kueue(Scheduler):
                 f"{KUEUE}/podset-{'required' if required else 'preferred'}-topology": required or levels[-1],
                 f"{KUEUE}/pod-group-pod-index-label": POD_INDEX,
             }
-            if (nodes := server_nodes(spec, role)) > 1:
+            nodes = server_nodes(spec, role)
+            if nodes > 1:
                 annotations |= {
                     f"{KUEUE}/podset-slice-required-topology": levels[-1],
                     f"{KUEUE}/podset-slice-size": str(nodes),

@@ -47,19 +47,19 @@ class NoDiffBase(kopf.DiffBaseStorage):
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    found = kopf.OperatorSettings()
-    found.scanning.disabled = True  # it would need rights over all namespaces and CRDs
-    found.posting.enabled = False
-    found.persistence.diffbase_storage = NoDiffBase()
-    found.queueing.idle_timeout = 0.1  # a worker that waits holds the whole object
-    found.watching.chunk_size = 500
-    found.watching.server_timeout = 300
-    found.networking.request_timeout = 20
-    found.networking.error_backoffs = Backoffs()
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True  # it would need rights over all namespaces and CRDs
+    settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.queueing.idle_timeout = 0.1  # a worker that waits holds the whole object
+    settings.watching.chunk_size = 500
+    settings.watching.server_timeout = 300
+    settings.networking.request_timeout = 20
+    settings.networking.error_backoffs = Backoffs()
     for kind, selector in SELECTORS.items():
         if selector:
-            found.watching.label_selectors[resource(kind)] = selector
-    return found
+            settings.watching.label_selectors[resource(kind)] = selector
+    return settings
 
 
 class KopfSide:

@@ -80,11 +80,11 @@ class DrainRequests:
 
     async def _list(self, kind: str) -> dict[str, str]:
         """Why nodes are asked to be left, by their names: all requests for one node."""
-        resource, found = kind.partition(".")[0], dict[str, list[str]]()
+        resource, by_node = kind.partition(".")[0], dict[str, list[str]]()
         async for page in self._api.pages(kind, None):
             for one in page.objects:
-                found.setdefault(_node(one), []).append(f"{resource} {one['metadata']['name']}")
-        return {node: reason(signs) for node, signs in found.items() if node}
+                by_node.setdefault(_node(one), []).append(f"{resource} {one['metadata']['name']}")
+        return {node: reason(signs) for node, signs in by_node.items() if node}
 
     def _answered(self, *kinds: str) -> None:
         self._unknown.difference_update(kinds)
@@ -94,11 +94,11 @@ class DrainRequests:
 
 def _joined(known: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Why nodes are asked to be left, from what is known of each kind."""
-    found: dict[str, list[str]] = {}
+    by_node: dict[str, list[str]] = {}
     for requests in known:
         for node, why in requests.items():
-            found.setdefault(node, []).append(why)
-    return {node: reason(signs) for node, signs in found.items()}
+            by_node.setdefault(node, []).append(why)
+    return {node: reason(signs) for node, signs in by_node.items()}
 
 
 def _node(request: Object) -> str:
@@ -168,10 +168,10 @@ class DeviceInventory:
         self._named = frozenset(resources_of(classes))
         self._set(await asyncio.to_thread(Devices.of, slices, classes, claims, templates))
 
-    def _set(self, found: Devices) -> None:
+    def _set(self, devices: Devices) -> None:
         before = self._cache.devices
-        self._cache.set_devices(found)
-        if (before.problem, before.templates, before.refused) != (found.problem, found.templates, found.refused):
+        self._cache.set_devices(devices)
+        if (before.problem, before.templates, before.refused) != (devices.problem, devices.templates, devices.refused):
             self._cache.on_jobs(set(self._users(self._plain)))
 
     async def _list(self, plural: str) -> list[Object]:

@@ -25,7 +25,7 @@ SILENCE = 70.0
 """Seconds without a byte after which a connection counts as dead: the server sends a bookmark every minute."""
 
 
-class Event(NamedTuple):
+class WatchEvent(NamedTuple):
     """`type`: ADDED, MODIFIED, DELETED, or BOOKMARK, whose object has nothing but a version."""
 
     type: str
@@ -43,7 +43,7 @@ class Watches:
     async def close(self) -> None:
         await self._session.close()
 
-    async def events(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[Event]:
+    async def events(self, kind: str, namespace: str | None, selector: str, version: str) -> AsyncIterator[WatchEvent]:
         """Events since `version`, until the server ends the watch. Raises Gone when it has forgotten that version, and ApiError."""
         what = f"watch {path(kind, namespace)}"
         query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
@@ -78,10 +78,10 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             parts = [line]
 
 
-def _event(raw: Object, what: str) -> Event:
+def _event(raw: Object, what: str) -> WatchEvent:
     if raw["type"] == "ERROR":
         raise error(raw["object"].get("code", 0), what, json.dumps(raw["object"]))
-    return Event(raw["type"], raw["object"]["metadata"]["resourceVersion"], raw["object"])
+    return WatchEvent(raw["type"], raw["object"]["metadata"]["resourceVersion"], raw["object"])
 
 
 log = logging.getLogger(__name__)

@@ -40,9 +40,9 @@ def stage(settings: Settings) -> Iterator[Said]:
         yield settings.field("task", TASKS[settings["stage"]], "stage")
     if "model_name_or_path" not in settings:
         yield Problem("model_name_or_path", "is missing")
-    yield from places.found(settings, "model.path", "model_name_or_path")
+    yield from places.located(settings, "model.path", "model_name_or_path")
     if "megatron_pretrained_checkpoint" in settings:
-        yield from places.found(settings, "model.megatronCheckpoint", "megatron_pretrained_checkpoint")
+        yield from places.located(settings, "model.megatronCheckpoint", "megatron_pretrained_checkpoint")
     if settings["stage"] != "pt" and "template" in settings:
         yield settings.changed("template", "the tokenizer's chat template, whose text may differ")
     if "bf16" in settings:
@@ -109,12 +109,12 @@ def _names(value: Any) -> list[str]:
 
 def _file(settings: Settings, name: str) -> str:
     """Of a data set: by dataset_info.json, else as its name says."""
-    found = settings.options.data_sets.get(name, {})
-    hub = next((found[key] for key in HUBS if found.get(key)), None)
-    if found.get("file_name") or not hub:
-        file = f"{settings['dataset_dir']}/{found.get('file_name') or f'{name}.json'}"
+    entry = settings.options.data_sets.get(name, {})
+    hub = next((entry[key] for key in HUBS if entry.get(key)), None)
+    if entry.get("file_name") or not hub:
+        file = f"{settings['dataset_dir']}/{entry.get('file_name') or f'{name}.json'}"
     else:
-        file = f"{hub}/{found.get('split', 'train')}.parquet"
+        file = f"{hub}/{entry.get('split', 'train')}.parquet"
     return place(file, settings.options.root)
 
 
@@ -168,7 +168,7 @@ def preferences(settings: Settings) -> Iterator[Said]:
         if loss == "simpo":
             yield settings.field("dpo.margin", settings.number("simpo_gamma"), "simpo_gamma")
     if "ref_model" in settings:
-        yield from places.found(settings, "reference.path", "ref_model")
+        yield from places.located(settings, "reference.path", "ref_model")
 
 
 def output(settings: Settings) -> Iterator[Said]:
@@ -194,14 +194,14 @@ def output(settings: Settings) -> Iterator[Said]:
 def unread(settings: Settings) -> dict[str, str]:
     """Sections of other tasks."""
     task = settings["stage"]
-    found = {} if task == "dpo" else {"dpo": "read by stage dpo only"}
+    why = {} if task == "dpo" else {"dpo": "read by stage dpo only"}
     if task not in ("sft", "pt"):
-        found["sft"] = "read by stages sft and pt only"
+        why["sft"] = "read by stages sft and pt only"
     if task != "sft":
-        found["data.lossOn"] = "read by stage sft only"
+        why["data.lossOn"] = "read by stage sft only"
     if task != "dpo" or settings["pref_loss"] in WITHOUT_REFERENCE:
-        found["reference"] = "no reference is held"
-    return found
+        why["reference"] = "no reference is held"
+    return why
 
 
 LLAMA_FACTORY = System(

@@ -122,13 +122,13 @@ def task(settings: Settings) -> str:
 def model(settings: Settings) -> Iterator[Said]:
     if "model" not in settings:
         yield Problem("model", "is missing")
-    found, command = task(settings), settings.options.environment.get("COMMAND")
+    ours, command = task(settings), settings.options.environment.get("COMMAND")
     if command is not None and command not in COMMANDS:
         yield Problem("--env COMMAND", f"{command}: write one of {', '.join(COMMANDS)}")
-    yield settings.field("task", found, *([key for key in PREFERENCES if key in settings] or ["model_class"]))
-    if found == "sft" and command is None:
+    yield settings.field("task", ours, *([key for key in PREFERENCES if key in settings] or ["model_class"]))
+    if ours == "sft" and command is None:
         yield Note(Outcome.CHANGED, "task", "sft: --env COMMAND=dpo where `llamafactory-cli dpo` reads the file")
-    yield from places.found(settings, "model.path", "model")
+    yield from places.located(settings, "model.path", "model")
     if "template" in settings:
         yield settings.changed("template", "the tokenizer's chat template, whose text may differ")
     yield settings.field("model.dtype", "bfloat16" if settings["bf16"] else "float32", "bf16")
@@ -178,8 +178,8 @@ def _sets(settings: Settings, field: str, sets: Mapping[str, Any]) -> Iterator[S
     yield settings.field(field, there, "train_dataset", why=f"--dataset-info: {', '.join(sets)}")
     yield settings.changed("train_dataset", f"put on the volume of --claim, at {', '.join(there)}")
     converters = {one.get("converter") for one in sets.values()}
-    if task(settings) not in PAIRS and len(converters) == 1 and (found := FORMATS.get(str(*converters))):
-        yield Field("data.format", found, "--dataset-info: converter")
+    if task(settings) not in PAIRS and len(converters) == 1 and (form := FORMATS.get(str(*converters))):
+        yield Field("data.format", form, "--dataset-info: converter")
     for name, one in sets.items():
         for key in ("size", "weight"):
             if key in one:
@@ -238,10 +238,10 @@ def output(settings: Settings) -> Iterator[Said]:
 
 
 def unread(settings: Settings) -> dict[str, str]:
-    found = {} if task(settings) == "dpo" else {"dpo": "read by dpo only"}
+    why = {} if task(settings) == "dpo" else {"dpo": "read by dpo only"}
     if task(settings) == "rewardModel":
-        found["model.lora"] = "a reward model is trained whole"
-    return found
+        why["model.lora"] = "a reward model is trained whole"
+    return why
 
 
 LLAMA_FACTORY_V1 = System(

@@ -41,7 +41,7 @@ def sources(settings: Settings) -> Iterator[Said]:
     if not given:
         yield Problem("rollout.model.model_path", "is missing")
         return
-    yield from places.found(settings, "model.path", given[0])
+    yield from places.located(settings, "model.path", given[0])
     model = str(settings[given[0]]).rstrip("/")
     for key in given[1:]:
         other = str(settings[key]).rstrip("/")
@@ -51,7 +51,7 @@ def sources(settings: Settings) -> Iterator[Said]:
             text = f"{settings[key]} is another directory than {given[0]}; an RLJob has one model"
             yield settings.problem(text, key)
     if "actor.model.megatron_checkpoint" in settings:
-        yield from places.found(settings, "model.megatronCheckpoint", "actor.model.megatron_checkpoint")
+        yield from places.located(settings, "model.megatronCheckpoint", "actor.model.megatron_checkpoint")
     yield from dtype(settings)
     yield from places.files(settings, "data.train", "data.train_data_paths")
     yield from places.files(settings, "data.validation", "data.val_data_paths")
@@ -254,10 +254,10 @@ def output(settings: Settings) -> Iterator[Said]:
 
 
 def unread(settings: Settings) -> dict[str, str]:
-    found = {} if settings["algorithm.adv_type"] == "gae" else {"critic": "only advantage gae has a critic"}
+    why = {} if settings["algorithm.adv_type"] == "gae" else {"critic": "only advantage gae has a critic"}
     if not settings["data.val_data_paths"]:
-        found["evaluation"] = "there are no held-out prompts"
-    return found
+        why["evaluation"] = "there are no held-out prompts"
+    return why
 
 
 def read_file(text: str, environment: Mapping[str, str]) -> Source:
@@ -266,11 +266,12 @@ def read_file(text: str, environment: Mapping[str, str]) -> Source:
     runner = tree.get("runner")
     if not isinstance(runner, dict):
         raise Unreadable("has no section `runner`: it is a part that others name in their `defaults`")
-    if (task := runner.get("task_type", "reasoning")) not in ("reasoning", "math"):
+    task = runner.get("task_type", "reasoning")
+    if task not in ("reasoning", "math"):
         more = WRITTEN_BY_A_CLASS if task == "sft" else ""
         raise Unreadable(f"is of the task `{task}`; of RLinf's tasks `reasoning` is read{more}")
-    found: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
-    return Source(RLINF, found, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+    values: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
+    return Source(RLINF, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
 
 
 def dtype(settings: Settings) -> Iterator[Said]:

@@ -35,10 +35,10 @@ ROLES = {"student_train": "actor_train", "student_infer": "actor_infer", "teache
 
 
 def unread(settings: Settings) -> dict[str, str]:
-    found = {} if has_critic(settings) else {"critic": "only advantage gae has a critic"}
+    why = {} if has_critic(settings) else {"critic": "only advantage gae has a critic"}
     if not settings["validation.data_args.file_name"]:
-        found["evaluation"] = "there are no held-out prompts"
-    return found
+        why["evaluation"] = "there are no held-out prompts"
+    return why
 
 
 def read(text: str, variables: Mapping[str, str]) -> Source:
@@ -68,8 +68,8 @@ def _with_teacher(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Note]]:
         raise Unreadable("has several teachers; a job has one: give the rows of the others jobs of their own")
     text = "is {} in ROLL, too, by which its keys are named here"
     notes = [Note(Outcome.IMPLIED, role, text.format(ours)) for role, ours in ROLES.items() if role in tree]
-    found = {ROLES.get(key, key): value for key, value in tree.items()}
-    return found | ({"is_pure_opd": True} if "student_train" in tree else {}), notes
+    renamed = {ROLES.get(key, key): value for key, value in tree.items()}
+    return renamed | ({"is_pure_opd": True} if "student_train" in tree else {}), notes
 
 
 RL = System(

@@ -50,7 +50,7 @@ def advantage(settings: Settings) -> Iterator[Said]:
         yield settings.field(field, "gae", key)
         yield settings.field("critic", {}, key)
         if "reward_pretrain" in settings and settings["reward_pretrain"] != settings["pretrain"]:
-            yield from places.found(settings, "critic.path", "reward_pretrain")
+            yield from places.located(settings, "critic.path", "reward_pretrain")
         yield settings.field("algorithm.gaeLambda", float(settings.number("lambd")), "lambd")
         if settings["value_clip"] is not None:
             yield settings.field("critic.clip", float(settings.number("value_clip")), "value_clip")
@@ -79,7 +79,7 @@ def distillation(settings: Settings) -> Iterator[Said]:
     if not settings[teacher]:
         yield settings.problem("is missing: it names the teacher", teacher)
         return
-    yield from places.found(settings, "reference.path", teacher)
+    yield from places.located(settings, "reference.path", teacher)
     yield Field("reference.offload", False, "a teacher need not have the policy's shapes")
     yield settings.field("algorithm.distillation.reference", True, keys[0])
     yield settings.field("algorithm.distillation.coefficient", float(settings.number(weight)), weight)
@@ -237,19 +237,19 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if settings["is_pure_opd"]:
         yield Note(Outcome.IMPLIED, "rewards", NO_REWARDS)
         return
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     given = settings.below("rewards")
     names = dict.fromkeys(key.split(".")[0] for key in given)
     for name in names:
         worker, tags = (settings.given.get(f"rewards.{name}.{key}") for key in ("worker_cls", "tag_included"))
         if name in MATH or (worker and str(worker.value).endswith(MATH[0])):
-            found += [{"dataSource": str(tag), "rule": "math"} for tag in (items(tags.value) if tags else ["*"])]
+            entries += [{"dataSource": str(tag), "rule": "math"} for tag in (items(tags.value) if tags else ["*"])]
         else:
             yield Note(Outcome.LACKING, f"rewards.{name}", _by_hand(name))
         for key in (k for k in given if k.startswith(f"{name}.") and not k.endswith(REWARD_KEYS)):
             yield given[key].note(Outcome.IMPLIED, "of ROLL's own workers")
-    if not found:
-        found.append({"rule": "math"})
+    if not entries:
+        entries.append({"rule": "math"})
         yield Note(Outcome.CHANGED, "rewards", f"math in their place; {JUDGE}")
     read = tuple(one.name for key, one in given.items() if key.endswith(REWARD_KEYS))
-    yield Field("rewards", found, ", ".join(read), read)
+    yield Field("rewards", entries, ", ".join(read), read)

@@ -15,7 +15,7 @@ HANDED_ON = ("NCCL_", "VLLM_", "TORCH_", "WANDB_", "HF_")
 
 
 def sources(settings: Settings) -> Iterator[Said]:
-    yield from places.found(settings, "model.path", "pretrain")
+    yield from places.located(settings, "model.path", "pretrain")
     yield from places.files(settings, "data.train", f"{role(settings)}data_args.file_name")
     yield from places.files(settings, "data.validation", "validation.data_args.file_name")
     yield from places.name(settings, "exp_name")
@@ -75,10 +75,10 @@ def config(settings: Settings) -> str:
 def gpus(settings: Settings, key: str) -> list[int]:
     """The numbers of a device_mapping. Raises NotANumber."""
     value = settings[key]
-    found = value if isinstance(value, list) else devices(str(value)) if value is not None else []
-    if found is None:
+    numbers = value if isinstance(value, list) else devices(str(value)) if value is not None else []
+    if numbers is None:
         raise NotANumber(key, value)
-    return found
+    return numbers
 
 
 def machine(settings: Settings) -> tuple[int, int]:
@@ -139,13 +139,13 @@ def tokens(settings: Settings, longest: int) -> Iterator[Said]:
     )
     each = f"{r}training_args.per_device_train_batch_size"
     if settings[f"{r}use_dynamic_batching_in_train"] and dynamic in settings:
-        found, key = settings.integer(dynamic), dynamic
+        count, key = settings.integer(dynamic), dynamic
     elif settings[f"{r}use_sequence_packing"] and packed in settings:
-        found, key = settings.integer(packed), packed
+        count, key = settings.integer(packed), packed
     else:
-        found, key = settings.integer(each) * longest, each
+        count, key = settings.integer(each) * longest, each
     why = f"at least {least} tokens of the longest sample"
-    yield settings.field("train.tokensPerMicroBatch", max(found, least), key, why=why)
+    yield settings.field("train.tokensPerMicroBatch", max(count, least), key, why=why)
 
 
 def learning(settings: Settings, per_step: int, updates: int) -> Iterator[Said]:

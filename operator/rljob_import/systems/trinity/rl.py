@@ -213,7 +213,8 @@ def machines(settings: Settings) -> Iterator[Said]:
         settings.integer("explorer.rollout_model.engine_num"),
         settings.integer("explorer.rollout_model.tensor_parallel_size"),
     )
-    teaching = math.prod(servers(taught)) if (taught := teacher(settings)) else 0
+    taught = teacher(settings)
+    teaching = math.prod(servers(taught)) if taught else 0
     options, rest = settings.options, nodes * per_node - engines * size - teaching
     keys = ("cluster.node_num", "cluster.gpu_per_node", "explorer.rollout_model.engine_num")
     yield settings.field("rollout.placement", "separate", keys[2])
@@ -243,7 +244,7 @@ def layout(settings: Settings) -> Iterator[Said]:
     yield from other_layout(settings, f"{REF}megatron.", f"{ACTOR}megatron.", "the reference")
     yield from other_layout(settings, f"{CRITIC}megatron.", f"{ACTOR}megatron.", "the critic")
     if settings[f"{ACTOR}megatron.use_dist_checkpointing"]:
-        yield from places.found(settings, "model.megatronCheckpoint", f"{ACTOR}megatron.dist_checkpointing_path")
+        yield from places.located(settings, "model.megatronCheckpoint", f"{ACTOR}megatron.dist_checkpointing_path")
 
 
 def synchronising(settings: Settings) -> Iterator[Said]:
@@ -266,10 +267,10 @@ def synchronising(settings: Settings) -> Iterator[Said]:
 
 
 def unread(settings: Settings) -> dict[str, str]:
-    found = {} if settings["algorithm.algorithm_type"] == "ppo" else {"critic": "only algorithm_type ppo has a critic"}
+    why = {} if settings["algorithm.algorithm_type"] == "ppo" else {"critic": "only algorithm_type ppo has a critic"}
     if not penalised(settings):
-        found["reference"] = "without a KL penalty no reference is held"
-    return found
+        why["reference"] = "without a KL penalty no reference is held"
+    return why
 
 
 TRINITY = System(

@@ -30,7 +30,7 @@ POOL_ARGUMENTS = ("max_model_len", "enforce_eager", "enable_prefix_caching", "gp
 
 def run(settings: Settings) -> Iterator[Said]:
     if settings["model.model_path"]:
-        yield from places.found(settings, "model.path", "model.model_path")
+        yield from places.located(settings, "model.path", "model.model_path")
     else:
         yield Problem("model.model_path", "is missing; if a variable says it: --env NAME=VALUE")
     yield from places.name(settings, "name")

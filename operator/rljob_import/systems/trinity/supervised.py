@@ -1,16 +1,18 @@
-"""Trinity-RFT's `mode: train` on files: `algorithm_type: sft` and `dpo`: what becomes of each key, and of several together."""
+"""Trinity-RFT's `mode: train` on files: `algorithm_type: sft` and `dpo`: what becomes of each key, and of several together. And how all of its
+configurations are written, and which of its tables holds for one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from rljob_import.settings import Settings, System
+from rljob_import.readers.hydra import flatten, plain, resolve, tree_of
+from rljob_import.settings import Settings, Source, System
 from rljob_import.shared import places, values
 from rljob_import.shared.megatron import Layout
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import IMAGES
-from rljob_import.systems.trinity.rl import decay, layout
+from rljob_import.systems.trinity.rl import TRINITY, decay, layout
 from rljob_import.systems.trinity.rows import ACTOR, EVERY_MODEL, OPTIMIZER, REF, RUN, SUBSET, TRAINER
 from rljob_import.systems.trinity.run import files, run, tuning
-from rljob_import.table import Problem, Row, Said, becomes, implied, lacks, read
+from rljob_import.table import Note, Outcome, Problem, Row, Said, becomes, implied, lacks, read
 
 FILE = "buffer.trainer_input.experience_buffer."
 FORMAT = f"{FILE}format."
@@ -186,8 +188,8 @@ def tokens(settings: Settings) -> Iterator[Said]:
     least = cut.aligned(longest) * together
     dynamic, budget = "trainer.use_dynamic_bsz", "trainer.max_token_len_per_gpu"
     key = budget if settings[dynamic] else MICRO
-    found = settings.integer(budget) * cut.context if settings[dynamic] else settings.integer(MICRO) * least
-    yield settings.field("train.tokensPerMicroBatch", max(found, least), key, why=f"at least {least} tokens")
+    count = settings.integer(budget) * cut.context if settings[dynamic] else settings.integer(MICRO) * least
+    yield settings.field("train.tokensPerMicroBatch", max(count, least), key, why=f"at least {least} tokens")
 
 
 def machines(settings: Settings) -> Iterator[Said]:
@@ -205,3 +207,15 @@ SFT = System(
     "Trinity-RFT, sft", SFT_ROWS, (*COMMON, learnt), values.TRINITY, lambda s: unread(s) | {"reference": "sft has none"}
 )
 DPO = System("Trinity-RFT, dpo", DPO_ROWS, (*COMMON, penalty), values.TRINITY, unread)
+
+
+TABLES = {"sft": SFT, "dpo": DPO}
+"""By `algorithm_type`; all others are of reinforcement learning."""
+
+
+def read_file(text: str, environment: Mapping[str, str]) -> Source:
+    """YAML of OmegaConf. Raises Unreadable."""
+    tree, lost = resolve(tree_of(text), environment)
+    values = {k: plain(v) for k, v in flatten(tree).items()}
+    table = TABLES.get(str(values.get("algorithm.algorithm_type")), TRINITY)
+    return Source(table, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

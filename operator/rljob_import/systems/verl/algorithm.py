@@ -84,14 +84,14 @@ def _clip(settings: Settings, ours: str) -> Iterator[Said]:
 
 def _aggregation(settings: Settings, ours: str) -> Iterator[Said]:
     key, scale = f"{ACTOR}loss_agg_mode", f"{ACTOR}loss_scale_factor"
-    found = AGGREGATIONS.get(settings[key])
+    aggregation = AGGREGATIONS.get(settings[key])
     if ours == "gspo":
-        found = "sequenceMeanTokenMean"
+        aggregation = "sequenceMeanTokenMean"
         if settings[key] != "seq-mean-token-mean":
             yield settings.changed(key, "gspo weighs whole responses: sequenceMeanTokenMean")
-    elif found is None:
+    elif aggregation is None:
         yield settings.lacking(key, f"the aggregations are {', '.join(AGGREGATIONS)}; token-mean in its place")
-    yield settings.field("algorithm.aggregation", found or "tokenMean", key)
+    yield settings.field("algorithm.aggregation", aggregation or "tokenMean", key)
     if scale in settings and settings[scale] != settings["data.max_response_length"]:
         yield settings.lacking(scale, "sums are divided by rollout.sampling.maxTokens")
 
@@ -203,23 +203,23 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if alone(settings):
         yield Note(Outcome.IMPLIED, "rewards", TAUGHT)
         return
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     keys: list[str] = []
     if f"{FUNCTION}.path" in settings:
         entry, keys = _function(settings)
-        found.append(entry)
+        entries.append(entry)
         if settings[MANAGER] == "batch":
             yield settings.lacking(MANAGER, "a reward function gets one response at a time, not lists of them")
     if settings[f"{REWARD_MODEL}.enable"]:
         keys.append(f"{REWARD_MODEL}.enable")
         pooled = f"{REWARD_MODEL}.model_path" in settings and not settings["distillation.enabled"]
-        found.append({"vllm": {"pool": "scores"} if pooled else {"url": "http://reward-model:8000"}})
+        entries.append({"vllm": {"pool": "scores"} if pooled else {"url": "http://reward-model:8000"}})
         if pooled:
             yield from _scores(settings)
         else:
             yield settings.changed(f"{REWARD_MODEL}.enable", SERVER)
-    if found:
-        yield settings.field("rewards", found, *keys)
+    if entries:
+        yield settings.field("rewards", entries, *keys)
         return
     yield Field(
         "rewards",
@@ -253,10 +253,10 @@ def _function(settings: Settings) -> tuple[dict[str, Any], list[str]]:
     if settings[name] != "compute_score":
         python["function"] = settings[name]
     given = {
-        f"{prefix}.{key}": (key, found.value)
+        f"{prefix}.{key}": (key, entry.value)
         for prefix in KWARGS
-        for key, found in settings.below(prefix).items()
-        if found.value is not None
+        for key, entry in settings.below(prefix).items()
+        if entry.value is not None
     }
     if given:
         python["arguments"] = dict(given.values())
@@ -265,12 +265,12 @@ def _function(settings: Settings) -> tuple[dict[str, Any], list[str]]:
 
 def environment(settings: Settings) -> Iterator[Said]:
     """Variables that a script exports, and the projects of trackers."""
-    found = {
+    variables = {
         name: given
         for name, given in settings.below("export").items()
         if name.startswith(HANDED_ON) and name not in OWN_VARIABLES
     }
-    env = [{"name": name, "value": str(given.value)} for name, given in found.items()]
+    env = [{"name": name, "value": str(given.value)} for name, given in variables.items()]
     key = "trainer.logger"
     loggers = items(settings[key])
     if "wandb" in loggers and key in settings:
@@ -288,7 +288,7 @@ def environment(settings: Settings) -> Iterator[Said]:
         yield Field(
             "env",
             env,
-            ", ".join([*(f"export {name}" for name in found), *settings.names(key)]),
+            ", ".join([*(f"export {name}" for name in variables), *settings.names(key)]),
             settings.names(key),
         )
     for other in loggers:

@@ -30,16 +30,16 @@ from rljob_import.table import Note, Outcome
 
 def unread(settings: Settings) -> dict[str, str]:
     """Roles that verl configures whether there are any or not."""
-    found = {}
+    why = {}
     if not algorithm.is_gae(settings):
-        found["critic"] = "only advantage gae has a critic"
+        why["critic"] = "only advantage gae has a critic"
     if not algorithm.has_reference(settings):
-        found["reference"] = "without a KL penalty no reference is held"
+        why["reference"] = "without a KL penalty no reference is held"
     elif verl_has_adapters(settings, MODEL) and not settings[f"{REF}model.path"]:
-        found["reference.offload"] = "the reference is the policy without its adapters"
+        why["reference.offload"] = "the reference is the policy without its adapters"
     if not settings["data.val_files"]:
-        found["evaluation"] = "there are no held-out prompts"
-    return found
+        why["evaluation"] = "there are no held-out prompts"
+    return why
 
 
 NO_TRAINING = ("main_generation", "main_eval")
@@ -97,10 +97,10 @@ def _without_overrides(text: str, shell: Shell) -> str:
     """What was read in vain: loops that were passed over, and why it is no YAML."""
     passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
     try:
-        found = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
+        why = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
     except Unreadable as error:
-        found = f"it {' '.join(str(error).split())}"
-    return f"holds no command with overrides like `trainer.nnodes=1`{passed}; {found}"
+        why = f"it {' '.join(str(error).split())}"
+    return f"holds no command with overrides like `trainer.nnodes=1`{passed}; {why}"
 
 
 def _leaves(key: str, value: Any) -> dict[str, Any]:

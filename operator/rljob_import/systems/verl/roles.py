@@ -24,14 +24,14 @@ SYNC, FETCHED = "async_training.trigger_parameter_sync_step", "async_training.re
 
 def sources(settings: Settings) -> Iterator[Said]:
     """Model and data."""
-    yield from places.found(settings, "model.path", f"{MODEL}path")
+    yield from places.located(settings, "model.path", f"{MODEL}path")
     yield from verl_adapters(settings, MODEL)
     yield from places.files(settings, "data.train", "data.train_files")
     yield from places.files(settings, "data.validation", "data.val_files")
     yield Field("data.answerKey", "reward_model.ground_truth", "verl's column of the answer")
     checkpoint = f"{M}dist_checkpointing_path"
     if settings[f"{M}use_dist_checkpointing"]:
-        yield from places.found(settings, "model.megatronCheckpoint", checkpoint)
+        yield from places.located(settings, "model.megatronCheckpoint", checkpoint)
     if settings["data.truncation"] != "error":
         yield settings.changed("data.truncation", "longer prompts are left out, not cut")
     tokens = settings.integer("data.max_response_length")
@@ -66,14 +66,14 @@ def tokens(settings: Settings) -> Iterator[Said]:
     )
     dynamic, micro = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"
     if settings[f"{ACTOR}use_dynamic_bsz"] or micro not in settings:
-        found, keys = settings.integer(dynamic) * layout.context, (dynamic,)
+        count, keys = settings.integer(dynamic) * layout.context, (dynamic,)
         why = f"x {layout.context} context parallel ranks" if layout.context > 1 else ""
     else:
-        found, keys = settings.integer(micro) * longest, (micro,)
+        count, keys = settings.integer(micro) * longest, (micro,)
         why = f"x {longest} tokens of the longest sample"
-    if found < layout.aligned(longest):
-        found, why = layout.aligned(longest), "raised to the longest sample"
-    yield settings.field("train.tokensPerMicroBatch", found, *keys, why=why)
+    if count < layout.aligned(longest):
+        count, why = layout.aligned(longest), "raised to the longest sample"
+    yield settings.field("train.tokensPerMicroBatch", count, *keys, why=why)
 
 
 def layout(settings: Settings) -> Iterator[Said]:
@@ -243,7 +243,7 @@ def optimizer(settings: Settings, prefix: str, target: str, total: int | None, u
 def critic(settings: Settings) -> Iterator[Said]:
     yield settings.field("critic", {}, "algorithm.adv_estimator")
     if "critic.model.path" in settings and settings["critic.model.path"] != settings[f"{MODEL}path"]:
-        yield from places.found(settings, "critic.path", "critic.model.path")
+        yield from places.located(settings, "critic.path", "critic.model.path")
     for key, own in (
         ("critic.ppo_epochs", f"{ACTOR}ppo_epochs"),
         ("critic.ppo_mini_batch_size", f"{ACTOR}ppo_mini_batch_size"),

@@ -130,7 +130,7 @@ def template_arguments(settings: Settings) -> Iterator[Said]:
 
 def sources(settings: Settings) -> Iterator[Said]:
     yield Field("task", "sft", "verl's SFT trainer")
-    yield from places.found(settings, "model.path", "model.path")
+    yield from places.located(settings, "model.path", "model.path")
     yield from verl_adapters(settings, "model.")
     yield from places.files(settings, "data.train", "data.train_files")
     yield from places.files(settings, "data.validation", "data.val_files")
@@ -154,8 +154,8 @@ def amounts(settings: Settings) -> Iterator[Said]:
     layout, longest = Layout.of(settings, "engine."), settings.integer("data.max_length")
     key = "data.max_token_len_per_gpu" if settings["data.use_dynamic_bsz"] else "data.micro_batch_size_per_gpu"
     each = layout.context if settings["data.use_dynamic_bsz"] else longest
-    found = max(settings.integer(key) * each, layout.aligned(longest))
-    yield settings.field("train.tokensPerMicroBatch", found, key)
+    count = max(settings.integer(key) * each, layout.aligned(longest))
+    yield settings.field("train.tokensPerMicroBatch", count, key)
 
 
 def layout(settings: Settings) -> Iterator[Said]:
@@ -172,7 +172,7 @@ def layout(settings: Settings) -> Iterator[Said]:
     ):
         yield Field(field, given, flag) if given else settings.field(field, settings.integer(key), key)
     if settings["engine.use_dist_checkpointing"]:
-        yield from places.found(settings, "model.megatronCheckpoint", "engine.dist_checkpointing_path")
+        yield from places.located(settings, "model.megatronCheckpoint", "engine.dist_checkpointing_path")
 
 
 def writing(settings: Settings) -> Iterator[Said]:

@@ -35,11 +35,11 @@ class SchedulerCache:
     def pending(self, now: float, but: Collection[Key]) -> list[SchedulingRequest]:
         """Scheduling requests of all jobs that have one, without the jobs in `but`."""
         views = (self._view(job, now) for job in self._cache.jobs.values() if _key(job) not in but)
-        return [found for view in views if view and (found := scheduling_request(view, self.node))]
+        return [request for view in views if view and (request := scheduling_request(view, self.node))]
 
     def holders(self, below: float) -> list[Holder]:
         """Jobs that hold nodes and have a lower priority than `below`, or are about to give them back."""
-        return [found for job in self._cache.jobs.values() if (found := self._holder(job, below)) and found.taken]
+        return [holder for job in self._cache.jobs.values() if (holder := self._holder(job, below)) and holder.taken]
 
     def _holder(self, job: CachedJob, below: float) -> Holder | None:
         status = job.readable_status
@@ -71,8 +71,8 @@ class SchedulerCache:
 
     def _spec_in_force(self, job: CachedJob, status: JobStatus) -> RLJobSpec | None:
         """The spec that its pods were made for: of the open attempt, or the job's own. A job with an invalid spec holds nodes, too."""
-        found = self._cache.config_maps.get((job.meta.namespace, names.control(job.meta.name)))
-        control = found.value.control if found and controls(job.meta, found.value.object) else None
+        entry = self._cache.config_maps.get((job.meta.namespace, names.control(job.meta.name)))
+        control = entry.value.control if entry and controls(job.meta, entry.value.object) else None
         own = job.validation.result.accepted
         return control.spec if control and (own is None or is_open(status.attempt)) else own
 

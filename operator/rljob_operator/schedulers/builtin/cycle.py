@@ -9,12 +9,12 @@ from rljob_operator.model.scheduling import Claim, SchedulingRequest, Scheduling
 from rljob_operator.schedulers.builtin.reservations import Holder, claim, done_by, ends_before, freed, reservation
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.explain import report
-from rljob_placement.gang import Demand, Gang, Plan, Stay
+from rljob_placement.gang import Demand, Gang, Placement, Stay
 from rljob_placement.plan import plan
 from rljob_placement.space import capacity, refusal
 
 EXCLUDED = "avoided by this job"
-NO_CAPACITY = Plan(problem="no capacity")
+NO_CAPACITY = Placement(problem="no capacity")
 NO_CLAIMS: Mapping[Key, Claim] = {}
 NOTHING = Claim(victims=(), taken={})
 
@@ -36,19 +36,19 @@ def schedule_pending(
     overdue job that would fit once others have ended: then nodes are kept for it, for all but those that are done before it needs them. `claims`:
     what is kept already, by job; `now`: seconds since the epoch.
     """
-    results, failed, tried = [], dict[str, Plan](), dict[tuple[str, int], bool]()
+    results, failed, tried = [], dict[str, Placement](), dict[tuple[str, int], bool]()
     pending = sorted(pending, key=lambda request: request.order)
-    reserved, short_failed, hopeless = NOTHING, dict[str, Plan](), dict[str, bool]()
+    reserved, short_failed, hopeless = NOTHING, dict[str, Placement](), dict[str, bool]()
     free, theirs = cluster, {one.job for one in pending}  # free of claims, too
     for job, known in claims.items():
         free = free if job in theirs else free.without(known.taken)
     for one in pending:
-        found, claimed_now, until = failed.get(one.signature) or _plan(free, one), None, None
-        if found.problem:  # there is only less for those after it
-            failed[one.signature] = found
+        planned, claimed_now, until = failed.get(one.signature) or _plan(free, one), None, None
+        if planned.problem:  # there is only less for those after it
+            failed[one.signature] = planned
             if ends_before(one, reserved, now) and (short := _backfilled(free, one, reserved, short_failed)):
-                found, until = short, done_by(one, now)
-        if found.problem:
+                planned, until = short, done_by(one, now)
+        if planned.problem:
             claimed_now = _claim(free, one, holders, tried, one.job in claims)
             if one.overdue and not claimed_now and reserved is NOTHING:
                 claimed_now = _reservation(free, one, holders, claims.get(one.job), hopeless, now)
@@ -56,7 +56,7 @@ def schedule_pending(
         if claimed_now:
             free = free.without(claimed_now.taken)
             holders = [replace(h, leaving=h.leaving or h.job in claimed_now.victims) for h in holders]
-        results.append(SchedulingResult(one, found, _report(free, one, found), claimed_now, until))
+        results.append(SchedulingResult(one, planned, _report(free, one, planned), claimed_now, until))
         taken = results[-1].taken()
         cluster, free = cluster.without(taken), free.without(taken)
     return results, cluster
@@ -67,15 +67,17 @@ def _returned(cluster: Cluster, claim: Claim) -> Cluster:
     return cluster.without({n: {name: -v for name, v in amounts.items()} for n, amounts in claim.taken.items()})
 
 
-def _backfilled(cluster: Cluster, one: SchedulingRequest, kept: Claim, failed: dict[str, Plan]) -> Plan | None:
+def _backfilled(
+    cluster: Cluster, one: SchedulingRequest, kept: Claim, failed: dict[str, Placement]
+) -> Placement | None:
     """The plan with what is kept, too; None: it does not fit there either. `failed`: plans that were made in this cycle in vain, by signature."""
     if one.signature in failed:
         return None
-    found = _planner(one)(_returned(cluster, kept))
-    if found.problem:
-        failed[one.signature] = found
+    planned = _planner(one)(_returned(cluster, kept))
+    if planned.problem:
+        failed[one.signature] = planned
         return None
-    return found
+    return planned
 
 
 def _reservation(
@@ -90,10 +92,10 @@ def _reservation(
     if one.signature in hopeless or (before is None and sum(hopeless.values()) >= MOST_CLAIMS):
         return None
     may_fit = next(may_reserve([one], holders, cluster), None) is not None
-    found = reservation(one, cluster, holders, before, _planner(one), now) if may_fit else None
-    if found is None:
+    reserved = reservation(one, cluster, holders, before, _planner(one), now) if may_fit else None
+    if reserved is None:
         hopeless[one.signature] = may_fit
-    return found
+    return reserved
 
 
 def may_reserve(
@@ -126,13 +128,13 @@ def _claim(
         return None
     if not is_known and sum(tried.values()) >= MOST_CLAIMS:
         return None
-    found = claim(one, cluster, others, _planner(one))
-    if found is None:
+    claimed = claim(one, cluster, others, _planner(one))
+    if claimed is None:
         tried[key] = True
-    return found
+    return claimed
 
 
-def _planner(one: SchedulingRequest) -> Callable[[Cluster], Plan]:
+def _planner(one: SchedulingRequest) -> Callable[[Cluster], Placement]:
     """The plan of a request on a cluster, which takes long only if there may be capacity."""
     return lambda free: _plan(free, one) if _has_capacity(free, one, {}) else NO_CAPACITY
 
@@ -142,14 +144,14 @@ def may_claim(one: SchedulingRequest, holders: Iterable[Holder]) -> bool:
     return any(holder.leaving or holder.priority < one.priority for holder in holders)
 
 
-def _plan(cluster: Cluster, one: SchedulingRequest) -> Plan:
+def _plan(cluster: Cluster, one: SchedulingRequest) -> Placement:
     if one.uncounted:
-        return Plan(problem=one.uncounted)
+        return Placement(problem=one.uncounted)
     good = usable(cluster, one)
-    found = plan(good, one.gang, one.stay)
-    if found.problem and good is not cluster:  # a node that is better avoided is better than none
+    planned = plan(good, one.gang, one.stay)
+    if planned.problem and good is not cluster:  # a node that is better avoided is better than none
         return plan(cluster, one.gang, one.stay)
-    return found
+    return planned
 
 
 def usable(cluster: Cluster, one: SchedulingRequest) -> Cluster:
@@ -211,5 +213,5 @@ def _required(gang: Gang, stay: Stay) -> Iterator[tuple[Demand, int]]:
         yield other.trainer, other.trainers - len(there.ranks or there.trainers)
 
 
-def _report(cluster: Cluster, one: SchedulingRequest, found: Plan) -> PlacementReport:
-    return PlacementReport() if found.problem else report(cluster, one.gang, found)
+def _report(cluster: Cluster, one: SchedulingRequest, planned: Placement) -> PlacementReport:
+    return PlacementReport() if planned.problem else report(cluster, one.gang, planned)

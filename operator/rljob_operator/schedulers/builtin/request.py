@@ -51,9 +51,9 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
     if not is_scheduled_here(spec, status):
         return None
     wanted = pod_names(view.job.name, spec, status, view.pods, view.now)
-    assigned = {found.pod: found for found in status.placement.assignments} if status.placement else {}
+    assigned = {assignment.pod: assignment for assignment in status.placement.assignments} if status.placement else {}
     current = _current(view, wanted, node)
-    everyone = [name for found in wanted.values() for name in found]
+    everyone = [name for of_role in wanted.values() for name in of_role]
     settled = all(name in assigned and assigned[name].node == current.get(name) for name in everyone)
     ranks = {role: _ranks(wanted[role][:size], assigned) for role, size in gang_sizes(spec).items()}
     if settled and all(set(ranks[role]) == set(range(size)) for role, size in gang_sizes(spec).items()):
@@ -66,8 +66,8 @@ def relocation(view: JobView, node: Callable[[str], Node | None], leaving: froze
     view = replace(view, status=view.status.model_copy(update={"nodes": []}))
     wanted = pod_names(view.job.name, view.spec, view.status, view.pods, view.now, leaving)
     current = {pod: there for pod, there in _current(view, wanted, node).items() if there not in leaving}
-    found = _request(view, wanted, current, {role: {} for role in gang_sizes(view.spec)})
-    return replace(found, excluded=found.excluded | leaving)
+    request = _request(view, wanted, current, {role: {} for role in gang_sizes(view.spec)})
+    return replace(request, excluded=request.excluded | leaving)
 
 
 def _request(
@@ -139,8 +139,8 @@ def pod_names(
     leaving: Collection[str] = (),
 ) -> dict[str, list[str]]:
     """Names of the pods that need nodes, by role, in the order of `wanted_ordinals`: none for a lost member in whose place a spare will be."""
-    found = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving, ahead=True)
-    return {role: [names.pod(job, role, i) for i in found[role]] for role in placed_pods(spec)}
+    ordinals = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving, ahead=True)
+    return {role: [names.pod(job, role, i) for i in ordinals[role]] for role in placed_pods(spec)}
 
 
 def required_names(spec: RLJobSpec, wanted: Mapping[str, Sequence[str]]) -> list[str]:
@@ -158,7 +158,11 @@ def excluded_nodes(status: JobStatus, now: float) -> frozenset[str]:
 def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[[str], Node | None]) -> dict[str, str]:
     """Node by pod: where a pod is and stays, or where it is assigned to, as long as that node would still take it."""
     pods = {pod.name: pod for pod in view.pods}
-    assigned = {found.pod: found.node for found in view.status.placement.assignments} if view.status.placement else {}
+    assigned = (
+        {assignment.pod: assignment.node for assignment in view.status.placement.assignments}
+        if view.status.placement
+        else {}
+    )
     demand, avoided = cache(lambda role: Demand.of(view.spec, role)), excluded(view.status, view.now)
 
     def node_of(role: str, name: str) -> str:
@@ -172,4 +176,5 @@ def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[
             return ""
         return "" if demand(role).refuses(there) else there.name
 
-    return {name: found for role, pods_ in wanted.items() for name in pods_ if (found := node_of(role, name))}
+    placed = {name: node_of(role, name) for role, of_role in wanted.items() for name in of_role}
+    return {name: where for name, where in placed.items() if where}

@@ -20,7 +20,7 @@ from rljob_operator.model.scheduling import Claim, SchedulingRequest
 from rljob_operator.model.snapshot import is_open
 from rljob_operator.times import seconds
 from rljob_placement.cluster import Cluster
-from rljob_placement.gang import Plan
+from rljob_placement.gang import Placement
 
 MOST_SPARED = 8
 """Jobs that are tried to be spared one by one, or nodes that are tried to be exchanged, at most: each is a plan."""
@@ -54,14 +54,15 @@ def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
 
 
 def claim(
-    one: SchedulingRequest, cluster: Cluster, holders: Sequence[Holder], planned: Callable[[Cluster], Plan]
+    one: SchedulingRequest, cluster: Cluster, holders: Sequence[Holder], planned: Callable[[Cluster], Placement]
 ) -> Claim | None:
     """What the job gets once others have left; None: not even all jobs of lower priority make room for it.
 
     The youngest of the lowest priority leave first. `planned`: the plan of the job's gang on a cluster, which does not fit now.
     """
     future = freed(cluster, (holder for holder in holders if holder.leaving))
-    if not (plan := planned(future)).problem:
+    plan = planned(future)
+    if not plan.problem:
         return Claim(victims=(), taken=plan.taken(one.gang, one.stay))
     below = [holder for holder in holders if not holder.leaving and holder.priority < one.priority]
     below.sort(key=lambda holder: (holder.created, holder.uid), reverse=True)
@@ -78,7 +79,7 @@ def reservation(
     cluster: Cluster,
     holders: Sequence[Holder],
     before: Claim | None,
-    planned: Callable[[Cluster], Plan],
+    planned: Callable[[Cluster], Placement],
     now: float,
 ) -> Claim | None:
     """What is kept for a job that has waited for too long, as others end; None: it would not fit if all of them had ended.
@@ -90,13 +91,15 @@ def reservation(
     future = freed(cluster, others)
     if before and _holds(future, before.taken):
         taken = before.taken
-    elif not (plan := planned(future)).problem:
-        taken = plan.taken(one.gang, one.stay)
     else:
-        return None
+        plan = planned(future)
+        if plan.problem:
+            return None
+        taken = plan.taken(one.gang, one.stay)
     occupied = [node for node in taken if not _holds(cluster, {node: taken[node]})]
     for node in occupied[:MOST_SPARED]:
-        if not (plan := planned(_freed_on(cluster, others, taken.keys() - {node}))).problem:
+        plan = planned(_freed_on(cluster, others, taken.keys() - {node}))
+        if not plan.problem:
             taken = plan.taken(one.gang, one.stay)
     victims = _overstaying(taken, cluster, others, now)
     return Claim(victims=victims, taken=taken, starts=_free_at(taken, cluster, others))
@@ -137,7 +140,7 @@ def _holds(cluster: Cluster, taken: Mapping[str, Resources]) -> bool:
     return there.keys() == taken.keys() and all(enough)
 
 
-def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> int:
+def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster], Placement]) -> int:
     """How many of these jobs have to leave, from the first on; all of them are enough."""
     low, high = 1, len(below)
     while low < high:
@@ -149,7 +152,7 @@ def _fewest(below: Sequence[Holder], future: Cluster, planned: Callable[[Cluster
     return low
 
 
-def _spared(chosen: list[Holder], future: Cluster, planned: Callable[[Cluster], Plan]) -> list[Holder]:
+def _spared(chosen: list[Holder], future: Cluster, planned: Callable[[Cluster], Placement]) -> list[Holder]:
     """Those of the jobs that are needed: not those that hold none of the nodes, nor, the most important first, those without which it fits too."""
     nodes = planned(freed(future, chosen)).nodes()
     chosen = [holder for holder in chosen if not nodes.isdisjoint(holder.taken)]
@@ -168,15 +171,15 @@ def remaining(spec: RLJobSpec, status: JobStatus, now: float) -> float | None:
     """Seconds that the job still needs its nodes, by the duration of its last steps or its limit; None: neither is known."""
     progress, life = status.progress, spec.lifecycle
     steps = spec.train.steps or progress.steps
-    found = math.inf
+    remaining = math.inf
     if progress.pace is not None and steps:
-        found = max(0, steps - progress.step) * progress.pace
+        remaining = max(0, steps - progress.step) * progress.pace
     if life.active_deadline_seconds is not None:
         attempt = status.attempt
         spent = status.active_seconds
         spent += max(0.0, now - seconds(attempt.started_at)) if attempt and is_open(attempt) else 0.0
-        found = min(found, max(0.0, life.active_deadline_seconds - spent) + life.drain_timeout_seconds)
-    return None if math.isinf(found) else found
+        remaining = min(remaining, max(0.0, life.active_deadline_seconds - spent) + life.drain_timeout_seconds)
+    return None if math.isinf(remaining) else remaining
 
 
 def ends_before(one: SchedulingRequest, kept: Claim, now: float) -> bool:

@@ -116,8 +116,8 @@ class GangScheduler:
             most = min(len(leaving) - 1, MOST_TRIED) if view.spec.scheduling.facts.assigns_nodes else 0
             fewer = (frozenset(leaving[:n]) for n in range(most, 0, -1))
             requests = {nodes: relocation(view, self._cache.node, nodes) for nodes in (frozenset(leaving), *fewer)}
-            found = await asyncio.to_thread(refuge, self._capacity.cluster(but=request.job), requests)
-            known = self._refuges[request.job] = (request, s.now, found)
+            bad = await asyncio.to_thread(refuge, self._capacity.cluster(but=request.job), requests)
+            known = self._refuges[request.job] = (request, s.now, bad)
         return known[2]
 
     def forget(self, job: Key) -> None:
@@ -157,15 +157,12 @@ class GangScheduler:
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
         """The result of an earlier cycle for the same request, if it is valid: its nodes are still free, or nothing became free that would help. A
         claim is planned again: only time tells which pods do not end, whose nodes it may count on."""
-        if (found := self._reserved.get(request.job)) and found.request == request:
-            return found if found.still_fits(self._capacity.free) else None
-        if (
-            (found := self._unschedulable.get(request.job))
-            and not found.claim
-            and self._is_same(found.request, request)
-        ):
-            found = self._unschedulable[request.job] = replace(found, request=request)
-            return None if self._helped([request], self._capacity.cluster()) else found
+        reserved, refused = self._reserved.get(request.job), self._unschedulable.get(request.job)
+        if reserved and reserved.request == request:
+            return reserved if reserved.still_fits(self._capacity.free) else None
+        if refused and not refused.claim and self._is_same(refused.request, request):
+            refused = self._unschedulable[request.job] = replace(refused, request=request)
+            return None if self._helped([request], self._capacity.cluster()) else refused
         return None
 
     def _is_same(self, before: SchedulingRequest, now: SchedulingRequest) -> bool:
