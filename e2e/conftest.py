@@ -82,7 +82,7 @@ def empty_lab() -> Iterator[Lab]:
     kube = stack.kube(provider, NAMESPACE)
     kube.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s", timeout=200)
     kube.kubectl("create", "namespace", NAMESPACE)
-    kube.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=baseline")
+    enforce(kube, "baseline")
     volume(kube, provider)
     workbench(kube, provider)
     yield Lab(kube, provider)
@@ -98,7 +98,14 @@ def lab(empty_lab: Lab) -> Lab:
 
 @pytest.fixture(scope="session")
 def baseline(lab: Lab) -> Job:
-    """The example, undisturbed, with its batches recorded; other tests replay them."""
+    """The example, undisturbed, under the restricted standard, with its batches recorded; other tests replay them."""
+    enforce(lab.kube, "restricted")
     job = lab.start(BASELINE, train={"batches": {"record": True}})
     job.wait_for_state("Succeeded", timeout=900)
+    enforce(lab.kube, "baseline")
     return job
+
+
+def enforce(kube: Kube, standard: str) -> None:
+    """Pods of the tests' namespace are created under this standard from now on."""
+    kube.kubectl("label", "namespace", NAMESPACE, "--overwrite", f"pod-security.kubernetes.io/enforce={standard}")

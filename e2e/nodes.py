@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from e2e.conftest import Lab
+from e2e.kube import Object
 from e2e.prepare import workbench
 
 
@@ -24,6 +25,13 @@ def home_and_away(lab: Lab) -> Iterator[tuple[str, str]]:
     finally:
         lab.provider.start_node(away)
         lab.kube.kubectl("uncordon", home, away)
+
+
+def memory(node: Object, percent: int) -> Object:
+    """Resources of a container that takes this share of the node's memory, so that few of them fit onto it."""
+    allocatable = int(node["status"]["allocatable"]["memory"].removesuffix("Ki"))
+    share = f"{allocatable * percent // 100}Ki"
+    return {"requests": {"cpu": "100m", "memory": share}, "limits": {"memory": share}}
 
 
 def drain(lab: Lab, node: str, selector: str = "") -> None:

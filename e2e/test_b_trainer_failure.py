@@ -1,4 +1,4 @@
-"""A trainer that is lost comes back where the last complete checkpoint was, bit by bit."""
+"""A trainer that is lost comes back where the last complete checkpoint was, bit by bit, and no other job sees anything of it."""
 
 import signal
 
@@ -40,7 +40,8 @@ def kill_rank_0(lab: Lab, job: Job, attempt: int, step: int) -> None:
 def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_last_checkpoint(
     lab: Lab, baseline: Job
 ) -> None:
-    job = lab.start_replay("interrupted")
+    """And another job, which trains at the same time, sees nothing of it."""
+    job, twin = lab.start_replay("interrupted"), lab.start_replay("twin")
     job.wait_for_step(12)
     lab.kube.kubectl("delete", "pod", names.pod(job.name, names.ROLE_TRAINER, 1), "--grace-period=1")
     job.wait("a second attempt", lambda s: s.attempt.number == 2, 300)
@@ -57,7 +58,8 @@ def test_a_deleted_pod_and_a_killed_rank_cost_no_more_than_the_steps_since_the_l
 
     status = job.wait_for_state("Succeeded", timeout=400)
     assert (status.restarts.total, status.attempt and status.attempt.number) == (2, 3)
-    assert lab.losses(job.name) == lab.losses(baseline.name)
+    assert twin.wait_for_state("Succeeded", timeout=400).restarts.total == 0
+    assert lab.losses(job.name) == lab.losses(twin.name) == lab.losses(baseline.name)
 
 
 def test_a_launcher_of_an_old_attempt_cannot_commit_a_checkpoint(lab: Lab, baseline: Job) -> None:

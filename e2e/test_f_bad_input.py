@@ -51,7 +51,7 @@ def test_an_unknown_megatron_key_fails_the_job_before_it_has_a_pod(lab: Lab) -> 
 def test_what_only_the_volume_knows_fails_the_job_with_its_field(
     lab: Lab, name: str, changes: dict, expected: tuple[str, str]
 ) -> None:
-    job = lab.start(name, **changes)
+    job = lab.start(name, rollout={"replicas": 1}, **changes)
     message = failed(job, 300)
     job.delete()
     for part in expected:

@@ -9,8 +9,8 @@ import pytest
 
 from e2e.conftest import Lab
 from e2e.job import Job
-from e2e.kube import Object, wait_for
-from e2e.nodes import home_and_away
+from e2e.kube import wait_for
+from e2e.nodes import home_and_away, memory
 from rljob_api import names
 from rljob_api.protocol import Report
 from rljob_api.status import JobStatus
@@ -30,8 +30,7 @@ def nodes(lab: Lab) -> Iterator[tuple[str, str]]:
 def start(lab: Lab, nodes: tuple[str, str], name: str, spares: int) -> Job:
     """One trainer pod on the second node. Another one fits only onto the first, and may go there from now on."""
     home, away = nodes
-    memory = f"{_memory(lab.kube.get('node', away)) * 6 // 10}"
-    resources = {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}}
+    resources = memory(lab.kube.get("node", away), percent=60)
     lab.kube.kubectl("cordon", home)
     lab.kube.kubectl("uncordon", away)
     job = lab.start(
@@ -47,11 +46,6 @@ def start(lab: Lab, nodes: tuple[str, str], name: str, spares: int) -> Job:
     job.wait_for_step(4, timeout=400)
     lab.kube.kubectl("uncordon", home)
     return job
-
-
-def _memory(node: Object) -> int:
-    """Allocatable bytes."""
-    return int(node["status"]["allocatable"]["memory"].removesuffix("Ki")) * 1024
 
 
 def lose(lab: Lab, job: Job, node: str) -> float:

@@ -5,6 +5,7 @@ import pytest
 from e2e.conftest import BASELINE, Lab
 from e2e.job import Job
 from e2e.kube import Object
+from e2e.nodes import memory
 
 SHARE = 35
 """Percent of a node's memory for each of two trainer pods: two jobs do not fit."""
@@ -12,10 +13,8 @@ SHARE = 35
 
 def compete(lab: Lab, name: str, node: Object, **changes: object) -> Job:
     """Replay the baseline on this node."""
-    memory = f"{int(node['status']['allocatable']['memory'].removesuffix('Ki')) * SHARE // 100}Ki"
-    resources = {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": memory}}
     selector = {"kubernetes.io/hostname": node["metadata"]["labels"]["kubernetes.io/hostname"]}
-    template = {"resources": resources, "nodeSelector": selector}
+    template = {"resources": memory(node, SHARE), "nodeSelector": selector}
     return lab.start_replay(name, trainer={"template": template}, **changes)
 
 
