@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from api.specs import make_spec
+from rljob_api.config_json import Latent
 from rljob_api.sizing.layout import Amounts
 from rljob_api.sizing.network import Flow, cards, hand_over, owned, sample_bytes, update
 from rljob_api.sizing.shape import Shape
@@ -61,8 +62,38 @@ def test_an_update_leaves_its_owners_once_and_is_passed_on_by_the_servers() -> N
         rollout = {"tensorParallel": 8, "replicas": servers}
         return update(spec(2, 8, {"tensor": 8, "pipeline": 2}, rollout=rollout), DENSE)
 
-    assert flow(1) == Flow(stage, 2 * stage, 2 * stage), "the last of the chain passes on nothing"
-    assert flow(2) == flow(64) == Flow(2 * stage, 2 * stage, 2 * stage)
+    assert flow(1) == Flow(stage, 2 * stage, stage), "the last of the chain passes on nothing"
+    assert flow(2) == flow(64) == Flow(2 * stage, 2 * stage, stage), "most go through the rank that owns a stage"
+
+
+@pytest.mark.parametrize(("tensor", "heads"), [(1, 2), (2, 1), (4, 1), (8, 1)])
+def test_a_worker_receives_its_slices_of_matrices_and_whole_heads_of_keys(tensor: int, heads: int) -> None:
+    """Of two heads of keys and of values."""
+    received = update(spec(8, 8, {"tensor": 8, "pipeline": 8}, rollout={"tensorParallel": tensor}), DENSE)
+    head = 2 * 8 * 2 * 64 * 16
+    rest = 2 * DENSE.parameters - 2 * head
+    assert received.one == pytest.approx(max(rest / tensor + heads * head, 2 * (DENSE.dense + DENSE.embedding)))
+
+
+def test_a_pod_of_a_server_that_divides_matrices_over_several_receives_its_slices_and_all_of_the_router() -> None:
+    rollout = {"nodes": 2, "tensorParallel": 4, "replicas": 1}
+    found = update(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
+    router = 2 * 8 * 64 * 8
+    assert found.received == pytest.approx((SHARED + EXPERTS - router) / 2 + router)
+    one_head = 2 * 8 * 2 * 64 * 16
+    assert found.one == max(
+        (SHARED - 2 * one_head - router) / 4 + one_head + router + EXPERTS / 4, SHARED + EXPERTS / 8
+    )
+    alone = update(spec(8, 1, {"expert": 8}, rollout=rollout), MOE)
+    assert alone.sent == SHARED + EXPERTS / 8 > router, "which alone is passed on to the other pod"
+
+
+def test_a_worker_receives_all_of_what_makes_the_vectors_of_latent_attention() -> None:
+    latent = Latent(query=32, key_value=16, content=16, rotated=8, value=16)
+    shape = Shape(8, 64, 4, 4, 16, 128, 1000, latent=latent)
+    found = update(spec(8, 8, {"tensor": 8, "pipeline": 8}, rollout={"tensorParallel": 4}), shape)
+    into = 2 * 8 * 64 * (32 + 16 + 8)
+    assert found.one == pytest.approx((2 * shape.parameters - into) / 4 + into)
 
 
 EXPERTS = 2 * 8 * 8 * 3 * 64 * 32
@@ -75,9 +106,12 @@ def test_a_worker_of_a_spread_server_receives_its_own_experts_and_what_all_have(
     rollout = {"nodes": nodes, "tensorParallel": 2, "dataParallel": 2, "expertParallel": True, "replicas": 2}
     found = update(spec(1, 8, {"expert": 8}, rollout=rollout), MOE)
     assert found.received == pytest.approx(SHARED + EXPERTS / nodes)
-    assert found.one == pytest.approx(SHARED + EXPERTS / 4) and found.sent == pytest.approx(SHARED + EXPERTS)
+    assert found.one == pytest.approx(SHARED + EXPERTS / 8), "the rank that owns most sends more than a worker receives"
+    assert found.sent == pytest.approx(SHARED + EXPERTS)
+    copies = update(spec(1, 8, {"expert": 8}, rollout=rollout | {"tensorParallel": 1, "nodes": 1}), MOE)
+    assert copies.one == pytest.approx(SHARED + EXPERTS / 2), "copies have all that is no expert"
     whole = update(spec(1, 8, {"expert": 8}, rollout={"tensorParallel": 4, "replicas": 2}), MOE)
-    assert whole.one == whole.received == pytest.approx(SHARED + EXPERTS)
+    assert whole.received == pytest.approx(SHARED + EXPERTS)
 
 
 def test_what_one_spread_server_of_two_pods_passes_on_is_what_both_have() -> None:

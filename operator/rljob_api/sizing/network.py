@@ -3,8 +3,8 @@
 Update: every part of the policy has one owner among the ranks (`megatron/export.py` in the trainer): what a pipeline stage shares, the first rank of
 its first copy; experts, the first rank of their group. An owner sends its part once, through a chain of all servers in pods
 of their own, each of which passes on what it receives: no more leaves a node than the policy, however many servers there are. A worker receives no
-tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of the tensors that
-tensor-parallel workers divide, each receives all, and keeps its slice.
+tensors that it does not have: those of other pipeline stages, and with `expertParallel` experts of other workers. Of matrices that
+tensor-parallel workers divide, it receives its own slice.
 
 Update of colocated servers: every rank gathers the whole policy (`Exporter.tensors`), and the first of a pod passes it to the pod's servers. The
 stages of each copy of the model broadcast to each other what they have, every rank its shard, so that the stages which a pod does not have reach it
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, rollout_pods, wanted_servers
-from rljob_api.sizing.replica import layers, sent_per_token
+from rljob_api.sizing.replica import layers, on_ranks, sent_per_token
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import shares
 from rljob_api.spec import RLJobSpec
@@ -139,31 +139,23 @@ class _Arriving(NamedTuple):
 
 
 def _arriving(spec: RLJobSpec, shape: Shape) -> _Arriving:
-    parts, servers = _parts(spec, shape).values(), spec.rollout
+    parts, servers, end = _parts(spec, shape).values(), spec.rollout, BYTES[spec.model.dtype] * shape.embedding
     common, experts = sum(part.common for part in parts), sum(part.experts for part in parts)
-    if servers.pipeline_parallel > 1 and not (spec.model.lora and spec.model.lora.sync == "adapters"):
-        return _arriving_by_stage(spec, shape, common, experts)
-    share = experts / servers.gpus if servers.expert_parallel else experts
-    of_pod = share * servers.processes_per_pod if servers.expert_parallel else experts
-    return _Arriving(common + of_pod, common + share, common if servers.expert_parallel else common + experts)
-
-
-def _arriving_by_stage(spec: RLJobSpec, shape: Shape, common: float, experts: float) -> _Arriving:
-    """Where servers have pipeline stages: each has layers of its own, and the first and the last have an embedding and an output layer."""
-    servers, end = spec.rollout, BYTES[spec.model.dtype] * shape.embedding
+    if spec.model.lora and spec.model.lora.sync == "adapters":
+        return _Arriving(common, common, common)
+    here, t, stages = servers.processes_per_pod, servers.tensor_parallel, servers.pipeline_parallel
+    stage, in_pod = layers(servers, shape) / shape.layers, min(stages, max(1, here // t))
     of_layers = common - end * (1 if shape.tied else 2)
-    stage, here = layers(servers, shape) / shape.layers, servers.processes_per_pod
-    in_pod = max(1, here // servers.tensor_parallel)
-    spread = servers.tensor_parallel if servers.expert_parallel else 1
-    share = experts * stage / spread
-    ends = common - of_layers if in_pod == servers.pipeline_parallel else end
-    pod = (
-        min(1.0, in_pod * stage) * of_layers
-        + ends
-        + min(experts, share * (here if servers.expert_parallel else in_pod))
-    )
-    worker = stage * of_layers + end + share
-    return _Arriving(pod, worker, pod if here < servers.tensor_parallel else 0.0)
+    ends = common - of_layers if in_pod == stages else end
+    layers_here, share = min(1.0, in_pod * stage) * of_layers, experts * stage / (t * servers.data_parallel)
+
+    def of_ranks(count: int) -> float:
+        return layers_here * on_ranks(shape, t, count) + ends * count / t
+
+    pod = of_ranks(min(here, t)) + min(experts, share * here)
+    worker = stage * of_layers * on_ranks(shape, t, 1) + (end if stages > 1 else ends) / t + share
+    of_copies = of_ranks(min(here, t)) if servers.data_parallel > 1 else 0.0
+    return _Arriving(pod, worker, max(of_copies, layers_here * (on_ranks(shape, t, min(here, t)) - min(here, t) / t)))
 
 
 def generation(spec: RLJobSpec, shape: Shape) -> Flow:

@@ -52,6 +52,20 @@ def parameters(servers: Servers, shape: Shape) -> float:
     return (own * (shape.dense + shape.expert / copies) + outside) / t
 
 
+def on_ranks(shape: Shape, tensor: int, count: int) -> float:
+    """Share of a layer outside its experts that `count` of a server's tensor-parallel GPUs have together. Each has all of the router, and of what
+    makes the vectors of latent attention; keys and values of a head are on several where there are more GPUs than heads."""
+    whole = shape.hidden * shape.experts * (shape.layers - shape.dense_layers) / shape.layers
+    keys_and_values = 0.0
+    if shape.latent:
+        whole += shape.hidden * (shape.latent.query + shape.latent.key_value + shape.latent.rotated)
+    else:
+        keys_and_values = 2 * shape.hidden * shape.head * shape.groups * shape.attending
+    divided = shape.dense - whole - keys_and_values
+    heads = -(-count * shape.groups // tensor) / shape.groups
+    return (divided * count / tensor + whole + keys_and_values * heads) / shape.dense
+
+
 def sent_per_token(servers: Servers, shape: Shape, width: int) -> tuple[float, float]:
     """Bytes out of one pod of a server for each token that the server handles, and those of them that one GPU sends. `width`: bytes of an
     activation."""

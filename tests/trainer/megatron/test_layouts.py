@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +20,9 @@ from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.sender import Opened
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.fingerprint import padded
-from rljob_trainer.wire.weights.plan import Receivers, SentPart
+from rljob_trainer.wire.weights.plan import Kinds, Receivers, SentPart
 from rljob_trainer.wire.weights.protocol import Offer
+from rljob_trainer.wire.weights.slices import NOTHING, Slice
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.megatron.models import job, make_model
 from trainer.ranks import run_ranks
@@ -61,14 +63,19 @@ class Layout(NamedTuple):
 _SIZES = [(t, p, c) for t in (1, 2) for p in (1, 2) for c in (1, 2)]
 
 
+Parts = list[tuple[Kinds, Slice | None]]
+
+
 class Sends(NamedTuple):
     """What one rank did."""
 
     planned: int
     bytes: int
     """Of its tensors."""
-    padded: dict[str, int]
-    """By name of a tensor: its bytes in a bucket."""
+    parts_of: dict[str, Parts]
+    """By name of a tensor: who gets which slice of it, by the plan."""
+    padded: dict[str, list[int]]
+    """Of each of these, its bytes in a bucket."""
     sent: int
     """On its connections."""
     groups: int
@@ -82,13 +89,15 @@ def send(spec: Any, model: Path, files: Path, opened: Opened, tell: int) -> Send
     from rljob_trainer.megatron.huggingface import write_hugging_face
     from rljob_trainer.wire.collective import Ranks
 
-    engine, ranks, sizes = Engine(spec, lambda: None), Ranks(300.0), dict[str, int]()
+    engine, ranks, parts, sizes = Engine(spec, lambda: None), Ranks(300.0), dict[str, Parts](), dict[str, list[int]]()
     write_hugging_face(engine, model, files)
     sender, phases = Publisher(1, "t", TRANSPORT).sender, engine.export_owned()
 
     def noted(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in tensors:
-            sizes[name] = padded(tensor.nbytes)
+            parts[name] = opened.receivers.parts(name, tensor.shape, tensor.itemsize)
+            shapes = (part.of(tensor.shape) if part else tensor.shape for _, part in parts[name])
+            sizes[name] = [padded(tensor.itemsize * prod(shape)) for shape in shapes]
             yield name, tensor
 
     offers = ranks.gather(asdict(sender.offer) if any(phase.sends for phase in phases) else None)
@@ -106,7 +115,7 @@ def send(spec: Any, model: Path, files: Path, opened: Opened, tell: int) -> Send
     on_the_wire = sum(Traffic.of(group.end._next).sent for group in sender._groups.values())  # type: ignore[union-attr]
     ranks.barrier()  # until all have sent, since one that has gone is missed
     planned = sum(phase.bytes for phase in phases)
-    return Sends(planned, sent.bytes, sizes, on_the_wire, len(sender._groups), sent.parts, sent.failed)
+    return Sends(planned, sent.bytes, parts, sizes, on_the_wire, len(sender._groups), sent.parts, sent.failed)
 
 
 @pytest.mark.slow
@@ -124,7 +133,7 @@ def test_every_worker_has_what_it_loads_from_files_and_nothing_but_the_plan_is_s
         started = [stack.enter_context(worker_apart(s, w, before)) for s in servers for w in range(s.workers)]
         known = [worker.member() for worker in started]
         members = {s.uid: tuple(member for member, _ in known if member.server == s.uid) for s in servers}
-        opened = Opened("u", members, Receivers.of({member.name: names for member, names in known}))
+        opened = Opened("u", members, Receivers.of({member.name: own for member, own in known}))
         reader, writer = os.pipe()
 
         def introduce() -> None:
@@ -140,14 +149,23 @@ def test_every_worker_has_what_it_loads_from_files_and_nothing_but_the_plan_is_s
     assert not any(rank.failed for rank in sent), layout
     assert [worker.different for worker in workers] == [[]] * len(workers), layout
     for rank in sent:
-        buckets = sum(rank.padded.values())
+        buckets = sum(sum(sizes) for sizes in rank.padded.values())
         assert rank.planned == rank.bytes and buckets <= rank.sent <= buckets + NAMES * rank.groups, layout
-    sizes = {name: size for rank in sent for name, size in rank.padded.items()}
     planned = opened.receivers.received(part for rank in sent for part in rank.parts)
     groups = sum(rank.groups for rank in sent)
-    for worker, (member, needless) in zip(workers, known, strict=True):
-        size = sum(size for name, size in sizes.items() if name not in needless)
+    for worker, (member, own) in zip(workers, known, strict=True):
+        kind, found = opened.receivers.kind(member), dict[str, tuple[Slice | None, int]]()
+        for rank in sent:
+            for name, parts in rank.parts_of.items():
+                for (kinds, part), size in zip(parts, rank.padded[name], strict=True):
+                    if kind in kinds:
+                        found[name] = (part, size)
+        size = sum(size for _, size in found.values())
         assert size <= worker.received <= size + NAMES * groups and worker.copy == worker.parameters, layout
-        assert worker.digest == total(part.digest for part in planned[opened.receivers.kind(member)])
-        others = {name for name in sizes if ".experts." in name and name in needless}
-        assert {name for name in sizes if name in needless} == others and bool(others) is layout.experts, layout
+        assert worker.digest == total(part.digest for part in planned[kind])
+        assert all(part in (None, own.get(name)) for name, (part, _) in found.items()), layout
+        assert any(part for part, _ in found.values()) is (layout.workers > 1), layout
+        names = {name for rank in sent for name in rank.parts_of}
+        others = {name for name in names if own.get(name) == NOTHING}
+        assert found.keys() == names - others and all(".experts." in name for name in others), layout
+        assert bool(others) is layout.experts, layout

@@ -18,6 +18,7 @@ import torch
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.rank.weights.sender import Sent
+from rljob_trainer.server.weights.partial_tensor import PartialTensor
 from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.source import Connection, WorkerPlace
 from rljob_trainer.wire.weights import chain
@@ -25,7 +26,7 @@ from rljob_trainer.wire.weights.bucket import Entry, digest, pack, total
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.plan import Phase
 from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
-from rljob_trainer.wire.weights.tensor_names import TensorNames
+from rljob_trainer.wire.weights.slices import Needs, Slice
 from trainer.traffic import Traffic
 
 Tensors = dict[str, torch.Tensor]
@@ -66,10 +67,11 @@ class Worker:
     ) -> None:
         """`before` is called with the number of buckets that are loaded, before the next is."""
         self.place, self._before, self._check = place, before, check
-        self.needless: list[str] = []
-        """Names of tensors that it says it does not need."""
+        self.needs: dict[str, Slice] = {}
+        """What it says it needs of tensors of which it does not need all."""
         self.connections: dict[Offer, Connection] = {}
         self.tensors: Tensors = {}
+        """Or slices."""
         self.order: list[list[str]] = []
         """Names in each bucket, as they came."""
         self._buckets: list[weakref.ref[torch.Tensor]] = []
@@ -98,7 +100,7 @@ class Worker:
 
     def _load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._before(len(self.order))
-        views = dict(tensors)
+        views = {name: t.origin.there if isinstance(t, PartialTensor) else t for name, t in tensors}
         self._buckets += [weakref.ref(view._base) for view in list(views.values())[:1] if view._base is not None]
         self.most_held = max(self.most_held, sum(bucket() is not None for bucket in self._buckets))
         found = {name: view.clone() for name, view in views.items()}
@@ -159,8 +161,8 @@ class Standing(ThreadingHTTPServer):
         assert body["server"] == self.endpoint.pod_uid
         for worker in self.workers:
             worker.start(body["session"], [Offer(**sender) for sender in body["senders"]])
-        needless = [TensorNames.of(worker.needless).as_json() for worker in self.workers]
-        return {"doors": [worker.place.door.address for worker in self.workers], "needless": needless}
+        needs = [Needs.of(worker.needs).as_json() for worker in self.workers]
+        return {"doors": [worker.place.door.address for worker in self.workers], "needs": needs}
 
     def commit(self, body: dict[str, Any]) -> dict[str, Any]:
         digests = [worker.finish() for worker in self.workers]

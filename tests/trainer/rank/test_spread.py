@@ -13,6 +13,7 @@ from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry, payload_size
 from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.slices import NOTHING, Slice
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import Standing, Tensors, Worker, digest_of, publish_together, server_apart
 from trainer.rank.test_fan_out import AT_A_WORKER, SILENT, at, die, refusing
@@ -34,11 +35,11 @@ def parts(of: random.Random, senders: int) -> list[Tensors]:
 
 
 def _tensor(of: random.Random) -> torch.Tensor:
-    return torch.rand(of.randint(1, 9000))
+    return torch.rand(4 * of.randint(1, 160), 64)
 
 
 def has(worker: int, workers: int, name: str) -> bool:
-    """Whether it has a tensor: all have what is shared, and nobody the last expert."""
+    """Whether it has some of a tensor: all have their rows of what is shared, and nobody the last expert."""
     expert = int(name.rpartition(".")[2])
     return name.startswith("shared") or (expert * workers // EXPERTS == worker and expert < EXPERTS - 1)
 
@@ -48,7 +49,9 @@ def spread(
 ) -> Standing:
     server = Standing(pod, workers, check=check)
     for i, worker in enumerate(server.workers):
-        worker.needless = [name for name in policy if not has(i, workers, name)]
+        worker.needs = {name: NOTHING for name in policy if not has(i, workers, name)}
+        shared = {name: tensor.shape[0] // workers for name, tensor in policy.items() if name.startswith("shared")}
+        worker.needs |= {name: Slice(0, ((i * rows, (i + 1) * rows),)) for name, rows in shared.items()}
     return server
 
 
@@ -59,11 +62,19 @@ def received(worker: Worker) -> int:
 
 
 def has_its_part(server: Standing, policy: Tensors) -> bool:
+    """Slices where all servers are divided alike, or the whole."""
     return all(
-        worker.tensors.keys() == policy.keys() - worker.needless
-        and all(torch.equal(tensor, policy[name]) for name, tensor in worker.tensors.items())
+        worker.tensors.keys() == {name for name in policy if worker.needs.get(name) != NOTHING}
+        and all(_is_part(tensor, policy[name], worker.needs.get(name)) for name, tensor in worker.tensors.items())
         for worker in server.workers
     )
+
+
+def _is_part(tensor: torch.Tensor, whole: torch.Tensor, part: Slice | None) -> bool:
+    if tensor.shape == whole.shape or part is None:
+        return torch.equal(tensor, whole)
+    ((first, end),) = part.ranges
+    return torch.equal(tensor, whole[first:end])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -88,6 +99,28 @@ def test_a_worker_receives_the_bytes_of_what_it_needs_and_no_others(seed: int) -
                 size = 2 * payload_size(tensor.nbytes for tensor in worker.tensors.values())
                 groups = sum(len(connection.groups) for connection in worker.connections.values())
                 assert size <= received(worker) < size + NAME * groups and worker.most_held <= 2
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_workers_that_divide_matrices_receive_their_rows_and_each_byte_leaves_its_sender_once(workers: int) -> None:
+    tensors = {f"shared.{n}": torch.rand(workers * 64, 64) for n in range(6)} | {"shared.small.9": torch.rand(4, 4)}
+    publisher = Publisher(1, "t", IN_MANY)
+    with spread("a", workers, tensors) as a, spread("b", workers, tensors) as b:
+        done, (sent,) = publish_together(
+            [publisher], lambda _: [Phase(iter(tensors.items()), sends=True)], [a.endpoint, b.endpoint]
+        )
+        assert done.failed == {} and done.version.digest == digest_of(tensors)
+        rows, small = payload_size([64 * 64 * 4] * 6), payload_size([64])
+        for worker in (*a.workers, *b.workers):
+            assert rows + small <= received(worker) < rows + small + 2 * NAME
+            assert [t.shape[0] for t in worker.tensors.values()] == [64] * 6 + [4]
+        ends = [group.end for group in publisher.sender._groups.values()]
+        assert len(ends) == workers + 1, "one for each slice, through both servers, and one for what all need"
+        left = sum(Traffic.of(end._next).sent for end in ends)  # type: ignore[union-attr]
+        assert left < workers * rows + small + NAME * len(ends) and sent.bytes == sum(
+            t.nbytes for t in tensors.values()
+        )
+        assert all(has_its_part(server, tensors) for server in (a, b))
 
 
 @pytest.mark.parametrize("seed", range(6))

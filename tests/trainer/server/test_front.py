@@ -12,7 +12,7 @@ from rljob_api import names
 from rljob_trainer.server.front import Front
 from rljob_trainer.server.guard import Guard, PoolFront
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.tensor_names import TensorNames
+from rljob_trainer.wire.weights.slices import NOTHING, Needs, Slice
 
 CLOSED = [
     ("POST", "/v1/completions"),
@@ -25,7 +25,7 @@ CLOSED = [
     ("POST", protocol.OPEN),
     ("GET", protocol.STATE),
 ]
-NEEDLESS = [TensorNames.of(["experts.1"]).as_json(), TensorNames().as_json()]
+NEEDS = [Needs.of({"experts.1": NOTHING}).as_json(), Needs.of({"q.weight": Slice(0, ((0, 8),))}).as_json()]
 SENDERS = [{"address": "127.0.0.1", "port": port} for port in (1, 2)]
 TOKEN = {"Authorization": "Bearer secret"}
 
@@ -60,7 +60,7 @@ class Engine:
             if what == "rljob_admit":
                 _, senders, serves = args[3]
                 assert senders == SENDERS
-                return [[(["10.0.0.1", 7000 + worker], serves and self.room, NEEDLESS[worker])] for worker in range(2)]
+                return [[(["10.0.0.1", 7000 + worker], serves and self.room, NEEDS[worker])] for worker in range(2)]
             return [[None]] if utility == "collective_rpc" else True
 
         return call
@@ -213,11 +213,14 @@ async def test_an_update_pauses_only_to_be_applied_and_empties_the_caches(call: 
     assert call.engine.calls == [*RECEIVED, *APPLIED]
 
 
-async def test_whoever_opens_an_update_learns_where_all_workers_are_reached_and_what_they_do_not_need(
+async def test_whoever_opens_an_update_learns_where_all_workers_are_reached_and_what_they_need(
     call: Caller,
 ) -> None:
     status, body = await call("POST", protocol.OPEN, of(1), session="s", server="uid", senders=SENDERS, keep=False)
-    assert (status, body) == (200, {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]], "needless": NEEDLESS})
+    assert (status, body) == (
+        200,
+        {"doors": [["10.0.0.1", 7000], ["10.0.0.1", 7001]], "needs": json.loads(json.dumps(NEEDS))},
+    )
 
 
 async def test_the_old_policy_is_served_while_the_next_one_comes_and_after_an_abort(call: Caller) -> None:

@@ -150,7 +150,7 @@ def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path])
         opened = update.open([publisher.sender.offer])
         phase = Phase(iter(models.tensors(checkpoints["new"])), sends=True)
         sent = publisher.sender.send([phase], opened, 0, lambda: None)
-        wrong = Sent([part._replace(digest="0" * 64) for part in sent.parts], {})
+        wrong = Sent("0" * 64, sent.bytes, [part._replace(digest="0" * 64) for part in sent.parts], {})
         published = update.commit(PolicyVersion(1, 6, wrong.digest), [wrong], None)
     assert "the update's digest is" in published.failed[server.endpoint.pod]
     assert served(server) == 5

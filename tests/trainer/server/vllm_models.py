@@ -5,11 +5,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch.nn import Module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
+from vllm.distributed import (
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+    parallel_state,
+)
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
@@ -31,23 +41,54 @@ def policy(path: Path, seed: int, kind: str, **settings: Any) -> Tensors:
 
 
 @contextmanager
-def engine(model: Path, rank: int = 0, workers: int = 1, port: int = 0, experts: bool = False) -> Iterator[VllmConfig]:
-    """One worker of a server. `port`: where its workers meet. `experts`: they divide experts, not their matrices."""
+def engine(
+    model: Path,
+    rank: int = 0,
+    tensor: int = 1,
+    port: int = 0,
+    experts: bool = False,
+    pipeline: int = 1,
+    copies: int = 1,
+) -> Iterator[VllmConfig]:
+    """One worker of a server. `port`: where its workers meet. `experts`: they divide experts, not their matrices. `copies`: data-parallel ones."""
     arguments = EngineArgs(
         str(model),
         dtype="float32",
         skip_tokenizer_init=True,
-        tensor_parallel_size=workers,
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        data_parallel_size=copies,
         enable_expert_parallel=experts,
+        distributed_executor_backend="external_launcher",
     )
-    found = arguments.create_engine_config()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RANK", str(rank))  # what an external launcher sets
+        found, workers = arguments.create_engine_config(), tensor * pipeline * copies
+    found.parallel_config.rank = rank
     with set_current_vllm_config(found):
         init_distributed_environment(workers, rank, f"tcp://127.0.0.1:{port or free_port()}", rank, "gloo")
-        initialize_model_parallel(workers, 1)
+        initialize_model_parallel(tensor, pipeline)
         try:
             yield found
         finally:
             cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def without_others() -> Iterator[None]:
+    """Inside, `engine` makes a worker that has nobody to talk to: it can load, and not compute."""
+    started, grouped = dist.init_process_group, dist.new_group
+
+    def start(*_: Any, world_size: int, rank: int, **__: Any) -> None:
+        started("fake", store=FakeStore(), world_size=world_size, rank=rank)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", start)
+        patch.setattr(dist, "new_group", lambda ranks, *_, **__: grouped(ranks, backend="fake"))
+        patch.setattr(parallel_state, "in_the_same_node_as", lambda group, *_, **__: [True] * group.size())
+        patch.setattr(CpuCommunicator, "_all_group_ranks_share_shm_group_name", lambda _: False)
+        patch.setattr(MessageQueue, "create_from_process_group", lambda *_, **__: None)
+        yield
 
 
 CPU = torch.device("cpu")

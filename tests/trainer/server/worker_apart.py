@@ -15,7 +15,7 @@ from rljob_trainer.server.weights.source import WorkerPlace
 from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.door import Door
 from rljob_trainer.wire.weights.protocol import Member, Offer
-from rljob_trainer.wire.weights.tensor_names import TensorNames
+from rljob_trainer.wire.weights.slices import Needs
 from trainer.rank.standing import in_another_process
 from trainer.traffic import Traffic
 
@@ -26,11 +26,18 @@ class Server(NamedTuple):
     """How one is laid out."""
 
     uid: str
-    workers: int
+    tensor: int
     experts: bool
     """Workers divide experts, not their matrices."""
     port: int
     """Where they meet."""
+    pipeline: int = 1
+    copies: int = 1
+    """Data-parallel ones."""
+
+    @property
+    def workers(self) -> int:
+        return self.tensor * self.pipeline * self.copies
 
 
 class Held(NamedTuple):
@@ -53,10 +60,10 @@ class WorkerApart:
     def __init__(self, server: Server, rank: int, answers: IO[str], asks: IO[str]) -> None:
         self.server, self._rank, self._answers, self._asks = server, rank, answers, asks
 
-    def member(self) -> tuple[Member, TensorNames]:
-        """The worker, and the tensors that it does not need."""
-        door, needless = json.loads(self._answers.readline())
-        return Member(self.server.uid, self._rank, *door), TensorNames.from_json(needless)
+    def member(self) -> tuple[Member, Needs]:
+        """The worker, and what it needs."""
+        door, own = json.loads(self._answers.readline())
+        return Member(self.server.uid, self._rank, *door), Needs.from_json(own)
 
     def receive(self, offers: list[Offer], files: Path) -> None:
         """Begin to receive a policy from senders. `files`: of the same one."""
@@ -88,24 +95,24 @@ def worker_apart(server: Server, rank: int, model: Path) -> Iterator[WorkerApart
 
 def _serve(server: Server, rank: int, model: Path, asks: IO[str], answers: IO[str]) -> None:
     from rljob_trainer.server.weights.expected import ExpectedTensors
-    from rljob_trainer.server.weights.needless import needless
+    from rljob_trainer.server.weights.needs import needs
     from rljob_trainer.server.weights.shadow import Shadow
     from tests.trainer.server.vllm_models import CPU, engine, loaded_from
 
     os.environ["VLLM_DIST_IDENT"] = str(server.port)  # what vLLM's executor sets
-    with engine(model, rank, server.workers, server.port, server.experts) as config:
+    with engine(model, rank, server.tensor, server.port, server.experts, server.pipeline, server.copies) as config:
         serves, door = loaded_from(model, config), Door(HERE)
         shadow = Shadow(serves, config.model_config, CPU, keeps=True)
         described = ExpectedTensors.of(model, "float32").described
-        names = TensorNames.of(needless(serves, config.model_config, described))
-        print(json.dumps([door.address, names.as_json()]), file=answers, flush=True)
+        own = Needs.of(needs(serves, config.model_config, described))
+        print(json.dumps([door.address, own.as_json()]), file=answers, flush=True)
         offers, files = json.loads(asks.readline())
         digest, received = _receive(shadow, WorkerPlace(server.uid, rank, door, CPU), [Offer(*o) for o in offers])
-        own = dict(serves.named_parameters())
+        found = dict(serves.named_parameters())
         fresh = dict(loaded_from(Path(files), config).named_parameters())
-        assert own.keys() == fresh.keys()
-        different = [name for name, tensor in own.items() if not torch.equal(tensor, fresh[name])]
-        held = Held(digest, different, shadow.bytes, sum(p.nbytes for p in own.values()), received)
+        assert found.keys() == fresh.keys()
+        different = [name for name, tensor in found.items() if not torch.equal(tensor, fresh[name])]
+        held = Held(digest, different, shadow.bytes, sum(p.nbytes for p in found.values()), received)
         print(json.dumps(held), file=answers, flush=True)
         asks.readline()
 

@@ -1,14 +1,16 @@
 """Tensors to buckets and back."""
 
 import dataclasses
+import json
 import weakref
 from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
 
-from rljob_trainer.wire.weights.bucket import Bucket, CorruptBucketError, digest, divided, pack, unpack
+from rljob_trainer.wire.weights.bucket import Bucket, CorruptBucketError, Entry, digest, divided, pack, unpack
 from rljob_trainer.wire.weights.fingerprint import ROW_BYTES
+from rljob_trainer.wire.weights.slices import Slice
 
 CPU = torch.device("cpu")
 LIMIT = 2**20
@@ -82,7 +84,7 @@ def test_the_digest_depends_on_the_tensors_and_not_on_packing_or_order() -> None
 
 @pytest.mark.parametrize("limit", [1, 40_000, 10_000_000])
 def test_a_bucket_is_divided_into_what_goes_to_different_workers(limit: int) -> None:
-    found = list(divided(pack(iter(tensors()), limit, CPU), lambda name: name in "ad"))
+    found = list(divided(pack(iter(tensors()), limit, CPU), lambda entry: [(entry.name in "ad", None)]))
     assert [[e.name for e in b.entries] for key, b in found if key] == (
         [["a"], ["d"]] if limit < 10_000_000 else [["a", "d"]]
     )
@@ -99,9 +101,39 @@ def test_a_bucket_that_was_divided_is_gone_before_the_next_one_is_packed() -> No
             assert not any(payload() is not None for payload in packed)
             yield _noted(next(pack(iter(tensors()), 10_000_000, CPU)), packed)
 
-    assert len(list(divided(buckets(), lambda name: name))) == 3 * len(tensors())
+    assert len(list(divided(buckets(), lambda entry: [(entry.name, None)]))) == 3 * len(tensors())
 
 
 def _noted(bucket: Bucket, packed: list[weakref.ref[torch.Tensor]]) -> Bucket:
     packed.append(weakref.ref(bucket.payload))
     return bucket
+
+
+HALVES = {
+    "a": (Slice(0, ((0, 1), (2, 3))), Slice(1, ((1, 5),))),
+    "b": (Slice(0, ((0, 4),)), Slice(0, ((4, 7),))),
+    "c": (Slice(1, ((0, 2),)), Slice(1, ((2, 4),))),
+    "d": (None, None),
+    "e": (Slice(2, ((1, 2),)), None),
+}
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_worker_gets_its_slices_one_after_another_and_can_verify_them(first: int) -> None:
+    (bucket,) = pack(iter(tensors()), LIMIT, CPU)
+    found = list(divided([bucket], lambda entry: enumerate(HALVES[entry.name]), first))
+    assert [receiver for receiver, _ in found] == ([0, 1] if first % 2 == 0 else [1, 0])
+    for receiver, part in found:
+        received = dict(unpack([sent(entry) for entry in part.entries], part.payload))
+        for name, tensor in tensors():
+            piece = HALVES[name][receiver]
+            own = [tensor.narrow(piece.dim, a, b - a) for a, b in piece.ranges] if piece else [tensor]
+            assert torch.equal(received[name], torch.cat(own, piece.dim) if piece else tensor)
+        part.payload[ROW_BYTES + 1] ^= 1
+        with pytest.raises(CorruptBucketError, match="^b: "):
+            dict(unpack(part.entries, part.payload))
+    assert len({digest(part.entries) for _, part in found} | {digest(bucket.entries)}) == 3
+
+
+def sent(entry: Entry) -> Entry:
+    return Entry.from_json(json.loads(json.dumps(entry.as_json())))

@@ -23,7 +23,7 @@ from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
 from rljob_trainer.wire.weights.plan import Phase, Receivers
 from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
-from rljob_trainer.wire.weights.tensor_names import TensorNames
+from rljob_trainer.wire.weights.slices import Needs
 from rljob_trainer.wire.weights.transport import Transport
 
 
@@ -55,14 +55,14 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
 
         Raises AttemptSuperseded when a server knows a higher attempt.
         """
-        workers: dict[str, dict[Member, TensorNames]] = {}
+        workers: dict[str, dict[Member, Needs]] = {}
 
         def open_one(session: UpdateSession) -> None:
             workers[session.server.pod] = session.open(offers)
 
         self._round.run(open_one, "open an update")
         found = {pod: workers[pod] for pod in self._round.live}
-        receivers = Receivers.of({member.name: names for own in found.values() for member, names in own.items()})
+        receivers = Receivers.of({member.name: needs for own in found.values() for member, needs in own.items()})
         self._opened = Opened(self._name, {pod: tuple(own) for pod, own in found.items()}, receivers)
         return self._opened
 

@@ -1,6 +1,6 @@
 """One rank's part of the policy, on its way to the servers: every bucket goes to all workers that get it, while the next one is exported."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,10 +10,11 @@ import torch
 
 from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
-from rljob_trainer.wire.weights.bucket import Bucket, digest, divided, pack, total
+from rljob_trainer.wire.weights.bucket import Bucket, Entry, digest, divided, pack, torch_dtype, total
 from rljob_trainer.wire.weights.plan import Kinds, Phase, Receivers, SentPart
 from rljob_trainer.wire.weights.protocol import Member, Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
+from rljob_trainer.wire.weights.slices import Slice
 from rljob_trainer.wire.weights.transport import Transport
 
 
@@ -40,27 +41,23 @@ class Opened:
 class Sent:
     """What one rank has sent."""
 
+    digest: str
+    """Of its tensors, however they were cut (bucket.digest)."""
+    bytes: int
+    """Of its tensors."""
     parts: list[SentPart]
     failed: dict[str, Loss]
     """By pod: why its server did not get them."""
 
-    @property
-    def bytes(self) -> int:
-        """Of all tensors."""
-        return sum(part.bytes for part in self.parts)
-
-    @property
-    def digest(self) -> str:
-        """Of all tensors."""
-        return total(part.digest for part in self.parts)
-
     def as_json(self) -> list[Any]:
-        return [[[sorted(kinds), *rest] for kinds, *rest in self.parts], self.failed]
+        return [self.digest, self.bytes, [[sorted(kinds), *rest] for kinds, *rest in self.parts], self.failed]
 
     @staticmethod
     def from_json(data: Sequence[Any]) -> "Sent":
-        parts, failed = data
+        digest, size, parts, failed = data
         return Sent(
+            digest,
+            size,
             [SentPart(frozenset(kinds), *rest) for kinds, *rest in parts],
             {pod: Loss(LossCause(cause), why) for pod, (cause, why) in failed.items()},
         )
@@ -88,13 +85,14 @@ class Sender:
         """
         servers = _chain(opened.servers, index)
         delivery = Delivery(self._transport, self._home, opened.name, servers, self._awaits, self._groups)
-        parts, device, receivers = list[SentPart](), self._memory(), opened.receivers
+        wholes, parts, device, receivers = list[SentPart](), list[SentPart](), self._memory(), opened.receivers
         with ThreadPoolExecutor(1, "weights", initializer=partial(_use, device)) as pool:
             talk = _Talk(pool)
             try:
                 for tensors, sends, _ in phases:
                     packed = pack(tensors, self._transport.bucket_bytes, device) if sends else ()
-                    for kinds, bucket in divided(packed, receivers.get):
+                    whole = _noted(packed, wholes, heartbeat)
+                    for kinds, bucket in divided(whole, partial(_parts, receivers), index):
                         parts.append(_part(kinds, bucket))
                         talk.wait()
                         talk.add(partial(delivery.send, bucket, partial(receivers.gets, kinds)))
@@ -108,7 +106,8 @@ class Sender:
                 talk.add(delivery.close)
                 raise
         self._keep(delivery.groups)
-        return Sent(parts, delivery.failed)
+        digests, sizes = (one.digest for one in wholes), (one.bytes for one in wholes)
+        return Sent(total(digests), sum(sizes), parts, delivery.failed)
 
     def _keep(self, used: Mapping[tuple[Member, ...], KeptGroup]) -> None:
         """Between updates those groups live on that the last two of them used: servers that come later get their first policy alone."""
@@ -124,6 +123,19 @@ class Sender:
 
 def _part(kinds: Kinds, bucket: Bucket) -> SentPart:
     return SentPart(kinds, digest(bucket.entries), sum(entry.size for entry in bucket.entries))
+
+
+def _noted(packed: Iterable[Bucket], found: list[SentPart], heartbeat: Callable[[], None]) -> Iterator[Bucket]:
+    """The buckets, of which is remembered what they have, whoever gets it. `heartbeat` is called for each."""
+    for bucket in packed:
+        found.append(_part(frozenset(), bucket))
+        heartbeat()
+        yield bucket
+        del bucket
+
+
+def _parts(receivers: Receivers, entry: Entry) -> list[tuple[Kinds, Slice | None]]:
+    return receivers.parts(entry.name, entry.shape, torch_dtype(entry.dtype).itemsize)
 
 
 def _use(device: torch.device) -> None:

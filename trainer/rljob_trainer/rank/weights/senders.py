@@ -129,7 +129,8 @@ class Senders:
 
     def _say_received(self, receivers: Receivers, sent: Sequence[Sent]) -> None:
         """Log what workers receive, when not all receive everything and that is new."""
-        sentence = receivers.sentence([part for by_rank in sent for part in by_rank.parts])
+        parts = [part for by_rank in sent for part in by_rank.parts]
+        sentence = receivers.sentence(parts, sum(by_rank.bytes for by_rank in sent))
         if self._ranks.is_first and sentence and sentence != self._said:
             self._said = sentence
             log.info("%s", sentence)

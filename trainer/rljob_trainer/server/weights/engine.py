@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from rljob_trainer.server.weights.adapters import AdapterUpdate, ExpectedAdapters
 from rljob_trainer.server.weights.expected import TIED, ExpectedTensors, RefusedUpdateError
 from rljob_trainer.server.weights.guesses import WithGuesses
-from rljob_trainer.server.weights.needless import needless
+from rljob_trainer.server.weights.needs import needs
 from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.reload import InPlace, computes_with_what_it_loads
 from rljob_trainer.server.weights.room import shadow_device
@@ -30,7 +30,7 @@ from rljob_trainer.server.weights.source import Connection, WorkerEnd, WorkerPla
 from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
 from rljob_trainer.wire.weights.door import Door, own_address
 from rljob_trainer.wire.weights.protocol import CHAIN, IPC, NCCL, AttemptFence, Offer
-from rljob_trainer.wire.weights.tensor_names import TensorNames
+from rljob_trainer.wire.weights.slices import NOTHING, Needs, Slice
 
 
 class Target(Protocol):
@@ -60,8 +60,8 @@ class Admitted(NamedTuple):
     """Where senders and other workers reach it."""
     apart: bool
     """Whether the update can be received without touching the model."""
-    needless: list[Any]
-    """Names (TensorNames as JSON) of tensors that it does not need."""
+    needs: list[Any]
+    """What it needs of an update (Needs as JSON)."""
 
 
 class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransferUpdateInfo]):
@@ -85,6 +85,8 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self.draft: Module | None = None
         """vLLM's model that guesses tokens; None: there is none, or no update has come yet."""
         self._verified = False
+        if not self._guesses:
+            self._needs  # noqa: B018 takes seconds for tens of thousands of tensors, which the first update has not
 
     @cached_property
     def expected(self) -> ExpectedTensors | ExpectedAdapters:
@@ -93,18 +95,18 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         return ExpectedAdapters(model, lora.max_lora_rank) if lora else model
 
     @cached_property
-    def _needless(self) -> set[str]:
-        """Tensors that this worker does not need, where workers have layers or experts of their own, and keep them."""
+    def _needs(self) -> dict[str, Slice]:
+        """The tensors of which this worker does not need all, where workers have parts of the model of their own, and keep them."""
         found = self.parallel_config
-        own = found.pipeline_parallel_size > 1 or (found.enable_expert_parallel and not found.enable_eplb)
-        if isinstance(self.expected, ExpectedAdapters) or not own:
-            return set()
-        return needless(self.served, self.model_config, self.expected.described, self._with_output_layer)
+        own = (found.world_size > 1 or found.enable_expert_parallel) and not found.enable_eplb
+        if not own or isinstance(self.expected, ExpectedAdapters):
+            return {}
+        return needs(self.served, self.model_config, self.expected.described, self._with_output_layer)
 
     @cached_property
-    def _needless_names(self) -> list[Any]:
+    def _needs_in_words(self) -> list[Any]:
         """The same in few words: a large mixture has tens of thousands of names, and every update asks."""
-        return TensorNames.of(self._needless).as_json()
+        return Needs.of(self._needs).as_json()
 
     @property
     def worker(self) -> int:
@@ -118,7 +120,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         self._door = self._door or Door(own_address(offers[0].address))
         self._door.clear()
         apart = self.vllm_config.lora_config is not None or (serves and self._has_shadow())
-        return Admitted(self._door.address, apart, self._needless_names)
+        return Admitted(self._door.address, apart, self._needs_in_words)
 
     def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:
         """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""
@@ -137,7 +139,7 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         if self._reception is None or self._target is None:
             raise RefusedUpdateError("this server has no update")
         names, received = self._reception.result(protocol.SILENT_SECONDS)
-        self.expected.check_complete(names | self._needless)
+        self.expected.check_complete(names | {name for name, part in self._needs.items() if part == NOTHING})
         expected = digests[self.worker]
         if received != expected:
             raise RefusedUpdateError(f"the update's digest is {received}, the trainer's {expected}")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rljob_trainer.server.weights.partial_tensor import PartialTensor
 from rljob_trainer.server.weights.source import Connection, Source, WorkerEnd, WorkerPlace
 from rljob_trainer.wire.weights.bucket import Entry, digest, payload_size, total, unpack
 from rljob_trainer.wire.weights.messages import COMPLETE, TURN_OVER, AbandonedError
@@ -180,7 +181,7 @@ class Reception:
         bucket, self._pending = self._pending, None
         if bucket is None:
             return
-        self._load(self._alive_between(unpack(bucket.entries, bucket.payload)))
+        self._load(self._alive_between(_placed(bucket)))
         if bucket.payload.is_cuda:
             torch.cuda.current_stream().synchronize()
         self._names |= {entry.name for entry in bucket.entries}
@@ -190,3 +191,9 @@ class Reception:
         for named in tensors:
             self._wait()
             yield named
+
+
+def _placed(bucket: Arrived) -> NamedTensors:
+    """The tensors of a bucket. Slices are at their places in whole tensors, the rest of which has no memory."""
+    for entry, (name, tensor) in zip(bucket.entries, unpack(bucket.entries, bucket.payload), strict=True):
+        yield name, PartialTensor.of(name, entry.shape, entry.slice, tensor) if entry.slice else tensor

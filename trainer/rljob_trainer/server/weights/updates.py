@@ -57,8 +57,8 @@ class WeightUpdates:
     async def open(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
         """Have the workers receive an update from these senders. An update that was left open is abandoned.
 
-        Returns {"doors": [worker] -> host and port where senders and other workers reach it, "needless": [worker] -> the names of
-        tensors that it does not need (TensorNames)}.
+        Returns {"doors": [worker] -> host and port where senders and other workers reach it, "needs": [worker] -> what it
+        needs of the update (Needs)}.
         """
         session, server, senders = body["session"], body["server"], body["senders"]
         async with self._lock:
@@ -72,7 +72,7 @@ class WeightUpdates:
                 if not apart:
                     await (self._stand_still(engine) if self._keeps else self._stop_serving(engine))
                 await all_workers(engine, "rljob_receive", session, server, senders, apart)
-        return {"doors": [door for door, _, _ in workers], "needless": [names for _, _, names in workers]}
+        return {"doors": [door for door, _, _ in workers], "needs": [own for _, _, own in workers]}
 
     async def commit(self, engine: Any, attempt: int, body: dict[str, Any]) -> dict[str, Any]:
         """Verify what each worker got by the digests `workers`, apply the update, and serve the new policy. Returns {"paused": seconds without

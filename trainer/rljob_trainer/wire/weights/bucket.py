@@ -3,13 +3,14 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rljob_trainer.wire.weights.fingerprint import fingerprints, padded
+from rljob_trainer.wire.weights.slices import Slice
 
 
 class CorruptBucketError(ValueError):
@@ -18,27 +19,36 @@ class CorruptBucketError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a bucket, by its Hugging Face name."""
+    """One tensor of a bucket, or a slice of one, by its Hugging Face name."""
 
     name: str
     dtype: str
     """As torch spells it without the prefix: `float32`, `bfloat16`."""
     shape: tuple[int, ...]
+    """Of the whole tensor."""
     fingerprint: str
-    """Fingerprint of the tensor's bytes in row-major order (fingerprint.py)."""
+    """Fingerprint of the bytes that are sent, in row-major order (fingerprint.py)."""
+    slice: Slice | None = None
+    """Of the tensor, that is sent; None: all of it."""
+
+    @property
+    def sent_shape(self) -> tuple[int, ...]:
+        return self.slice.of(self.shape) if self.slice else self.shape
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return math.prod(self.shape) * torch_dtype(self.dtype).itemsize
+        """Bytes that are sent."""
+        return math.prod(self.sent_shape) * torch_dtype(self.dtype).itemsize
 
     def as_json(self) -> dict[str, Any]:
         """Written by hand: dataclasses.asdict takes ten times as long, and every replica gets an entry for every tensor."""
-        return {"name": self.name, "dtype": self.dtype, "shape": self.shape, "fingerprint": self.fingerprint}
+        own = {"name": self.name, "dtype": self.dtype, "shape": self.shape, "fingerprint": self.fingerprint}
+        return own | {"slice": self.slice} if self.slice else own
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Entry":
-        return Entry(**data | {"shape": tuple(data["shape"])})
+        part = data.get("slice")
+        return Entry(**data | {"shape": tuple(data["shape"]), "slice": part and Slice.from_json(part)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +103,53 @@ class _BucketBuilder:
         return Bucket(tuple(entries), payload)
 
 
-def divided[K](buckets: Iterable[Bucket], key: Callable[[str], K]) -> Iterator[tuple[K, Bucket]]:
-    """Yields each bucket, or what it has for each `key` of its tensors' names. With what is under way, that is no more than two buckets."""
+def divided[K](
+    buckets: Iterable[Bucket], parts: Callable[[Entry], Iterable[tuple[K, Slice | None]]], first: int = 0
+) -> Iterator[tuple[K, Bucket]]:
+    """Yields what each bucket of whole tensors has for each receiver, or the bucket itself if one gets all of it. With what is under way, that is no
+    more than two buckets.
+
+    Args:
+        parts: receivers of a tensor, and which slice of it each gets; None: all
+        first: which receiver begins, counted round and round
+    """
     for bucket in buckets:
-        found: dict[K, list[int]] = {}
+        found: dict[K, list[tuple[int, Slice | None]]] = {}
         for i, entry in enumerate(bucket.entries):
-            found.setdefault(key(entry.name), []).append(i)
-        yield from ((kind, _only(bucket, places)) for kind, places in found.items())
+            for receiver, part in parts(entry):
+                found.setdefault(receiver, []).append((i, part))
+        order = list(found)
+        turn = first % len(order) if order else 0
+        yield from ((receiver, _only(bucket, found[receiver])) for receiver in order[turn:] + order[:turn])
         del bucket
 
 
-def _only(bucket: Bucket, places: Sequence[int]) -> Bucket:
-    """The tensors at these places. The payload is complete on all CUDA streams."""
-    if len(places) == len(bucket.entries):
+def _only(bucket: Bucket, places: Sequence[tuple[int, Slice | None]]) -> Bucket:
+    """The tensors at these places, or slices of them. The payload is complete on all CUDA streams."""
+    is_cut = any(part for _, part in places)
+    if len(places) == len(bucket.entries) and not is_cut:
         return bucket
-    rooms = bucket.payload.split([padded(entry.size) for entry in bucket.entries])
-    payload = torch.cat([rooms[i] for i in places])
+    wholes = list(_tensors(bucket.entries, bucket.payload))
+    entries = [replace(bucket.entries[i], slice=part) for i, part in places]
+    sizes = [entry.size for entry in entries]
+    payload = torch.zeros(payload_size(sizes), dtype=torch.uint8, device=bucket.payload.device)
+    for (i, part), room in zip(places, _tensors(entries, payload), strict=True):
+        _copy(room, wholes[i], part)
+    marks = fingerprints(payload, sizes) if is_cut else [entry.fingerprint for entry in entries]
     if payload.is_cuda:
         torch.cuda.current_stream().synchronize()
-    return Bucket(tuple(bucket.entries[i] for i in places), payload)
+    marked = (replace(entry, fingerprint=mark) for entry, mark in zip(entries, marks, strict=True))
+    return Bucket(tuple(marked), payload)
+
+
+def _copy(room: Tensor, whole: Tensor, part: Slice | None) -> None:
+    if part is None:
+        room.copy_(whole)
+        return
+    at = 0
+    for first, end in part.ranges:
+        room.narrow(part.dim, at, end - first).copy_(whole.narrow(part.dim, first, end - first))
+        at += end - first
 
 
 def payload_size(sizes: Iterable[int]) -> int:
@@ -120,20 +158,20 @@ def payload_size(sizes: Iterable[int]) -> int:
 
 
 def unpack(entries: Sequence[Entry], payload: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors of a payload, as views of it. Raises CorruptBucketError for the first whose fingerprint differs."""
+    """Yields the tensors of a payload, or slices, as views of it. Raises CorruptBucketError for the first whose fingerprint differs."""
     sizes = [entry.size for entry in entries]
     if payload.numel() != payload_size(sizes):
         raise CorruptBucketError(f"{payload.numel()} of {payload_size(sizes)} bytes")
-    for entry, part, found in zip(entries, _parts(payload, sizes), fingerprints(payload, sizes), strict=True):
+    for entry, tensor, found in zip(entries, _tensors(entries, payload), fingerprints(payload, sizes), strict=True):
         if found != entry.fingerprint:
             raise CorruptBucketError(f"{entry.name}: checksum differs from the sender's")
-        yield entry.name, part.view(torch_dtype(entry.dtype)).view(entry.shape)
+        yield entry.name, tensor
 
 
 def digest(entries: Iterable[Entry]) -> str:
-    """The sum of the sha256 of name, type, shape and fingerprint of all tensors, modulo 2^256: independent of packing and order, and the digest of a
-    whole is the `total` of the digests of its parts, so no process needs to see a whole policy. Not a defence against an adversary."""
-    lines = (f"{e.name} {e.dtype} {list(e.shape)} {e.fingerprint}\n" for e in entries)
+    """The sum of the sha256 of name, type, shape, slice and fingerprint of all tensors, modulo 2^256: independent of packing and order, and the
+    digest of a whole is the `total` of the digests of its parts, so no process needs to see a whole policy. Not a defence against an adversary."""
+    lines = (f"{e.name} {e.dtype} {list(e.shape)} {e.slice or 'all'} {e.fingerprint}\n" for e in entries)
     return total(hashlib.sha256(line.encode()).hexdigest() for line in lines)
 
 
@@ -150,7 +188,8 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
-def _parts(payload: Tensor, sizes: Sequence[int]) -> Iterator[Tensor]:
-    """The bytes of each tensor in the payload, without padding."""
-    rooms = payload.split([padded(size) for size in sizes])
-    return (room[:size] for room, size in zip(rooms, sizes, strict=True))
+def _tensors(entries: Sequence[Entry], payload: Tensor) -> Iterator[Tensor]:
+    """What was sent of each tensor, as views of the payload."""
+    rooms = payload.split([padded(entry.size) for entry in entries])
+    for entry, room in zip(entries, rooms, strict=True):
+        yield room[: entry.size].view(torch_dtype(entry.dtype)).view(entry.sent_shape)

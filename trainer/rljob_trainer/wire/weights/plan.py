@@ -1,13 +1,17 @@
-"""Who sends which part of a policy, who gets it, and how much that is. No torch here."""
+"""Who sends which part of a policy, who gets it, and how much that is."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rljob_trainer.wire.weights.fingerprint import padded
 from rljob_trainer.wire.weights.protocol import Member
-from rljob_trainer.wire.weights.tensor_names import TensorNames
+from rljob_trainer.wire.weights.slices import NOTHING, Needs, Slice
 
 GIB = 2**30
+MOST_MORE = 1 / 8
+"""Share of a tensor that slices of it may have twice, or need for padding."""
 
 
 class Phase(NamedTuple):
@@ -62,7 +66,7 @@ Kinds = frozenset[int]
 
 
 class SentPart(NamedTuple):
-    """What one rank has sent to the same kinds of workers."""
+    """What one rank has sent to the same kinds of workers at a time."""
 
     kinds: Kinds
     digest: str
@@ -73,22 +77,31 @@ class SentPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Receivers:
-    """Which workers get a tensor: all but those that do not need it, since other workers of their server have its layer or its expert."""
+    """Which workers get a tensor, and which slice of it: other workers of their server may have its layer, its expert, or the rest of it."""
 
-    needless: tuple[TensorNames, ...] = (TensorNames(),)
-    """By kind, what its workers do not need."""
+    needs: tuple[Needs, ...] = (Needs(),)
+    """By kind, those of its workers."""
     kinds: Mapping[str, int] | None = None
     """By the name of a worker; None: all are of the first kind."""
 
     @staticmethod
-    def of(needless: Mapping[str, TensorNames]) -> "Receivers":
-        """By the name of a worker: what it does not need."""
-        kinds = {names: kind for kind, names in enumerate(dict.fromkeys(needless.values()))}
-        return Receivers(tuple(kinds), {worker: kinds[names] for worker, names in needless.items()})
+    def of(needs: Mapping[str, Needs]) -> "Receivers":
+        """By the name of a worker: what it needs."""
+        kinds = {own: kind for kind, own in enumerate(dict.fromkeys(needs.values()))}
+        return Receivers(tuple(kinds), {worker: kinds[own] for worker, own in needs.items()})
 
-    def get(self, tensor: str) -> Kinds:
-        """The kinds that get it."""
-        return frozenset(kind for kind, names in enumerate(self.needless) if tensor not in names)
+    def parts(self, tensor: str, shape: Sequence[int], width: int) -> list[tuple[Kinds, Slice | None]]:
+        """The kinds that get the same of a tensor, and which slice; None: all of it. `width`: bytes of an element.
+
+        It is sent in slices where these together are little more than the whole: a byte leaves its owner once, or nearly so. They are more where a
+        slice is needed together with parts of others, or where the tensor is small, since each is padded."""
+        found: dict[Slice | None, set[int]] = {}
+        for kind, needs in enumerate(self.needs):
+            if (part := needs.get(tensor)) != NOTHING:
+                found.setdefault(part if part and part.fits(shape) else None, set()).add(kind)
+        pays = None not in found and _bytes(found, shape, width) <= (1 + MOST_MORE) * _bytes([None], shape, width)
+        sent = found if pays else {None: set[int]().union(*found.values())}
+        return [(frozenset(kinds), part) for part, kinds in sent.items() if kinds]
 
     def kind(self, worker: Member) -> int:
         return self.kinds[worker.name] if self.kinds is not None else 0
@@ -99,22 +112,24 @@ class Receivers:
     def received(self, parts: Iterable[SentPart]) -> list[list[SentPart]]:
         """[kind] -> what its workers receive of all parts."""
         found = list(parts)
-        return [[part for part in found if kind in part.kinds] for kind in range(len(self.needless))]
+        return [[part for part in found if kind in part.kinds] for kind in range(len(self.needs))]
 
-    def sentence(self, parts: Sequence[SentPart]) -> str:
-        """One line for the log; empty: every worker receives everything."""
+    def sentence(self, parts: Sequence[SentPart], whole: int) -> str:
+        """One line for the log; empty: every worker receives everything. `whole`: bytes of the policy."""
         sizes = [sum(part.bytes for part in own) / GIB for own in self.received(parts)]
-        whole = sum(part.bytes for part in parts) / GIB
-        return (
-            f"weights: a worker receives {min(sizes):.2f} to {max(sizes):.2f} of {whole:.2f} GiB"
-            if len(sizes) > 1
-            else ""
-        )
+        if len(sizes) < 2:
+            return ""
+        return f"weights: a worker receives {min(sizes):.2f} to {max(sizes):.2f} of {whole / GIB:.2f} GiB"
 
     def as_json(self) -> list[Any]:
-        return [[names.as_json() for names in self.needless], self.kinds]
+        return [[own.as_json() for own in self.needs], self.kinds]
 
     @staticmethod
     def from_json(data: Sequence[Any]) -> "Receivers":
-        needless, kinds = data
-        return Receivers(tuple(map(TensorNames.from_json, needless)), kinds)
+        needs, kinds = data
+        return Receivers(tuple(map(Needs.from_json, needs)), kinds)
+
+
+def _bytes(parts: Iterable[Slice | None], shape: Sequence[int], width: int) -> int:
+    """Of these slices of a tensor in buckets."""
+    return sum(padded(width * math.prod(part.of(shape) if part else shape)) for part in parts)

@@ -23,7 +23,7 @@ class TensorNames:
     def of(names: Iterable[str]) -> "TensorNames":
         numbers: dict[tuple[str, int], set[tuple[int, ...]]] = {}
         for name in names:
-            text, found = _apart(name)
+            text, found = apart(name)
             numbers.setdefault((text, len(found)), set()).add(found)
         return TensorNames(
             tuple((text, box) for (text, _), points in sorted(numbers.items()) for box in _boxes(points))
@@ -32,9 +32,8 @@ class TensorNames:
     def __contains__(self, name: str) -> bool:
         if not self.boxes:
             return False
-        text, numbers = _apart(name)
-        boxes = (box for box in self._by_text.get(text, ()) if len(box) == len(numbers))
-        return any(all(map(frozenset.__contains__, box, numbers)) for box in boxes)
+        text, numbers = apart(name)
+        return any(is_in(box, numbers) for box in self._by_text.get(text, ()))
 
     def as_json(self) -> list[Any]:
         """[text, [[first, last] of each range of a number] of each number] of each box."""
@@ -53,8 +52,14 @@ class TensorNames:
 
 
 @lru_cache(maxsize=1024)  # a name is looked up in one set after another
-def _apart(name: str) -> tuple[str, tuple[int, ...]]:
+def apart(name: str) -> tuple[str, tuple[int, ...]]:
+    """A name's text, and the numbers in it."""
     return NUMBER.sub("{}", name), tuple(map(int, NUMBER.findall(name)))
+
+
+def is_in(box: Box, numbers: tuple[int, ...]) -> bool:
+    """Whether a box has them, which may be more or fewer than it has sets."""
+    return len(box) == len(numbers) and all(map(frozenset.__contains__, box, numbers))
 
 
 def _boxes(points: Iterable[tuple[int, ...]]) -> list[Box]:
