@@ -5,7 +5,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -103,19 +103,26 @@ def hang() -> None:
     threading.Event().wait()  # the signal may reach another thread first
 
 
-WAYS = [die, pytest.param(hang, marks=pytest.mark.slow)]  # whose silence takes its time
 AT_A_WORKER = (Inbox, "next"), (Inbox, "ready"), (Inbox, "done")
 AT_A_SENDER = (Outbox, "say"), (session, "ask")
 WORKERS_OPERATIONS = range(14)
 """It reads a group, two buckets of which each has an end, the end of the phase and that of the update; is ready for the first three, and has done
 those and the last."""
 AFTER_THE_LAST_BUCKET = 10
+HANGS = (0, 4, AFTER_THE_LAST_BUCKET, 13)
+"""In `make test`, since each takes the time of its silence."""
 SENDERS_OPERATIONS = range(9)
 """It asks for the update, says the seven messages, and asks for its application."""
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("operation", WORKERS_OPERATIONS)
+def ways(places: Iterable[int], hangs: Collection[int]) -> list[Any]:
+    """A server dies at each of these places, or hangs there: in `make test` at some of them."""
+    marks = {True: pytest.mark.slow, False: pytest.mark.extra}
+    dies = [pytest.param(place, die) for place in places]
+    return dies + [pytest.param(place, hang, marks=marks[place in hangs]) for place in places]
+
+
+@pytest.mark.parametrize(("operation", "how"), ways(WORKERS_OPERATIONS, HANGS))
 def test_a_server_that_dies_or_hangs_at_any_message_costs_the_others_its_silence_and_not_the_update(
     monkeypatch: pytest.MonkeyPatch, operation: int, how: Callable[[], None]
 ) -> None:
@@ -196,8 +203,7 @@ def test_an_update_of_which_no_server_is_left_ends_and_is_exported_to_its_end() 
     assert published.ok == [] and published.failed == {"no": "no room"} and next(tensors, None) is None
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("seed", "how"), ways(range(6), (0, 1)))
 def test_a_server_lost_among_many_senders_costs_the_others_nothing_that_they_were_sent(
     monkeypatch: pytest.MonkeyPatch, seed: int, how: Callable[[], None]
 ) -> None:
