@@ -136,21 +136,19 @@ def job(root: Path, options: argparse.Namespace) -> dict[str, Any]:
         "algorithm": {"advantage": "grpo"},
         "train": {"steps": 3, "promptsPerStep": 16, "samplesPerPrompt": 4, "optimizer": {"learningRate": 1e-4}},
         "trainer": {"device": options.device, "processesPerNode": 1},
-        "rollout": {"placement": "colocated", "sampling": {"maxTokens": 64}, "vllmArgs": memory(options)},
+        "rollout": {"placement": "colocated", "sampling": {"maxTokens": 64}, "vllmArgs": arguments(options)},
         "lifecycle": {"maxRestarts": 0},
         "checkpoint": {"path": str(root / "run"), "everySteps": 0, "exportHuggingFace": False},
     }
 
 
-def memory(options: argparse.Namespace) -> dict[str, Any]:
+def arguments(options: argparse.Namespace) -> dict[str, Any]:
     """A server's."""
     if options.device == "cpu":
         return {}
-    return (
-        jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB) | {"enforce-eager": True}
-        if options.jobs > 1
-        else {"gpu-memory-utilization": SHARE}
-    )
+    alone = {"gpu-memory-utilization": SHARE}
+    shared = jobs.shared_gpu(round(SHARE / options.jobs, 2), CACHE_GIB) | {"enforce-eager": True}
+    return (shared if options.jobs > 1 else alone) | {"gdn-prefill-backend": "triton"}  # as the rules want it
 
 
 if __name__ == "__main__":

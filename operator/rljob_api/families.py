@@ -130,14 +130,19 @@ FAMILIES = {
             "Qwen3-Next",
             EXPERTS,
             states=True,
-            servers=(),
+            servers=("gpu",),
             values={"norm_topk_prob": (True,)},
             rope={"partial_rotary_factor": 0.25},
             tools="hermes",
         ),
-        Family("qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=(), tools="qwen3_coder"),
+        Family("qwen3_5_text", "Qwen3.5, dense, of text", states=True, servers=("gpu",), tools="qwen3_coder"),
         Family(
-            "qwen3_5_moe_text", "Qwen3.5 with experts, of text", EXPERTS, states=True, servers=(), tools="qwen3_coder"
+            "qwen3_5_moe_text",
+            "Qwen3.5 with experts, of text",
+            EXPERTS,
+            states=True,
+            servers=("gpu",),
+            tools="qwen3_coder",
         ),
         Family(
             "gemma3_text",

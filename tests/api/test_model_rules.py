@@ -99,6 +99,22 @@ def test_a_family_that_is_not_proven_is_refused_with_the_list_of_those_that_are(
     assert (found.rule, found.fix) == (f"its model_type is {kind}", f"use one of {', '.join(FAMILIES)}")
 
 
+@pytest.mark.parametrize("config", [HYBRID, NEXT | {"num_experts": 6}])
+def test_gated_delta_nets_generate_on_gpus_with_the_kernels_that_were_compared(config: dict[str, Any]) -> None:
+    def rules(**given: Any) -> list[tuple[str, str]]:
+        return [(v.field, v.fix) for v in model_violations(make_spec(**given), config)]
+
+    def servers(backend: str) -> dict[str, Any]:
+        return {"trainer": {"device": "gpu"}, "rollout": {"vllmArgs": {"gdn-prefill-backend": backend}}}
+
+    where = "spec.rollout.vllmArgs.gdn-prefill-backend"
+    assert rules(**servers("triton")) == []
+    assert rules(trainer={"device": "gpu"}) == rules(**servers("flashinfer")) == [(where, "set triton")]
+    assert rules(trainer={"device": "cpu"}) == [
+        ("spec.model.path", "set spec.trainer.device: gpu, or set spec.task to sft, dpo or pretrain")
+    ]
+
+
 def test_rope_scaling_of_llama_3_is_known_with_its_own_frequencies_only() -> None:
     assert check(DENSE | {"rope_scaling": LLAMA3}) == []
     ((_, rule),) = check(DENSE | {"rope_scaling": LLAMA3 | {"original_max_position_embeddings": 4096}})

@@ -206,6 +206,15 @@ def _are_whole(config: dict[str, Any]) -> bool:
     return family is not None and family.whole_experts
 
 
+def _state_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """vLLM computes gated delta nets by Triton, FlashInfer or CuTe, as the GPU and what is installed allow."""
+    key, wanted = "gdn-prefill-backend", "triton"
+    value = spec.rollout.vllm_args.get(key)
+    if value != wanted:
+        rule = "the log-probabilities of gated delta nets were compared with vLLM's kernels for Triton only"
+        yield Violation(f"spec.rollout.vllmArgs.{key}", as_written(value) if value else "unset", rule, f"set {wanted}")
+
+
 def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violation]:
     """What vLLM 0.32 refuses when a server starts: heads and matrices over its GPUs, and positions that the model does not have."""
     rollout, field = spec.rollout, "spec.rollout.tensorParallel"
@@ -217,6 +226,8 @@ def _server_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Viol
         elsewhere = f"set spec.trainer.device: {family.servers[0]}, or " if family.servers else ""
         fix = f"{elsewhere}set spec.task to sft, dpo or pretrain"
         yield Violation("spec.model.path", spec.model.path, rule, fix)
+    elif family and family.states:
+        yield from _state_violations(spec)
     heads, groups = _heads(config)
     if heads and heads % rollout.tensor_parallel:
         yield _indivisible(field, rollout.tensor_parallel, "num_attention_heads", heads)
