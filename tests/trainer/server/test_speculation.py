@@ -50,13 +50,17 @@ def test_an_eagle_model_is_allowed_where_vllm_shows_it_hidden_states() -> None:
     assert shown == allowed
 
 
-def repeating(path: Path, seed: int) -> Path:
+SMALL = {
+    "hidden_size": WIDTH, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32, "num_attention_heads": 4,
+}  # fmt: skip
+
+
+def repeating(path: Path, seed: int, **shape: int) -> Path:
     """A model whose next token depends on the last one alone, so that what stood behind it before is a good guess."""
     torch.manual_seed(seed)
     config = Qwen3Config(
-        vocab_size=models.VOCABULARY, hidden_size=WIDTH, intermediate_size=256, num_hidden_layers=4, head_dim=32,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
-        eos_token_id=models.END, pad_token_id=0, bos_token_id=None,
+        vocab_size=models.VOCABULARY, num_key_value_heads=2, max_position_embeddings=512, tie_word_embeddings=False,
+        eos_token_id=models.END, pad_token_id=0, bos_token_id=None, **(SMALL | shape),
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
     _let_the_last_token_decide(model)

@@ -1,0 +1,162 @@
+"""What servers on a GPU draw while they guess tokens (`rollout.speculation`), which the rules refuse until this has shown it, and how fast.
+
+    python -m benchmarks.guesses [ngram eagle3 mtp] [--device gpu|cpu] [--out FILE]
+
+For each method a server with the small model of tests/trainer/server/test_speculation.py, whose next token depends on the last one alone. Prints
+one JSON line each: the statistic of Kolmogorov-Smirnov of 9,000 tokens drawn at temperature 0.8, against the model's distribution by transformers
+in float32 (`drawn`; by topP 0.7 next to greedy requests, `nucleus`), which is to be below `bound`; the same against temperature 1, which is to be
+far above it (`other`); the largest difference of a log-probability; and tokens of a pass. Then tokens/s of 1, 8 and 64 requests of such a model of
+28 layers, as wide as Qwen2.5-1.5B, with n-grams and without guesses.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from benchmarks import generation, weights
+from rljob_api.spec import RLJobSpec
+from rljob_api.spec.common import Sampling
+from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, RolloutClient
+from trainer.server import test_speculation
+
+Drawn = list[tuple[tuple[int, ...], Generation]]
+METHODS = ("ngram", "eagle3", "mtp")
+TOKENS = 3
+WIDE = {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "head_dim": 128,
+}
+RESPONSE = 256
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.guesses")
+    parser.add_argument("methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
+    parser.add_argument("--out", type=Path, default=Path("guesses.jsonl"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        for row in rows(options, Path(directory)):
+            with options.out.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+
+
+def rows(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
+    for method in options.methods:
+        try:
+            yield {"method": method} | distribution(method, directory / method, options.device)
+        except (RuntimeError, OSError) as error:
+            yield {"method": method, "failed": str(error)[-2000:]}
+    if options.device == "gpu":
+        wide = test_speculation.repeating(directory / "wide", 1, **WIDE)
+        for guessing in (None, {"method": "ngram", "tokens": TOKENS}):
+            with serving(wide, options.device, guessing):
+                for count in (1, 8, 64):
+                    yield {"guessing": guessing, "requests": count} | asyncio.run(rate(count))
+
+
+def distribution(method: str, directory: Path, device: str) -> dict[str, Any]:
+    directory.mkdir()
+    mtp = method == "mtp"
+    model = (test_speculation.guessing_well if mtp else test_speculation.repeating)(directory / "model", 2)
+    guessing: dict[str, Any] = {"method": method, "tokens": 2 if mtp else TOKENS}
+    if method == "eagle3":
+        guessing["draft"] = str(test_speculation.eagle(directory / "draft"))
+    with serving(model, device, guessing):
+        drawn = asyncio.run(answers(64, test_speculation.SAMPLING))
+        mixed = asyncio.run(answers(32, test_speculation.NUCLEUS, test_speculation.GREEDY))
+    return compared(model, drawn, mixed)
+
+
+def compared(model: Path, drawn: Drawn, mixed: Drawn) -> dict[str, Any]:
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    temperature, share = test_speculation.SAMPLING.temperature, test_speculation.NUCLEUS.top_p
+    likeliest = mixed[: -len(test_speculation.PROMPTS)]
+    return {
+        "tokens": sum(len(answer.tokens) for _, answer in drawn),
+        "bound": test_speculation.BOUND,
+        "drawn": round(test_speculation.deviation(policy, drawn, temperature), 3),
+        "nucleus": round(test_speculation.deviation(policy, likeliest, temperature, share), 3),
+        "other": round(test_speculation.deviation(policy, drawn, 1.0), 3),
+        "log_prob_error": round(test_speculation.log_prob_error(policy, drawn), 5),
+        "tokens_of_a_pass": round(test_speculation.acceptance(drawn), 3),
+    }
+
+
+@contextmanager
+def serving(model: Path, device: str, guessing: dict[str, Any] | None) -> Iterator[None]:
+    job = spec(model, device, guessing)
+    with weights.server(job):
+        generation.publish(job, model)
+        yield
+
+
+def spec(model: Path, device: str, guessing: dict[str, Any] | None) -> RLJobSpec:
+    """Without the rules, which refuse it."""
+    gpu = device == "gpu"
+    rollout: dict[str, Any] = {"placement": "colocated", "sampling": {"maxTokens": RESPONSE}}
+    if gpu:
+        rollout["vllmArgs"] = {"gpu-memory-utilization": 0.3}
+    if guessing:
+        rollout["speculation"] = guessing
+    return RLJobSpec.model_validate(
+        {
+            "image": "none",
+            "model": {"path": str(model), "dtype": "bfloat16" if gpu else "float32"},
+            "data": {"train": ["/none"], "maxPromptTokens": 200},
+            "rewards": [{"rule": "exactMatch"}],
+            "train": {"steps": 1},
+            "trainer": {"device": device},
+            "rollout": rollout,
+            "checkpoint": {"path": "/tmp/none"},
+        }
+    )
+
+
+async def answers(samples: int, *samplings: Any) -> Drawn:
+    async with RolloutClient(weights.ENDPOINT, weights.TOKEN, 1) as client:
+        asked = [(p, s, 100 * i) for s in samplings for i, p in enumerate(test_speculation.PROMPTS)]
+        requests = [GenerationRequest(p, samples if s.temperature else 1, s, i) for p, s, i in asked]
+        answered = await asyncio.gather(*map(client.generate, requests))
+    return [(p, generation) for (p, _, _), every in zip(asked, answered, strict=True) for generation in every]
+
+
+async def rate(count: int) -> dict[str, Any]:
+    """Of so many requests at a time, the second time."""
+    sampling = Sampling(temperature=1.0, max_tokens=RESPONSE)
+    seconds = math.inf
+    async with RolloutClient(weights.ENDPOINT, weights.TOKEN, 1) as client:
+        for _ in range(2):
+            began = time.perf_counter()
+            requests = [GenerationRequest((2, 30, 4, 50), 1, sampling, n) for n in range(count)]
+            answered = await asyncio.gather(*map(client.generate, requests))
+            seconds = time.perf_counter() - began
+    every = [generation for answer in answered for generation in answer]
+    tokens = sum(len(generation.tokens) for generation in every)
+    passes, right = (sum(generation.guesses[i] for generation in every) for i in range(2))
+    return {
+        "tokens_per_s": round(tokens / seconds, 1),
+        "seconds": round(seconds, 2),
+        "tokens_of_a_pass": round(1 + right / passes, 2) if passes else 1.0,
+    }
+
+
+if __name__ == "__main__":
+    main()
