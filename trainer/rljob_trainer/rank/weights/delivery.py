@@ -94,7 +94,10 @@ class Delivery:
         self._concerned = None
         while self._attendance.live and not self._all(Progress.DONE, "verify weights"):
             self._leave_out()
-        self._outbox.clear()
+        if self._attendance.live:
+            self._outbox.clear()
+        else:  # who was only slow still reads, and would wait for more
+            self._outbox.say(ABANDONED)
 
     def close(self) -> None:
         """Abandon the update."""
