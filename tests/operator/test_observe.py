@@ -134,7 +134,7 @@ async def look(report: str | None = None, pod: str = "demo-trainer-0") -> Snapsh
     cluster.put(
         {"kind": "ConfigMap", "metadata": report_meta(job, pod), "data": {names.REPORT_KEY: report} if report else {}}
     )
-    cluster.remove(cluster.objects["CachedNode", None, "node-1"])
+    cluster.remove(cluster.objects["Node", None, "node-1"])
     cluster.put(pod_object())
     return await observed(cluster, ReconcilerState(), 1000.0)
 

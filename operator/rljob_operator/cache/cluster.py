@@ -87,7 +87,7 @@ class ClusterCache:
         self._by_kind: dict[str, Cache[Any] | PodCache] = {
             "RLJob": self.jobs,
             "Pod": PodCache(self.pods, self.usage, self.failed),
-            "CachedNode": self.nodes,
+            "Node": self.nodes,
             "ConfigMap": self.config_maps,
             **self.children,
         }
@@ -114,7 +114,7 @@ class ClusterCache:
         before, self._requested = self._requested, dict(requested)
         for name in before.keys() | requested.keys():
             groups = self.nodes.revise(("", name), lambda node: node.requested(self._requested.get(node.name, "")))
-            self._on_change("CachedNode", groups)
+            self._on_change("Node", groups)
 
     def set_devices(self, devices: Devices) -> None:
         """What there is of devices now."""
@@ -132,7 +132,7 @@ class ClusterCache:
             if before.get(name) == self._offers.get(name):
                 continue
             groups = self.nodes.revise(("", name), lambda node: node.offering(*self._offers.get(node.name, NO_OFFER)))
-            self._on_change("CachedNode", groups)
+            self._on_change("Node", groups)
 
     def offers(self, resource: str) -> bool:
         """Whether some node offers the resource itself, and not by devices."""
@@ -157,7 +157,7 @@ class ClusterCache:
 
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Jobs to reconcile when something has changed for these groups of a kind's cache."""
-        if kind != "CachedNode":
+        if kind != "Node":
             return groups
         nodes = {name for _, name in groups}
         if not nodes:  # most often a node's heartbeat: no job is looked for
