@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from chart.chart import CHART, HELM, NO_HELM, ROOT, helm
-from chart.test_chart import EVERYTHING
+from chart.settings import EVERYTHING
 
 TEXT = (CHART / "values.yaml").read_text()
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())

@@ -1,68 +1,17 @@
 """Nodes that fail a job again and again, and nodes that their owner wants to be left: the job goes elsewhere if there is an elsewhere."""
 
-from typing import Any
-
 import pytest
 
 from rljob_api import reasons
 from rljob_api.leave_nodes import LeaveNodes
-from rljob_api.policy import JobPolicy
 from rljob_api.protocol import Failure
-from rljob_api.status_parts import NodeStatus
-from rljob_operator.kube.api import Object
 from rljob_operator.model.scheduling import MOST_NODES, REMEMBERED_SECONDS
 from rljob_operator.policies.nodes import STUCK_SECONDS, names_gpu
+from simulator.bad_nodes import CORDON, FOUR, condition, edit_node, kill_on, node_of, on_nodes, places, the_node
 from simulator.life import kill_after_writes
 from simulator.makers import NOW, make_job
 from simulator.objects import node_object
 from simulator.world import NAMESPACE, World
-
-FOUR = ("n1", "n2", "n3", "n4")
-"""One for each pod of the job, and one to spare."""
-CORDON: Object = {"spec": {"unschedulable": True}}
-TAINT: Object = {"spec": {"taints": [{"key": "nvidia.com/gpu-xid-error", "value": "true", "effect": "NoSchedule"}]}}
-
-
-def on_nodes(world: World, *nodes: str, backend: str = "builtin", **changes: Any) -> World:
-    """Nodes for one pod each."""
-    world.cluster.remove(world.cluster.objects["Node", None, "node-1"])
-    for name in nodes:
-        world.cluster.put(node_object(True, name=name, pods=1))
-    scheduling = {"backend": backend} | changes.pop("scheduling", {})
-    lifecycle = {"backoffSeconds": 1, "maxRestarts": 3} | changes.pop("lifecycle", {})
-    world.apply(scheduling=scheduling, lifecycle=lifecycle, **changes)
-    return world
-
-
-def node_of(world: World, pod: str) -> str:
-    return str(world.cluster.objects["Pod", NAMESPACE, pod]["spec"]["nodeName"])
-
-
-def places(world: World) -> set[str]:
-    return {pod["spec"]["nodeName"] for pod in world.cluster.pods(NAMESPACE) if pod["spec"].get("nodeName")}
-
-
-def edit_node(world: World, name: str, **changes: Any) -> None:
-    node = world.cluster.edit("Node", None, name)
-    node.setdefault("spec", {}).update(changes.get("spec", {}))
-    node["status"]["conditions"] += changes.get("conditions", [])
-
-
-def the_node(world: World, name: str) -> NodeStatus | None:
-    return next((entry for entry in world.status.nodes if entry.node == name), None)
-
-
-def condition(world: World) -> tuple[str, str, str]:
-    found = next(c for c in world.status.conditions if c.type == "NodesSound")
-    return found.status, found.reason, found.message
-
-
-async def kill_on(world: World, node: str, attempt: int) -> None:
-    """The rank of the trainer on this node, when that attempt runs."""
-    await world.until(state="Running", attempt=attempt)
-    for ordinal in range(2):
-        if node_of(world, f"demo-trainer-{ordinal}") == node:
-            world.launcher(ordinal).fail("killed", "Signal 9 (SIGKILL)", world.now)
 
 
 async def test_a_node_on_which_ranks_are_killed_again_and_again_is_left_after_the_second_time() -> None:
@@ -294,125 +243,6 @@ async def test_another_scheduler_that_finds_no_other_node_gets_the_node_back() -
     assert entry and entry.state == "needed" and entry.retry_at
     assert bad in places(world)
     assert world.events().count(reasons.NODE_NEEDED) == 1
-
-
-QUARANTINES = [
-    ({"spec": {"unschedulable": True}}, "cordoned"),
-    (
-        {"spec": {"taints": [{"key": "nvidia.com/gpu-xid-error", "effect": "NoSchedule"}]}},
-        "taint nvidia.com/gpu-xid-error",
-    ),
-    ({"spec": {"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoExecute"}]}}, "taint karpenter.sh/disrupted"),
-    ({"conditions": [{"type": "GpuXidError", "status": "True"}]}, "condition GpuXidError"),
-    (
-        {"conditions": [{"type": "AcceleratedHardwareReady", "status": "False"}]},
-        "condition AcceleratedHardwareReady=False",
-    ),
-]
-
-
-@pytest.mark.parametrize("backend", ["builtin", "none"])
-@pytest.mark.parametrize(("sign", "why"), QUARANTINES)
-async def test_a_quarantined_node_is_left_at_the_end_of_a_step(sign: Object, why: str, backend: str) -> None:
-    world = on_nodes(World(steps=400, save_every=1000), *FOUR, backend=backend)
-    await world.until(state="Running", step=5)
-    bad = node_of(world, "demo-trainer-1")
-    edit_node(world, bad, **sign)
-    await world.until(state="Running", attempt=2)
-    assert bad not in places(world)
-    entry = the_node(world, bad)
-    assert entry and (entry.state, entry.quarantine, entry.failures) == ("excluded", why, [])
-    await world.until(state="Running", step=20)
-    s = world.status
-    assert (s.lost_steps, s.restarts.total, s.restarts.counted) == (0, 1, 0)
-    assert s.attempt and s.attempt.number == 2, "once"
-    assert s.last_failure is None
-    assert world.events().count(reasons.NODE_EXCLUDED) == 1
-
-
-async def test_a_quarantined_node_without_another_is_used_on_which_one_event_and_a_condition_say() -> None:
-    world = on_nodes(World(steps=10_000, save_every=1000), "n1", "n2", "n3")
-    await world.until(state="Running", step=3)
-    bad = node_of(world, "demo-trainer-1")
-    edit_node(world, bad, **CORDON)
-    await world.until(step=20)
-    s = world.status
-    assert s.attempt and (s.attempt.number, s.attempt.command) == (1, "run")
-    assert world.events().count(reasons.NODE_NEEDED) == 1
-    assert condition(world)[:2] == ("False", reasons.NODE_NEEDED)
-    assert condition(world)[2].endswith("in spite of: cordoned")
-    world.cluster.put(node_object(True, name="n4", pods=1))
-    world.elapse(60)
-    await world.until(state="Running", attempt=2)
-    assert bad not in places(world) and world.status.lost_steps == 0
-
-
-async def test_a_node_that_is_good_again_is_forgotten() -> None:
-    world = on_nodes(World(steps=400), "n1", "n2", "n3")
-    await world.until(state="Running", step=3)
-    bad = node_of(world, "demo-trainer-1")
-    edit_node(world, bad, **CORDON)
-    await world.until(step=8)
-    edit_node(world, bad, spec={"unschedulable": False})
-    await world.until(step=12)
-    assert world.status.nodes == [] and condition(world)[:2] == ("True", reasons.NODES_SOUND)
-
-
-async def test_only_the_administrators_signs_count() -> None:
-    policy = JobPolicy(leave_nodes=LeaveNodes(cordoned=False, taints=["example.com/sick"], conditions=[]))
-    world = on_nodes(World(steps=400, policy=policy), *FOUR)
-    await world.until(state="Running", step=3)
-    bad = node_of(world, "demo-trainer-1")
-    edit_node(world, bad, **CORDON, conditions=[{"type": "GpuXidError", "status": "True"}])
-    await world.until(step=9)
-    assert world.status.attempt and world.status.attempt.number == 1 and world.status.nodes == []
-    edit_node(world, bad, spec={"taints": [{"key": "example.com/sick", "effect": "PreferNoSchedule"}]})
-    await world.until(step=15)
-    assert world.status.nodes == [], "it keeps nobody away"
-    edit_node(world, bad, spec={"taints": [{"key": "example.com/sick", "effect": "NoSchedule"}]})
-    await world.until(state="Running", attempt=2)
-    assert bad not in places(world)
-
-
-async def test_a_server_leaves_a_quarantined_node_while_the_attempt_goes_on() -> None:
-    world = on_nodes(World(steps=400), *FOUR)
-    await world.until(state="Running", step=3)
-    bad = node_of(world, "demo-rollout-0")
-    edit_node(world, bad, **TAINT)
-    await world.until(step=12)
-    assert world.status.attempt and world.status.attempt.number == 1
-    assert node_of(world, "demo-rollout-0") not in ("", bad)
-
-
-async def test_a_new_job_prefers_nodes_that_are_not_quarantined_and_takes_them_if_it_must() -> None:
-    sick = [{"type": "SysLogsXIDError", "status": "True"}]
-    for nodes, taken in ((("n1", "n2", "n3", "n4"), {"n2", "n3", "n4"}), (("n1", "n2", "n3"), {"n1", "n2", "n3"})):
-        world = World(steps=400)
-        for name in nodes:
-            world.cluster.put(node_object(True, name=name, pods=1))
-        edit_node(world, "n1", conditions=sick)
-        world.cluster.remove(world.cluster.objects["Node", None, "node-1"])
-        world.apply(scheduling={"backend": "builtin"})
-        await world.until(state="Running", step=5)
-        assert places(world) == taken
-        assert world.status.attempt and world.status.attempt.number == 1
-
-
-async def test_a_quarantine_wakes_the_job_and_so_does_time_when_it_waits_for_a_node() -> None:
-    world = on_nodes(World(steps=10_000, save_every=1000), "n1", "n2", "n3")
-    await world.until(state="Running", step=3)
-    world.launchers.clear()  # nobody reports any more, so that only the node's event and the clock wake it
-    for _ in range(3):
-        await world.turn()
-    bad = node_of(world, "demo-trainer-1")
-    edit_node(world, bad, **CORDON)
-    for _ in range(3):
-        await world.turn()
-    assert (entry := the_node(world, bad)) and entry.state == "needed"
-    world.cluster.put(node_object(True, name="n4", pods=1))
-    for _ in range(70):
-        await world.turn()
-    assert (entry := the_node(world, bad)) and entry.state == "excluded"
 
 
 async def leave_two_nodes(world: World) -> tuple[object, ...]:

@@ -1,39 +1,19 @@
 """An agent that knows nothing of ours but a base URL: what it says and gets over HTTP becomes a trajectory of the ids that were generated."""
 
 import asyncio
-import json
 import runpy
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import aiohttp
-import numpy as np
 import pytest
 from aiohttp import web
-from openai import AsyncOpenAI
-from tokenizers import AddedToken
 
-from rljob_api.families import ParserNames
-from rljob_api.spec.agent import AgentSpec
-from rljob_api.spec.common import Sampling
-from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import Policy
-from rljob_trainer.agents.conversations import ResponseParser
-from rljob_trainer.agents.endpoint import Endpoint
-from rljob_trainer.agents.session import Response, Session
-from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.driver import main
-from rljob_trainer.server.parser_process import parsed
 from rljob_trainer.wire.rollout_client import ReplicaLost, RequestRefusedError
-from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, Parsed, ParseRequest
-from rljob_trainer.wire.trajectory import Ints, Segment
+from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
+from trainer.agents.endpoint import ADD, CALLED, CLIENT, REASONING, client_of, posted, served
 from trainer.agents.talker import first_step, with_agent
 from trainer.agents.test_tools import END, Caller, words, written
-from trainer.data import templates
 from trainer.driver.bench import Bench
 
 CODE = """
@@ -56,10 +36,6 @@ async def rollout(prompt, policy, row):
             arguments = json.loads(call["function"]["arguments"])
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + arguments["b"])})
 """
-CLIENT = Path(__file__).parents[3] / "examples/calculator/client.py"
-HERMES = ParserNames("hermes", "")
-CALLED = 'hm <tool_call>\n{"name": "add",   "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-"""With blanks that a template would not write: a text that is rendered again has other tokens."""
 
 
 @pytest.fixture
@@ -83,47 +59,6 @@ async def test_turns_over_http_are_recorded_as_they_were_generated(bench: Bench)
     assert (found.metrics["agent/turns"], found.metrics["agent/tokens_left_out"]) == (2.0, 0.0)
 
 
-@cache
-def thinking() -> Any:
-    """A tokenizer with the tokens around reasoning."""
-    found = templates.tokenizer.__wrapped__(templates.QWEN, END)
-    found.add_tokens([AddedToken(token, special=True, normalized=False) for token in ("<think>", "</think>")])
-    return found
-
-
-async def parse(request: ParseRequest) -> Parsed:
-    """As a rollout server, with vLLM's parsers."""
-    return await asyncio.to_thread(parsed, thinking(), request)
-
-
-@asynccontextmanager
-async def served(
-    answers: Sequence[str],
-    meanwhile: Callable[[], None] = lambda: None,
-    parsers: ParserNames = HERMES,
-) -> AsyncIterator[tuple[Session, Policy]]:
-    """A trajectory of this process, and its policy, which gives these answers. `meanwhile` is called while it generates."""
-    said = iter(answers)
-
-    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
-        meanwhile()
-        await asyncio.sleep(0)
-        tokens = np.array(words().encode(next(said) + END, add_special_tokens=False), np.int32)
-        return (Segment(tokens, "policy", np.zeros(len(tokens), np.float32), 0),), False
-
-    spec = AgentSpec.model_validate({"python": {"path": str(CLIENT)}, "maxTurns": 4, "maxTokens": 400})
-    prompt = Prompt(0, (1,), "1+2=", "3", "sum")
-    session = Session(
-        spec, prompt, Sampling(max_tokens=200), words(), ChatTemplate(), sample, ResponseParser(parsers, {}, parse)
-    )
-    endpoint = Endpoint()
-    await endpoint.start()
-    try:
-        yield session, Policy(session.answer, endpoint.open(session))
-    finally:
-        await endpoint.stop()
-
-
 async def test_the_program_of_the_example_is_trained_through_its_client_library() -> None:
     """In this process, because a busy machine imports the library for long."""
     async with served((CALLED, "3")) as (session, policy):
@@ -135,17 +70,8 @@ async def test_the_program_of_the_example_is_trained_through_its_client_library(
     assert "<tool_response>\n3\n</tool_response>" in by["environment"][0]
 
 
-@asynccontextmanager
-async def client_of(policy: Policy) -> AsyncIterator[AsyncOpenAI]:
-    """The stock library."""
-    async with AsyncOpenAI(base_url=policy.base_url, api_key="any", max_retries=0) as client:
-        yield client
-
-
 ASKED = [{"role": "user", "content": "1+2="}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-REASONING = ParserNames("hermes", "deepseek_r1")
-ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
 
 
 async def test_a_stream_of_the_stock_client_adds_up_to_the_answer() -> None:
@@ -222,12 +148,6 @@ async def test_what_is_not_supported_is_refused_and_fails_the_sample(
         await first_step(bench, Caller("demo-rollout-0"), script=("x",))
 
 
-async def posted(url: str, body: object) -> tuple[int, dict]:
-    """Status and error."""
-    async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
-        return response.status, (await response.json())["error"]
-
-
 TOO_LONG = "9 and 7 more tokens do not fit into max-model-len 10"
 
 
@@ -298,86 +218,6 @@ async def test_reasoning_is_apart_from_the_content_and_needs_not_be_repeated() -
     assert rollout is not None and (rollout.turns, rollout.left_out) == (2, 0)
 
 
-FUNCTION = {"type": "function", "name": "add", "description": "", "parameters": {}}
-
-
-async def test_a_conversation_through_the_responses_api_keeps_the_ids_that_were_generated() -> None:
-    async with served((CALLED, "3", "4")) as (session, policy), client_of(policy) as client:
-        how = {"model": "any", "tools": [FUNCTION], "instructions": "add"}
-        said: list = [{"role": "user", "content": [{"type": "input_text", "text": "1+2="}]}]
-        first = await client.responses.create(input=said, **how)
-        text, call = first.output
-        assert (first.output_text, call.name, json.loads(call.arguments)) == ("hm ", "add", {"a": 1, "b": 2})
-        assert text.type == "message" and first.status == "completed"
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
-        said += [*(item.model_dump() for item in first.output), result]
-        second = await client.responses.create(input=said, **how)
-        assert second.output_text == "3" and second.usage.output_tokens == len(words().encode("3" + END))
-        said += [*second.output, {"role": "user", "content": "and 2+2=?"}]
-        await client.responses.create(input=said, **how)
-        rollout = session.rollout([(await policy.trajectory()).tokens])
-    assert rollout is not None and (rollout.turns, rollout.left_out) == (3, 0)
-    prompt, *_ = (words().decode(s.tokens) for s in rollout.segments)
-    assert "<|im_start|>system\nadd" in prompt and '"name": "add"' in prompt
-
-
-async def test_a_stream_of_responses_adds_up_to_the_response() -> None:
-    async with (
-        served((CALLED, "hm</think>3"), parsers=ParserNames("hermes", "")) as (_, policy),
-        client_of(policy) as client,
-    ):
-        async with client.responses.stream(model="any", input="1+2=", tools=[FUNCTION]) as stream:
-            kinds = [event.type async for event in stream]
-            found = await stream.get_final_response()
-        assert (found.output_text, found.output[1].name) == ("hm ", "add")
-        assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
-        assert {"response.output_text.delta", "response.function_call_arguments.delta"} <= {*kinds}
-        events = [e async for e in await client.responses.create(model="any", input="1+2=", stream=True)]
-    assert [e.sequence_number for e in events] == [*range(len(events))]
-    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "hm</think>3"
-
-
-async def test_reasoning_is_an_item_of_a_response() -> None:
-    async with (
-        served(("hm</think>3",), parsers=REASONING) as (_, policy),
-        client_of(policy) as client,
-        client.responses.stream(model="any", input="1+2=") as stream,
-    ):
-        found = await stream.get_final_response()
-    reasoning, message = found.output
-    assert (reasoning.content[0].text, message.content[0].text) == ("hm", "3")
-
-
-async def test_a_response_without_room_for_a_turn_is_incomplete() -> None:
-    async with served(("1", "2", "3", "4")) as (_, policy), client_of(policy) as client:
-        found = [await client.responses.create(model="any", input="1+2=") for _ in range(5)]
-    assert [r.status for r in found] == ["completed"] * 4 + ["incomplete"]
-    assert found[-1].incomplete_details.reason == "max_output_tokens" and found[-1].output_text == ""
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id is not served: nothing is kept between requests"),
-        ({"tools": [{"type": "web_search"}]}, "tools: type web_search is not served, only function"),
-        ({"tool_choice": "required"}, "tool_choice: 'required' is not served"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls: false is not served"),
-        ({"max_tool_calls": 1}, "max_tool_calls is not served: it is for tools that the server runs"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format: json_object is not served, only text"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input: an item of type item_reference is not served"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "a part of a message is of type input_image",
-        ),
-        ({"input": 7}, "input."),
-    ],
-)
-async def test_what_the_responses_api_does_not_serve_is_refused(asked: dict, says: str) -> None:
-    async with served(()) as (_, policy):
-        status, error = await posted(f"{policy.base_url}/responses", {"input": "1+2="} | asked)
-    assert status == 400 and error["message"].startswith(says)
-
-
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -393,74 +233,6 @@ async def test_a_request_that_cannot_be_read_is_refused_with_the_place(body: obj
     async with served(()) as (_, policy):
         status, error = await posted(f"{policy.base_url}/chat/completions", body)
     assert status == 400 and error["message"].startswith(says)
-
-
-async def never(given_up: asyncio.Event) -> Response:
-    """A response that does not come. `given_up` is set when nobody waits for it any more."""
-    try:
-        await asyncio.Event().wait()
-    finally:
-        given_up.set()
-    raise AssertionError
-
-
-async def test_what_a_client_no_longer_waits_for_is_not_generated_to_its_end_and_is_no_answer() -> None:
-    """As a client library's time limit ends a request, and asks again."""
-    began, given_up = asyncio.Event(), asyncio.Event()
-
-    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
-        if turn > 0:
-            return (Segment(np.array([5], np.int32), "policy", np.zeros(1, np.float32), 0),), False
-        began.set()
-        return await never(given_up)
-
-    async with served(()) as (session, policy):
-        session._sample = sample
-        url, body = f"{policy.base_url}/chat/completions", {"messages": [{"role": "user", "content": "1+2="}]}
-        first = asyncio.create_task(posted(url, body))
-        await asyncio.wait_for(began.wait(), 10)
-        first.cancel()
-        await asyncio.wait_for(given_up.wait(), 10)
-        async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
-            assert response.status == 200
-        rollout = session.rollout([(await policy.trajectory()).tokens])
-    assert rollout is not None and (rollout.turns, rollout.left_out) == (1, 0)
-
-
-async def test_what_a_trajectory_that_has_ended_still_asks_for_is_not_generated_to_its_end() -> None:
-    began, given_up = asyncio.Event(), asyncio.Event()
-
-    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
-        began.set()
-        return await never(given_up)
-
-    async with served(()) as (session, _):
-        session._sample = sample
-        endpoint = Endpoint()
-        await endpoint.start()
-        url, body = endpoint.open(session), {"messages": [{"role": "user", "content": "1+2="}]}
-        asking = asyncio.create_task(posted(f"{url}/chat/completions", body))
-        await asyncio.wait_for(began.wait(), 10)
-        endpoint.close(url)
-        await asyncio.wait_for(given_up.wait(), 10)
-        status, error = await asking
-        await endpoint.stop()
-    assert status == 404 and "has ended" in error["message"]
-
-
-async def test_a_choice_that_fails_ends_the_others() -> None:
-    given_up = asyncio.Event()
-
-    async def sample(context: Ints, sampling: Sampling, turn: int) -> Response:
-        if turn > 0:
-            raise RequestRefusedError("no")
-        return await never(given_up)
-
-    async with served(()) as (session, policy):
-        session._sample = sample
-        body = {"messages": [{"role": "user", "content": "1+2="}], "n": 2}
-        status, error = await posted(f"{policy.base_url}/chat/completions", body)
-        assert (status, error["message"]) == (400, "no") and given_up.is_set()
 
 
 async def test_another_route_of_openai_s_is_not_found_in_its_words() -> None:

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from rljob_trainer.agents.api import PolicyError
-from trainer.agents.test_endpoint import ADD, FUNCTION, posted, served
+from trainer.agents.endpoint import ADD, FUNCTION, posted, served
 
 WRONG = (None, 5, True, "x", [], ["x"], [[]], {}, {"type": ["text"]})
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -19,6 +19,7 @@ from rljob_trainer.pod.arguments import server_arguments, server_environment
 from rljob_trainer.pod.part import PodPart
 from rljob_trainer.pod.supervisor import with_targets_of_its_model
 from trainer.server import models
+from trainer.server.front import Caller
 from trainer.server.servers import TOKEN, Server, spec
 
 ONE_PROCESS = {one: {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not one))} for one in (True, False)}
@@ -107,3 +108,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tied": models.make(root / "tied", seed=3, tied=True),
         "tied-new": models.make(root / "tied-new", seed=4, tied=True),
     }
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Caller:
+    """Of the front, by the job's token."""
+    monkeypatch.setenv(names.ENV_ROLLOUT_TOKEN, "secret")
+    return Caller()

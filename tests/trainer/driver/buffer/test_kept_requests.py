@@ -9,7 +9,7 @@ from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.wire.parity import PROBE_SEQUENCES
 from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, save_buffer, trained, until
-from trainer.driver.buffer.test_staleness import ages, asked
+from trainer.driver.buffer.stale import ages, asked
 from trainer.driver.servers import Thinker
 
 ORDER = permutation(12, 0, 0)

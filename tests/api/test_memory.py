@@ -1,16 +1,16 @@
-"""Estimates against sums by hand, and against what was measured on an H200 (docs: Qwen2.5-1.5B, one GPU, Transformer Engine)."""
+"""What a model takes of the memory of GPUs and hosts, in each phase of a step."""
 
 from typing import Any
 
 import pytest
 
+from api.sized import GIB, QWEN_1_5B, gpu_spec
 from api.specs import make_spec
 from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
     HostMemory,
     Phase,
-    gang_memory,
     host_memory,
     phases,
     rollout_memory,
@@ -19,20 +19,8 @@ from rljob_api.sizing.memory import (
 from rljob_api.sizing.replica import COLOCATED_BUCKET
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.stage import UPDATING
-from rljob_api.sizing.traffic import Link, links
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import LoraSpec
-
-GIB = 2**30
-QWEN_1_5B = Shape(28, 1536, 12, 2, 128, 8960, 151936, tied=True)
-MOE = Shape(4, 64, 4, 2, 16, 0, 1000, experts=8, experts_per_token=2, expert_feed_forward=32)
-
-
-def gpu_spec(nodes: int = 1, processes: int = 8, **changes: Any) -> RLJobSpec:
-    parallelism = changes.pop("parallelism", {})
-    trainer = {"device": "gpu", "nodes": nodes, "processesPerNode": processes, "parallelism": parallelism}
-    trainer |= changes.pop("trainer", {})
-    return make_spec(trainer=trainer, **{"model": {"path": "/data/model", "dtype": "bfloat16"}} | changes)
 
 
 def test_a_shape_is_read_from_config_json() -> None:
@@ -225,75 +213,6 @@ def test_colocated_servers_share_the_samples() -> None:
     assert m.kv_cache == 2 * 2 * 36 * (8 / 2) * 128 * 4 * 24, "16 samples over 2 x 2 servers, of 16 + 8 tokens"
 
 
-def by_kind(spec: RLJobSpec, shape: Shape = NOMINAL, rollouts: int = 0) -> dict[str, list[Link]]:
-    found: dict[str, list[Link]] = {}
-    for link in links(spec, shape, rollouts):
-        found.setdefault(link.kind, []).append(link)
-    return found
-
-
-def test_tensor_parallel_groups_of_a_pod_exchange_nothing_between_pods() -> None:
-    assert "tensor" not in by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 2}))
-
-
-def test_copies_exchange_the_gradients_of_adapters_alone() -> None:
-    lora = {"rank": 8, "targets": ["linear_proj"]}
-    spec = make_spec(trainer={"device": "gpu", "nodes": 2}, model={"path": "/data/model", "lora": lora})
-    [link] = [link for link in links(spec, NOMINAL, 0) if link.kind == "data"]
-    assert link.bytes == 2 * (4 + 4) * 36 * 8 * (4096 + 4096) / 2, "both ways, half to each of two"
-
-
-def test_data_parallel_pods_form_a_ring_per_stage() -> None:
-    found = by_kind(gpu_spec(8, parallelism={"tensor": 8, "pipeline": 2}))
-    assert {(x.one, x.other) for x in found["data"]} == {(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7)}
-    own = (18 * NOMINAL.dense + NOMINAL.embedding) / 8
-    assert found["data"][0].bytes == pytest.approx(8 * (4 + 2) * own * 3 / 4), "eight ranks, gradients and parameters"
-
-
-def test_stages_exchange_activations_with_their_neighbours() -> None:
-    found = by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 4}))
-    assert {(x.one, x.other) for x in found["pipeline"]} == {(0, 1), (1, 2), (2, 3)}
-    tokens = 16 * 24
-    assert found["pipeline"][0].bytes == pytest.approx(2 * 2 * 4096 * tokens), "there and back, an eighth per rank"
-
-
-def test_virtual_stages_close_the_ring_and_send_more_often() -> None:
-    plain = by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 4}))["pipeline"]
-    virtual = by_kind(gpu_spec(4, parallelism={"tensor": 8, "pipeline": 4, "virtualPipeline": 3}))["pipeline"]
-    assert {(x.one, x.other) for x in virtual} == {(0, 1), (1, 2), (2, 3), (0, 3)}
-    assert virtual[0].bytes == pytest.approx(3 * plain[0].bytes)
-
-
-def test_experts_exchange_with_all_of_their_group() -> None:
-    found = by_kind(gpu_spec(4, 2, parallelism={"expert": 8}), MOE)
-    assert {(x.one, x.other) for x in found["expert"]} == {(a, b) for a in range(4) for b in range(a + 1, 4)}
-
-
-def test_pods_of_an_expert_group_send_to_each_other_both_ways() -> None:
-    """As in a ring of two: each of 8 ranks sends an eighth of its tokens' copies to each other, twice there and twice back."""
-    found = by_kind(gpu_spec(4, 2, parallelism={"expert": 8}), MOE)
-    one_way = 4 * 2 * 64 * 2 * (16 * 24 / 8) / 8 * 4
-    assert [x.bytes for x in found["expert"]] == pytest.approx([2 * 2 * 2 * one_way] * 6), "2 x 2 ranks, both ways"
-
-
-def test_context_parallel_ranks_pass_keys_and_values_round() -> None:
-    found = by_kind(gpu_spec(2, parallelism={"tensor": 4, "context": 4}))
-    assert {(x.one, x.other) for x in found["context"]} == {(0, 1)}
-
-
-def test_weights_go_from_rank_0_through_the_rollouts() -> None:
-    found = by_kind(gpu_spec(2, parallelism={"tensor": 8}), rollouts=3)
-    assert [(x.one, x.other) for x in found["weights"]] == [(0, 2), (2, 3), (3, 4)]
-    assert found["weights"][0].bytes == 2 * NOMINAL.parameters
-
-
-def test_adapters_are_all_that_rollouts_get_of_a_step_where_they_have_the_model() -> None:
-    lora = {"rank": 8, "targets": ["linear_proj"], "sync": "adapters"}
-    spec = make_spec(trainer={"device": "gpu"}, model={"path": "/data/model", "lora": lora})
-    [link] = [link for link in links(spec, NOMINAL, 1) if link.kind == "weights"]
-    assert link.bytes == 4 * 36 * 8 * (4096 + 4096)
-
-
 def colocated(**trainer: Any) -> RLJobSpec:
     rollout = {"placement": "colocated", "vllmArgs": {"gpu-memory-utilization": 0.45}}
     train = {"steps": 10, "promptsPerStep": 4, "samplesPerPrompt": 4, "tokensPerMicroBatch": 16384}
@@ -402,36 +321,3 @@ def test_a_cache_of_a_given_size_bounds_the_server() -> None:
     vllm = {"vllmArgs": {"kv-cache-memory-bytes": 10 * GIB}}
     rollout = {"placement": "colocated"} | vllm
     assert by_phase(gpu_spec(processes=1, rollout=rollout))["generate"].server == 2 * QWEN_1_5B.parameters + 10 * GIB
-
-
-def test_a_model_with_a_gang_of_its_own_leaves_the_trainer_s_memory() -> None:
-    shared = {
-        "algorithm": {"advantage": "gae", "kl": {"coefficient": 0.1}},
-        "critic": {},
-        "reference": {"offload": False},
-    }
-    apart = shared | {"critic": {"processesPerNode": 8}, "reference": {"processesPerNode": 2, "offload": False}}
-    policy = trainer_memory(gpu_spec(), NOMINAL)
-    assert trainer_memory(gpu_spec(**shared), NOMINAL).other_models > 0
-    assert trainer_memory(gpu_spec(**apart), NOMINAL) == policy
-
-
-def test_the_gang_of_a_frozen_model_holds_its_weights_and_the_activations_of_a_layer() -> None:
-    """b P / t; per token b (4 h + 2 (queries + keys and values) + 3 f) / t, with sequence parallelism; logits 6 bytes x tokens x vocabulary / t."""
-    gang = {"processesPerNode": 4, "parallelism": {"tensor": 4}, "tokensPerMicroBatch": 1000}
-    reward = {"rewards": [{"model": {"path": "/data/reward"} | gang}]}
-    spec = gpu_spec(algorithm={"kl": {"coefficient": 0.1}}, reference=gang, **reward)
-    held = gang_memory(spec, NOMINAL, "reference")
-    assert held.weights == pytest.approx(2 * NOMINAL.parameters / 4)
-    assert held.activations == pytest.approx(1000 * 2 * (4 * 4096 + 2 * (4096 + 1024) + 3 * 12288) / 4, rel=0.05)
-    assert held.logits == 6 * 1000 * 151936 / 4
-    assert (held.gradients, held.optimizer, held.other_models) == (0, 0, 0)
-    assert gang_memory(spec, NOMINAL, "reward0").logits == 0
-
-
-def test_the_gang_of_a_critic_shares_its_optimizer_over_its_own_copies() -> None:
-    """bfloat16: 6 + 12/d bytes per parameter, with the d of the critic's gang."""
-    critic = {"processesPerNode": 8, "nodes": 2, "parallelism": {"tensor": 4}}
-    held = gang_memory(gpu_spec(critic=critic, algorithm={"advantage": "gae"}), NOMINAL, "critic")
-    parameters = NOMINAL.parameters / 4
-    assert held.weights + held.gradients + held.optimizer == pytest.approx((6 + 12 / 4) * parameters)

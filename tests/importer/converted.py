@@ -1,0 +1,9 @@
+"""Configurations of other systems, converted."""
+
+from importer.test_golden_files import GROUP, VERL
+from rljob_import import Options
+from rljob_import.report import Result, imported
+
+
+def verl(text: str, options: Options = Options()) -> Result:  # noqa: B008
+    return imported("verl", VERL + GROUP + text, "run.sh", options)

@@ -1,0 +1,135 @@
+"""Samples of clients, and the servers that draw them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from rljob_api.protocol import RolloutEndpoint
+from rljob_trainer.gateway import samples
+from rljob_trainer.gateway.samples import Samples, SamplingServers
+from rljob_trainer.gateway.service import UnknownError
+from rljob_trainer.machine import free_port
+from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
+from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
+from rljob_trainer.wire.service import Failure
+from rljob_trainer.wire.weights.protocol import SAMPLE
+
+
+class Server:
+    """A rollout server: it answers samples with its name, or fails as an engine that has died does."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.dead, self.asked, self.port = name, False, 0, free_port()
+        self.endpoint = RolloutEndpoint(pod=name, pod_uid=name, url=f"http://127.0.0.1:{self.port}")
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_post(SAMPLE, self._sample)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _sample(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.dead:
+            return web.json_response({"error": "EngineDeadError"}, status=500)
+        found = ServedSample(np.array([ord(self.name)], "<i4"), np.zeros(1, "<f4"), "stop")
+        return web.json_response(SampleAnswer((found,)).body())
+
+
+@contextlib.asynccontextmanager
+async def listed(*servers: Server) -> AsyncIterator[SamplingServers]:
+    known = SamplingServers("token")
+    known.follow(1, [server.endpoint for server in servers])
+    try:
+        yield known
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+REQUEST = SampleRequest(tokens=[1], n=1, seed=0, max_tokens=1)
+
+
+async def test_samples_wait_for_a_listed_server_that_nobody_reaches_as_long_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(samples, "RETRY_SECONDS", 0.001)
+    dead = Server("a")
+    tries, asked = 0, RolloutClient.sample
+
+    async def counted(self: RolloutClient, request: SampleRequest) -> SampleAnswer:
+        nonlocal tries
+        tries += 1
+        if tries == 10 * samples.MOST_SENT:
+            await dead.start()
+        return await asked(self, request)
+
+    monkeypatch.setattr(RolloutClient, "sample", counted)
+    async with listed(dead) as known:
+        answer = await asyncio.wait_for(known.sample(REQUEST), 60)
+    assert answer.samples[0].tokens == [ord("a")] and tries >= 10 * samples.MOST_SENT
+
+
+async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "RETRY_SECONDS", 600.0)
+    gone, dead, alive = Server("a"), Server("b"), Server("c")
+    dead.dead = True
+    await dead.start()
+    await alive.start()
+    async with listed(gone, dead, alive) as known:
+        answers = await asyncio.wait_for(asyncio.gather(*(known.sample(REQUEST) for _ in range(20))), 60)
+        for _ in range(5):
+            answers.append(await known.sample(REQUEST))
+        assert {answer.samples[0].tokens[0] for answer in answers} == {ord("c")}
+        assert dead.asked <= 25 and alive.asked == 25
+
+
+async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "RETRY_SECONDS", 0.001)
+    dead = Server("a")
+    dead.dead = True
+    await dead.start()
+    async with listed(dead) as known:
+        with pytest.raises(ReplicaLost, match="EngineDeadError"):
+            await asyncio.wait_for(known.sample(REQUEST), 60)
+        assert dead.asked == samples.MOST_SENT
+
+
+async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = Samples(SamplingServers("token").sample)
+    samples.ask("ann", "a", Failure(message="no such thing"))
+    monkeypatch.setattr("rljob_trainer.gateway.samples.GRACE_SECONDS", -1.0)
+    await asyncio.sleep(0)
+    samples.sweep()
+    with pytest.raises(UnknownError):
+        await samples.result("ann", "a", 0.0)
+
+
+async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.samples.MOST_ANSWERS", 1000)
+    answer = SampleAnswer((ServedSample(np.zeros(50, "<i4"), np.zeros(50, "<f4"), "stop"),))
+
+    async def sample(request: SampleRequest) -> SampleAnswer:
+        return answer
+
+    samples = Samples(sample)
+    for name in "abcdefgh":
+        samples.ask("ann" if name < "e" else "bob", name, REQUEST)
+        found = await samples.result("ann" if name < "e" else "bob", name, 60.0)
+        assert found is answer
+    assert samples.held == {"ann": 816, "bob": 816}
+    with pytest.raises(UnknownError):
+        await samples.result("ann", "a", 0.0)
+    assert await samples.result("ann", "d", 0.0) is answer
