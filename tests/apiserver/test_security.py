@@ -54,7 +54,7 @@ def children(meta: RLJobMeta, **changes: Any) -> list[dict[str, Any]]:
     job = make_job(scheduling={"backend": "none"}, **changes).having(job=meta, fresh_token="secret").with_pods()
     snapshot = job.snapshot()
     found = render(snapshot, snapshot.status)
-    return found + [pod for o in found if o["kind"] == "StatefulSet" for pod in pod_access(o)]
+    return found + [pod for o in found if o["kind"] == "StatefulSet" for pod in pods(o)]
 
 
 def pods(stateful_set: dict[str, Any]) -> Iterator[dict[str, Any]]:
