@@ -159,7 +159,7 @@ def test_gradients_of_adapters_are_those_of_autograd(model: Path) -> None:
     spec = changed(
         with_adapters(model), task="sft", train={"optimizer": {"learningRate": 1e-30, "clipGrad": 0}}, algorithm={}
     )
-    held, found = run_engines(1, {"adapters": (spec, gradient)}, CrossEntropyObjective)["adapters"]
+    held, found = run_engines(1, {"adapters": (spec, gradient)}, lambda of: CrossEntropyObjective(of.sft))["adapters"]
     expected = autograd(model, held, samples)
     for name, value in expected.items():
         assert torch.allclose(found[name], value, atol=1e-6), name

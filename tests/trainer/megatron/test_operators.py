@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 
 OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
     "rl": PolicyObjective,
-    "sft": CrossEntropyObjective,
-    "dpo": PreferenceObjective,
+    "sft": lambda spec: CrossEntropyObjective(spec.sft),
+    "dpo": lambda spec: PreferenceObjective(spec.dpo),
     "rewardModel": lambda _: RewardModelObjective(),
 }
 CASES: dict[str, dict[str, Any]] = {

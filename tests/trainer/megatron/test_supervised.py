@@ -66,14 +66,18 @@ class Case(NamedTuple):
 
 CASES = {
     "cross entropy": Case(
-        CrossEntropyObjective,
+        lambda spec: CrossEntropyObjective(spec.sft),
         {"task": "sft", "sft": {"labelSmoothing": 0.2, "aggregation": "sequenceMean"}},
         lambda policy, _: torch.stack([-(s @ torch.tensor([0.8, 0.2])).mean() for s in policy]).mean(),
     ),
     "dpo": Case(
-        PreferenceObjective, {"task": "dpo", "dpo": {"beta": 0.2, "labelSmoothing": 0.1, "sftCoefficient": 0.5}}, dpo
+        lambda spec: PreferenceObjective(spec.dpo),
+        {"task": "dpo", "dpo": {"beta": 0.2, "labelSmoothing": 0.1, "sftCoefficient": 0.5}},
+        dpo,
     ),
-    "orpo": Case(PreferenceObjective, {"task": "dpo", "dpo": {"loss": "orpo", "beta": 0.2}}, orpo),
+    "orpo": Case(
+        lambda spec: PreferenceObjective(spec.dpo), {"task": "dpo", "dpo": {"loss": "orpo", "beta": 0.2}}, orpo
+    ),
     "reward model": Case(
         lambda spec: RewardModelObjective(),
         {"task": "rewardModel"},
