@@ -21,7 +21,7 @@ def test_known_shapes_change_no_number_and_no_stage_asks_for_one(
     from rljob_trainer.megatron.compat import pipeline_shapes
 
     def train() -> parity.Result:
-        return parity.run([case], {"qwen2": model}, {"qwen2": batches})[case.name]
+        return parity.run(case, {"qwen2": model}, {"qwen2": batches})
 
     batches = [make_batch(model, step) for step in (1, 2)]
     with monkeypatch.context() as upstream:
