@@ -80,8 +80,8 @@ def distribution(method: str, directory: Path, device: str) -> dict[str, Any]:
     if method == "eagle3":
         guessing["draft"] = str(test_speculation.eagle(directory / "draft"))
     with serving(model, device, guessing):
-        drawn = asyncio.run(answers(64, test_speculation.SAMPLING))
-        mixed = asyncio.run(answers(32, test_speculation.NUCLEUS, test_speculation.GREEDY))
+        drawn = drawn_from(64)
+        mixed = drawn_from(32, test_speculation.NUCLEUS, test_speculation.GREEDY)
     return compared(model, drawn, mixed)
 
 
@@ -130,12 +130,8 @@ def spec(model: Path, device: str, guessing: dict[str, Any] | None) -> RLJobSpec
     )
 
 
-async def answers(samples: int, *samplings: Any) -> Drawn:
-    async with RolloutClient(weights.ENDPOINT, weights.TOKEN, 1) as client:
-        asked = [(p, s, 100 * i) for s in samplings for i, p in enumerate(test_speculation.PROMPTS)]
-        requests = [GenerationRequest(p, samples if s.temperature else 1, s, i) for p, s, i in asked]
-        answered = await asyncio.gather(*map(client.generate, requests))
-    return [(p, generation) for (p, _, _), every in zip(asked, answered, strict=True) for generation in every]
+def drawn_from(samples: int, *samplings: Any) -> Drawn:
+    return asyncio.run(test_speculation.drawn_from(weights.ENDPOINT, weights.TOKEN, samples, *samplings))
 
 
 async def rate(count: int) -> dict[str, Any]:

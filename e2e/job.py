@@ -46,6 +46,15 @@ class Job:
     def wait_for_step(self, step: int, timeout: float = 300) -> JobStatus:
         return self.wait(f"step {step}", lambda s: s.progress.step >= step, timeout)
 
+    def wait_for_attempt(self, number: int, timeout: float, steps: int = 1) -> JobStatus:
+        """Until this attempt has trained for so many steps behind the checkpoint from which it began."""
+
+        def trains(status: JobStatus) -> bool:
+            done = status.progress
+            return done.attempt == number and done.step >= (done.started_from or 0) + steps
+
+        return self.wait(f"{steps} steps of attempt {number}", trains, timeout)
+
     def wait_for_state(self, state: str, timeout: float = 300) -> JobStatus:
         return self.wait(f"state {state}", lambda s: s.state == state, timeout)
 

@@ -57,12 +57,7 @@ def places(job: Job, status: JobStatus) -> set[str]:
 def wait_for_next_attempt(job: Job, before: JobStatus) -> JobStatus:
     """Until the attempt after `before` has trained for some steps. It cost a restart that does not count."""
     assert before.attempt
-    number = before.attempt.number + 1
-
-    def trains(s: JobStatus) -> bool:
-        return s.progress.attempt == number and s.progress.step > (s.progress.started_from or 0) + 3
-
-    status = job.wait(f"steps of attempt {number}", trains, 300)
+    status = job.wait_for_attempt(before.attempt.number + 1, 300, steps=4)
     assert (status.restarts.total, status.restarts.counted) == (before.restarts.total + 1, 0)
     assert status.progress.started_from, "it began from a checkpoint"
     return status

@@ -14,7 +14,6 @@ from e2e.job import Job
 from e2e.test_c_rollout_failure import SIGNAL_THE_ENGINE
 from e2e.test_n_pools import JUDGE, POOL
 from rljob_api import names, reasons
-from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
 
@@ -98,25 +97,15 @@ def test_a_job_of_four_gangs_learns_though_the_server_of_its_judge_is_killed(lab
     assert status.progress.evaluation["last"] > status.progress.evaluation["first"] + 0.1
 
 
-def attempt(job: Job, number: int) -> JobStatus:
-    """Once it has trained a step, all gangs in it."""
-
-    def trains(status: JobStatus) -> bool:
-        done = status.progress
-        return done.attempt == number and done.step > (done.started_from or 0)
-
-    return job.wait(f"a step of attempt {number}", trains, 600)
-
-
 def test_a_lost_pod_and_a_killed_rank_of_two_gangs_end_the_attempt_and_are_named(lab: Lab, replayed: Job) -> None:
     replayed.wait_for_step(5, timeout=600)
     critic, reward = (names.pod(replayed.name, role, 0) for role in (names.ROLE_CRITIC, REWARD))
     lab.kube.kubectl("delete", "pod", critic, "--grace-period=0", "--force")
-    lost = attempt(replayed, 2).last_failure
+    lost = replayed.wait_for_attempt(2, 600).last_failure
     assert lost is not None and (lost.attempt, lost.reason, lost.pod) == (1, reasons.POD_DELETED, critic)
 
     lab.kube.execute(reward, "python", "-c", KILL_RANK_0)
-    killed = attempt(replayed, 3).last_failure
+    killed = replayed.wait_for_attempt(3, 600).last_failure
     assert killed is not None and killed.failure is not None
     assert (killed.attempt, killed.pod, killed.failure.exception) == (2, reward, "Signal 9 (SIGKILL)")
 
@@ -128,7 +117,7 @@ def test_a_suspended_job_gives_the_pods_of_all_gangs_back_and_resumes_where_it_w
     assert status.checkpoint.latest is not None
     assert status.checkpoint.latest.step == status.progress.step < STEPS, "it is suspended before its last step"
     lab.kube.plugin("resume", replayed.name)
-    assert attempt(replayed, 4).progress.started_from == status.progress.step
+    assert replayed.wait_for_attempt(4, 600).progress.started_from == status.progress.step
 
 
 def test_after_all_that_and_a_step_back_the_losses_are_those_of_the_undisturbed_job(
@@ -136,7 +125,7 @@ def test_after_all_that_and_a_step_back_the_losses_are_those_of_the_undisturbed_
 ) -> None:
     back = replayed.status().checkpoint.kept[0].step
     lab.kube.plugin("resume", replayed.name, "--from-step", str(back))
-    assert attempt(replayed, 5).progress.started_from == back
+    assert replayed.wait_for_attempt(5, 600).progress.started_from == back
     status = replayed.wait_for_state("Succeeded", timeout=900)
     assert (status.progress.step, status.restarts.total) == (STEPS, 2)
     for metric in ("train/loss", "critic/loss", "train/kl", "reward/with_models"):

@@ -1,4 +1,4 @@
-"""A pod that its kubelet evicts for what it stores: a failure that counts, told in the kubelet's words. The job waits, and goes on."""
+"""A pod that its kubelet evicts for what it stores: a failure that counts, told in the kubelet's words. The job waits, and continues."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -8,7 +8,6 @@ import pytest
 from e2e.conftest import Lab
 from e2e.job import example
 from rljob_api import names, reasons
-from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
 
@@ -45,10 +44,7 @@ def test_a_pod_that_is_evicted_for_what_it_stores_is_a_failure_that_counts_and_t
     assert (status.restarts.total, status.restarts.counted) == (1, 1)
     assert words in empty_lab.kube.plugin("status", NAME)
 
-    def trains(s: JobStatus) -> bool:
-        return s.progress.attempt == 2 and s.progress.step > (s.progress.started_from or 0)
-
-    again = job.wait("a step of the next attempt", trains, 300)
+    again = job.wait_for_attempt(2, 300)
     failed_at = datetime.fromisoformat(failure.time)
     assert again.attempt and datetime.fromisoformat(again.attempt.started_at) >= failed_at + timedelta(seconds=BACKOFF)
     assert again.progress.started_from and again.progress.started_from >= 5

@@ -7,7 +7,6 @@ import pytest
 from e2e.conftest import Lab
 from e2e.kube import Object
 from e2e.nodes import home_and_away
-from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
 
@@ -71,10 +70,7 @@ def test_a_node_for_which_there_is_a_drain_request_is_left_at_the_end_of_a_step(
     }
     empty_lab.kube.apply(request)
 
-    def trains(s: JobStatus) -> bool:
-        return s.progress.attempt == 2 and s.progress.step > (s.progress.started_from or 0)
-
-    status = job.wait("a step of the next attempt", trains, SECONDS)
+    status = job.wait_for_attempt(2, SECONDS)
     assert status.attempt and {m.node for m in status.attempt.members} == {home}
     assert (status.lost_steps, status.restarts.counted, status.last_failure) == (0, 0, None)
     assert [(n.node, n.state, n.quarantine) for n in status.nodes] == [(away, "excluded", "drainrequests drain-away")]

@@ -10,7 +10,6 @@ from e2e.conftest import Lab
 from e2e.job import Job
 from e2e.nodes import home_and_away, memory
 from rljob_api import reasons
-from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
 STRANDED_SECONDS = 15
@@ -75,10 +74,7 @@ def test_a_job_without_one_of_its_nodes_gives_up_the_other_and_starts_again_when
     lab.kube.kubectl("wait", "node", away, "--for=condition=Ready", "--timeout=60s", timeout=90)
     young.delete()
 
-    def trains(s: JobStatus) -> bool:
-        return s.progress.attempt == 2 and s.progress.step > (s.progress.started_from or 0)
-
-    status = old.wait("a step of the next attempt", trains, 300)
+    status = old.wait_for_attempt(2, 300)
     assert (places(old), places(youngest)) == ({home, away}, set()), "the older one comes first"
     assert (status.restarts.total, status.restarts.counted) == (1, 0)
     assert status.progress.started_from and status.progress.started_from >= 3

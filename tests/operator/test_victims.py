@@ -1,4 +1,4 @@
-"""A job that has to give up its nodes: it ends its step, saves, waits and goes on."""
+"""A job that has to give up its nodes: it ends its step, saves, waits and continues."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -13,7 +13,7 @@ Not counted: what the allocator cannot use.
 
 Host memory: what is offloaded from the GPUs or updated on the host, and copies that checkpoints are written from: of moments and float32 weights
 those that a rank has (megatron/compat/core_checkpoints.py in the trainer), and its share of the weights, which data-parallel ranks write together;
-what is updated on the host is copied only where training goes on meanwhile. Not counted: what processes hold in any case (imports, buffers of
+what is updated on the host is copied only where training continues meanwhile. Not counted: what processes hold in any case (imports, buffers of
 libraries, pages of files), and pages of weights that servers read.
 """
 

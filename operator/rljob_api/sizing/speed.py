@@ -117,9 +117,10 @@ def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     """Gradients and parameters of the optimizer's steps, what offload moves there and back, and what the host updates."""
     lay, volumes = Layout.of(spec, names.ROLE_TRAINER), _volumes(spec, shape)
     reduced = (volumes.data + volumes.expert_data) / _rate(spec, machine, lay.world // lay.pipeline)
+    networks = [stage.networks for stage in stages(spec, shape)]
     moved, updated = (
-        max(sum(getattr(n, part) for n in stage.networks) for stage in stages(spec, shape))
-        for part in ("moved", "updated")
+        max(sum(n.moved for n in own) for own in networks),
+        max(sum(n.updated for n in own) for own in networks),
     )
     return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * updated / UPDATED
 

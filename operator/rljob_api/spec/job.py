@@ -258,17 +258,21 @@ class RLJobSpec(Model):
         gang = self.gangs.get(role)
         if gang is None:
             return self
-        own = {
-            name: getattr(gang, name) for name in ("nodes", "processes_per_node", "parallelism", "transformer_config")
-        }
+        ranks = self.ranks_of(role)
         trainer = self.trainer.model_copy(
-            update=own
-            | {"recompute": gang.recompute if isinstance(gang, CriticSpec) else Recompute()}
-            | {"overlap": Overlap(), "offload": Offload()}
-            | {"shm_size": gang.shm_size, "template": gang.template}
+            update={
+                "nodes": ranks.nodes,
+                "processes_per_node": ranks.processes_per_node,
+                "parallelism": ranks.parallelism,
+                "recompute": ranks.recompute,
+                "transformer_config": ranks.transformer_config,
+                "overlap": Overlap(),
+                "offload": Offload(),
+                "shm_size": gang.shm_size,
+                "template": gang.template,
+            }
         )
-        tokens = gang.tokens_per_micro_batch or self.train.tokens_per_micro_batch
-        train = self.train.model_copy(update={"tokens_per_micro_batch": tokens})
+        train = self.train.model_copy(update={"tokens_per_micro_batch": ranks.tokens_per_micro_batch})
         rollout = self.rollout.model_copy(update={"placement": "separate"})
         model = self.model.model_copy(update={"lora": None})
         return self.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})

@@ -14,6 +14,7 @@ from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.model_executor.models.registry import ModelRegistry
 
 from rljob_api.families import FAMILIES
+from rljob_api.protocol import RolloutEndpoint
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.train import EvaluationSampling
 from rljob_trainer.rank.weights.publisher import Publisher
@@ -113,16 +114,18 @@ def publish(server: Server, tensors: list[tuple[str, torch.Tensor]], step: int) 
 
 
 def drawn(server: Server, samples: int, *samplings: Sampling) -> list[tuple[tuple[int, ...], Generation]]:
+    return asyncio.run(drawn_from(server.endpoint, TOKEN, samples, *samplings))
+
+
+async def drawn_from(
+    endpoint: RolloutEndpoint, token: str, samples: int, *samplings: Sampling
+) -> list[tuple[tuple[int, ...], Generation]]:
     """So many responses to each prompt by each sampling, of greedy ones one: first those of the first. All are under way at the same time."""
-
-    async def ask() -> list[tuple[tuple[int, ...], Generation]]:
-        async with RolloutClient(server.endpoint, TOKEN, 1) as client:
-            asked = [(p, s, 100 * i) for s in samplings or (SAMPLING,) for i, p in enumerate(PROMPTS)]
-            requests = [GenerationRequest(p, samples if s.temperature else 1, s, i) for p, s, i in asked]
-            answers = await asyncio.gather(*map(client.generate, requests))
-        return [(p, g) for (p, _, _), found in zip(asked, answers, strict=True) for g in found]
-
-    return asyncio.run(ask())
+    async with RolloutClient(endpoint, token, 1) as client:
+        asked = [(p, s, 100 * i) for s in samplings or (SAMPLING,) for i, p in enumerate(PROMPTS)]
+        requests = [GenerationRequest(p, samples if s.temperature else 1, s, i) for p, s, i in asked]
+        answers = await asyncio.gather(*map(client.generate, requests))
+    return [(p, g) for (p, _, _), found in zip(asked, answers, strict=True) for g in found]
 
 
 def distributions(

@@ -1,12 +1,23 @@
-"""What a server has got, and how old a batch is."""
+"""A driver that may draw ahead of the policy, what a server has got, and how old a batch is."""
 
 import asyncio
+from pathlib import Path
 
+import pytest
+
+from rljob_trainer.driver import main
 from rljob_trainer.wire.batch import Batch
-from trainer.driver.bench import (
-    SECONDS,
-)
+from trainer.driver.bench import SECONDS, Bench, Characters
 from trainer.driver.servers import Server, Thinker
+
+
+def ahead(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench for four steps, one of which may be drawn ahead."""
+    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
+    bench = Bench(directory)
+    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
+    bench.spec["train"] |= {"steps": 4, "staleness": 1}
+    return bench
 
 
 def ages(found: Batch) -> set[int]:

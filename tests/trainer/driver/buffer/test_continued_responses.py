@@ -1,13 +1,10 @@
-"""Responses that go on under the next policy, beside training."""
+"""Responses that continue under the next policy, while training runs."""
 
 import pytest
 
 from rljob_trainer.checkpoint.manifest import fingerprints
 from rljob_trainer.data.order import permutation
-from rljob_trainer.driver import main
 from trainer.driver.bench import (
-    Bench,
-    Characters,
     batch,
     begun,
     call,
@@ -17,17 +14,13 @@ from trainer.driver.bench import (
     until,
     whole_batch,
 )
-from trainer.driver.buffer.stale import ages, answered, asked, probed
+from trainer.driver.buffer.stale import ages, ahead, answered, asked, probed
 from trainer.driver.servers import Thinker
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
-    bench = Bench(tmp_path)
-    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
-    bench.spec["train"] |= {"steps": 4, "staleness": 1}
-    return bench
+    return ahead(tmp_path, monkeypatch)
 
 
 async def test_with_continue_a_policy_is_published_at_once_and_responses_continue_behind_their_tokens(bench):

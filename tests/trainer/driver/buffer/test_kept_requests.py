@@ -4,12 +4,11 @@ import pytest
 
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.data.order import permutation
-from rljob_trainer.driver import main
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.wire.parity import PROBE_SEQUENCES
-from trainer.driver.bench import Bench, Characters, batch, begun, call, publish, save_buffer, trained, until
-from trainer.driver.buffer.stale import ages, asked
+from trainer.driver.bench import batch, begun, call, publish, save_buffer, trained, until
+from trainer.driver.buffer.stale import ages, ahead, asked
 from trainer.driver.servers import Thinker
 
 ORDER = permutation(12, 0, 0)
@@ -19,10 +18,8 @@ ANSWER = f"{sum(SLOWEST) + 2}."
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
-    bench = Bench(tmp_path)
-    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
-    bench.spec["train"] |= {"steps": 4, "staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
+    bench = ahead(tmp_path, monkeypatch)
+    bench.spec["train"] |= {"staleness": 2, "promptsPerStep": 2, "samplesPerPrompt": 2}
     bench.spec["rollout"]["interrupt"] = "keep"
     return bench
 

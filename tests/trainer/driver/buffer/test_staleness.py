@@ -6,7 +6,6 @@ import pytest
 from aiohttp import web
 
 from rljob_trainer.data.order import permutation
-from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rank.driver_client import DriverLost
 from rljob_trainer.wire.batch import Batch
@@ -14,7 +13,6 @@ from trainer.driver.bench import (
     METRICS,
     SECONDS,
     Bench,
-    Characters,
     Rank,
     batch,
     begun,
@@ -25,17 +23,13 @@ from trainer.driver.bench import (
     until,
     whole_batch,
 )
-from trainer.driver.buffer.stale import ages, asked, probed
+from trainer.driver.buffer.stale import ages, ahead, asked, probed
 from trainer.driver.servers import Server
 
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(main, "load_tokenizer", lambda spec: Characters())
-    bench = Bench(tmp_path)
-    bench.spec["algorithm"] = {"rolloutCorrection": {"importanceSampling": "token"}}
-    bench.spec["train"] |= {"steps": 4, "staleness": 1}
-    return bench
+    return ahead(tmp_path, monkeypatch)
 
 
 def in_order(found: Batch, seed: int) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
-from rljob_trainer.wire.weights.bucket import Bucket, Entry, digest, divided, pack, torch_dtype, total
+from rljob_trainer.wire.weights.bucket import Bucket, Entry, divided, pack, torch_dtype, total
 from rljob_trainer.wire.weights.plan import Kinds, Phase, Receivers, SentPart
 from rljob_trainer.wire.weights.protocol import Member, Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
@@ -85,7 +85,7 @@ class Sender:
         """
         servers = _chain(opened.servers, index)
         delivery = Delivery(self._transport, self._home, opened.name, servers, self._awaits, self._groups)
-        wholes, parts, device, receivers = list[SentPart](), list[SentPart](), self._memory(), opened.receivers
+        wholes, parts, device, receivers = list[tuple[str, int]](), list[SentPart](), self._memory(), opened.receivers
         with ThreadPoolExecutor(1, "weights", initializer=partial(_use, device)) as pool:
             talk = _Talk(pool)
             try:
@@ -93,7 +93,7 @@ class Sender:
                     packed = pack(tensors, self._transport.bucket_bytes, device) if sends else ()
                     whole = _noted(packed, wholes, heartbeat)
                     for kinds, bucket in divided(whole, partial(_parts, receivers), index):
-                        parts.append(_part(kinds, bucket))
+                        parts.append(SentPart(kinds, bucket.digest, bucket.size))
                         talk.wait()
                         talk.add(partial(delivery.send, bucket, partial(receivers.gets, kinds)))
                         heartbeat()
@@ -106,8 +106,8 @@ class Sender:
                 talk.add(delivery.close)
                 raise
         self._keep(delivery.groups)
-        digests, sizes = (one.digest for one in wholes), (one.bytes for one in wholes)
-        return Sent(total(digests), sum(sizes), parts, delivery.failed)
+        whole_digest, size = total(one for one, _ in wholes), sum(size for _, size in wholes)
+        return Sent(whole_digest, size, parts, delivery.failed)
 
     def _keep(self, used: Mapping[tuple[Member, ...], KeptGroup]) -> None:
         """Between updates those groups live on that the last two of them used: servers that come later get their first policy alone."""
@@ -121,14 +121,10 @@ class Sender:
         return torch.device("cuda", torch.cuda.current_device()) if self._transport.on_gpu else torch.device("cpu")
 
 
-def _part(kinds: Kinds, bucket: Bucket) -> SentPart:
-    return SentPart(kinds, digest(bucket.entries), sum(entry.size for entry in bucket.entries))
-
-
-def _noted(packed: Iterable[Bucket], found: list[SentPart], heartbeat: Callable[[], None]) -> Iterator[Bucket]:
-    """The buckets, of which is remembered what they have, whoever gets it. `heartbeat` is called for each."""
+def _noted(packed: Iterable[Bucket], wholes: list[tuple[str, int]], heartbeat: Callable[[], None]) -> Iterator[Bucket]:
+    """The buckets, of which digest and size are remembered, whoever gets them. `heartbeat` is called for each."""
     for bucket in packed:
-        found.append(_part(frozenset(), bucket))
+        wholes.append((bucket.digest, bucket.size))
         heartbeat()
         yield bucket
         del bucket

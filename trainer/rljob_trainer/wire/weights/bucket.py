@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,13 +52,22 @@ class Entry:
         return Entry(**data | {"shape": tuple(data["shape"]), "slice": part and Slice.from_json(part)})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bucket:
     """Concatenated tensors, each padded with zeros to `padded(size)`."""
 
     entries: tuple[Entry, ...]
     payload: Tensor
     """uint8, one dimension."""
+
+    @cached_property
+    def digest(self) -> str:
+        return digest(self.entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors, without padding."""
+        return sum(entry.size for entry in self.entries)
 
 
 def pack(tensors: Iterable[tuple[str, Tensor]], limit: int, device: torch.device) -> Iterator[Bucket]:
