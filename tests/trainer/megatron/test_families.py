@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from api.specs import make_spec
 from rljob_api.families import FAMILIES, Family, has_latent_attention, language_of, rope_of
 from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
@@ -74,7 +75,8 @@ def test_the_table_of_families_says_what_is_tested_here(family: Family) -> None:
     for device in ("cpu", "gpu"):
         training = job(Path("/model"), trainer={"device": device}, batches=GIVEN)
         assert not any(list(model_violations(training, c)) for c in configs)
-        generating = job(Path("/model"), trainer={"device": device})
+        kernels = {"vllmArgs": {"gdn-prefill-backend": "triton"}} if family.states else {}
+        generating = make_spec(trainer={"device": device}, rollout=kernels)
         assert {not list(model_violations(generating, c)) for c in configs} == {device in family.servers}
 
 
