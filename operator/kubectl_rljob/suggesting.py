@@ -39,11 +39,15 @@ class Choice:
     recompute: Recompute
     servers: int
     """Tensor parallelism of servers."""
+    updated: bool
+    """Steps of the optimizer are taken on the host, whatever the job says."""
 
     def of(self, spec: RLJobSpec, shape: Shape) -> RLJobSpec:
         """The spec with it, unchecked."""
         config = _cut(spec.trainer.transformer_config, shape, self.parallelism.pipeline)
         changes = {"parallelism": self.parallelism, "recompute": self.recompute, "transformer_config": config}
+        if self.updated:
+            changes["offload"] = spec.trainer.offload.model_copy(update={"optimizer": False, "update": True})
         rollout = spec.rollout.model_copy(update={"tensor_parallel": self.servers})
         return spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes), "rollout": rollout})
 
@@ -56,6 +60,9 @@ class Choice:
             "trainer.transformerConfig": config,
             "trainer.recompute": self.recompute.model_dump(by_alias=True, exclude_defaults=True),
         }
+        if self.updated:
+            kept = {part: on for part, on in (trainer.get("offload") or {}).items() if part != "optimizer"}
+            by_path["trainer.offload"] = kept | {"update": True}
         changed = {path: value or None for path, value in by_path.items() if value != (_at(given, path) or {})}
         given_servers = _at(given, "rollout.tensorParallel") or 1
         servers = {"rollout.tensorParallel": self.servers} if given_servers != self.servers else {}
@@ -84,6 +91,8 @@ class Search:
     """How many layouts were looked at, by what is against them; empty: nothing."""
     whole: bool
     """All layouts were looked at, before the time was up."""
+    updated: bool = False
+    """Steps of the optimizer on the host were tried, since no layout fits otherwise. All suggestions take them there."""
 
     @property
     def tried(self) -> int:
@@ -100,6 +109,7 @@ class Search:
             "tried": self.tried,
             "reasons": self.against,
             "whole": self.whole,
+            "updateOnHost": self.updated,
         }
 
 
@@ -120,13 +130,26 @@ def elsewhere(violations: Iterable[Violation]) -> list[Violation]:
 
 
 def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) -> Search:
-    """`base`: the plan of the manifest as it is. Its layout may break rules; whatever else it breaks, every suggestion would."""
+    """`base`: the plan of the manifest as it is. Its layout may break rules; whatever else it breaks, every suggestion would.
+
+    Where no layout fits, steps of the optimizer on the host are tried, which take time and host memory."""
     shape = Shape.of(base.model) if base.model else None
     if base.spec is None or shape is None or base.model is None:
         return Search([], {}, True)
-    looked = _look(base.spec, base.model, shape, machine)
-    suggestions = [*_proven(manifest, looked, shape, machine, planned)]
-    return Search(suggestions, looked.reasons, looked.whole and bool(suggestions or not looked.reasons[""]))
+    spec, config = base.spec, base.model
+
+    def search(updated: bool) -> Search:
+        looked = _look(spec, config, shape, machine, updated)
+        suggestions = [*_proven(manifest, looked, shape, machine, planned)]
+        whole = looked.whole and bool(suggestions or not looked.reasons[""])
+        return Search(suggestions, looked.reasons, whole, updated)
+
+    as_given = search(updated=False)
+    if as_given.suggestions or spec.trainer.offload.update:
+        return as_given
+    on_host = search(updated=True)
+    reasons = Counter(as_given.reasons) + Counter(on_host.reasons)
+    return replace(on_host, reasons=reasons, whole=as_given.whole and on_host.whole)
 
 
 class _Looked(NamedTuple):
@@ -139,10 +162,10 @@ class _Looked(NamedTuple):
     whole: bool
 
 
-def _look(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> _Looked:
+def _look(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine, updated: bool) -> _Looked:
     ends, fitting, reasons = time.monotonic() + SECONDS, list[tuple[Speed, Choice]](), Counter[str]()
     whole = True
-    for choice in choices(spec, shape):
+    for choice in choices(spec, shape, updated):
         if time.monotonic() > ends:
             whole = False
             break
@@ -176,7 +199,7 @@ def _proven(
             looked.reasons[f"are refused for {broken[0].field}"] += 1
 
 
-def choices(spec: RLJobSpec, shape: Shape) -> Iterator[Choice]:
+def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
     """Sizes that divide the ranks and the model, small ones first."""
     ranks = Layout(spec.trainer.nodes * spec.trainer.processes_per_node).world
     servers = [1] if spec.supervised else _divisors(spec.trainer.processes_per_node)
@@ -196,7 +219,7 @@ def choices(spec: RLJobSpec, shape: Shape) -> Iterator[Choice]:
                 expert=expert,
                 expert_tensor=1 if shape.experts and tensor > 1 else None,
             )
-            yield from (Choice(sizes, *rest) for rest in product(recomputes.values(), servers))
+            yield from (Choice(sizes, *rest, updated) for rest in product(recomputes.values(), servers))
 
 
 def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:

@@ -208,9 +208,11 @@ def tokens(spec: RLJobSpec) -> list[str]:
 
 
 HEADER = (
-    *("#", "TRAINER", "RECOMPUTE", "SERVER", "GIB OF A GPU", "KV CACHE"),
+    *("#", "TRAINER", "RECOMPUTE", "SERVER", "GIB OF A GPU", "OF A HOST", "KV CACHE"),
     *("GENERATE", "TRAIN", "UPDATE", "TOKENS/S"),
 )
+
+ON_HOST = "With the optimizer on GPUs none fits: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
 
 
 def suggestions(base: Plan, search: Search) -> str:
@@ -227,19 +229,22 @@ def suggestions(base: Plan, search: Search) -> str:
     rows = [_row(number, suggestion) for number, suggestion in enumerate(search.suggestions, 1)]
     note = "Seconds and tokens/s are modelled and not measured, with every sample at its longest (docs/sizing.md#suggested-layouts)."
     options = [f"{number}: {_options(suggestion.settings)}" for number, suggestion in enumerate(search.suggestions, 1)]
+    head += f"\n{ON_HOST}" if search.updated else ""
     return "\n\n".join([head, table(HEADER, rows), note, "\n".join(options)])
 
 
 def _row(number: int, suggestion: Suggestion) -> tuple[Any, ...]:
     spec = suggestion.plan.spec
     assert spec
-    cache = suggestion.plan.cache()
+    cache, host = suggestion.plan.cache(), suggestion.plan.host()
+    assert host
     return (
         number,
         str(Layout.of(spec, names.ROLE_TRAINER)),
         spec.trainer.recompute.granularity,
         f"tp{spec.rollout.tensor_parallel}" if cache else "-",
         f"{max(phase.total for phase in suggestion.plan.phases()) / GIB:.1f}",
+        f"{host.total / GIB:.0f}",
         f"{cache.there / GIB:.1f}" if cache else "-",
         *(f"{seconds:.1f}" for seconds in (suggestion.speed.generate, suggestion.speed.train, suggestion.speed.update)),
         f"{suggestion.speed.tokens_per_second:,.0f}",
