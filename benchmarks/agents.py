@@ -93,7 +93,7 @@ async def step(spec: RLJobSpec, servers: list[int], prompts: PromptSet, director
     (pool, probing), rewards = await serving(servers), RewardManager(spec.rewards)
     listener, port = PodListener(1, "token"), free_port()
     (pods,) = spec.workers.values()
-    workers = AgentPods(AgentProcess, 600.0, pods.replicas)
+    workers = AgentPods(AgentProcess, 600.0, pods)
     listener.admit(names.ROLE_WORKER, workers)
     await listener.listen(loopback(), port)
     (directory / names.CONTROL_KEY).write_text(control(spec, port).dump_json())

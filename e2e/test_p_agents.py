@@ -57,3 +57,24 @@ def test_samples_say_what_the_agent_wrote(empty_lab: Lab, job: Job) -> None:
     job.wait_for_state("Succeeded", timeout=900)
     printed = empty_lab.kube.plugin("samples", job.name, "--count", "16")
     assert f"STEP {STEPS}" in printed and "environment" in printed and "add(" in printed
+
+
+def test_pods_come_when_trajectories_wait_and_go_while_the_policy_is_trained(empty_lab: Lab, job: Job) -> None:
+    job.wait_for_state("Succeeded", timeout=900)
+    scaling = {"minReplicas": 1, "callsPerReplica": 8, "downSeconds": 1}
+    scaled = empty_lab.start(
+        "scaled",
+        of="calculator",
+        rollout={"agent": {"workers": WORKERS | {"autoscaling": scaling}}},
+        train={"steps": 4, "epochsPerStep": 8},
+        evaluation={"everySteps": 4},
+    )
+    scaled.wait("a second pod", lambda s: s.workers.text == "2/2", 900)
+    first = scaled.uid(names.ROLE_WORKER, 0)
+    scaled.wait("one pod alone, since nothing is generated", lambda s: s.worker_replicas == {"worker": 1}, 900)
+    wait_for("its end", lambda: not scaled.uid(names.ROLE_WORKER, 1), 120)
+    scaled.wait("the second pod again", lambda s: s.worker_replicas == {"worker": 2}, 900)
+    assert scaled.uid(names.ROLE_WORKER, 0) == first, "the first one has stayed"
+    status = scaled.wait_for_state("Succeeded", timeout=1800)
+    assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
+    assert not any(empty_lab.series("scaled", "agent/failed").values())

@@ -218,6 +218,19 @@ current policy; scoring: it measures a batch, with old and reference log-probabi
 service can ask for work."""
 
 
+class WorkerLoad(Wire):
+    """Calls of worker pods whose number follows them (`autoscaling`): trajectories of an agent, or calls of a reward function."""
+
+    calls: Count = 0
+    """Number of calls that run or wait for a place."""
+    needed: Count = 0
+    """Number of pods that these calls need."""
+    enough: Count | None = None
+    """The largest number of pods that was needed in the last `downSeconds`; unset: calls have not been counted for so long."""
+    busy: Count = 0
+    """One more than the highest ordinal of a pod in which a call runs; 0: none runs."""
+
+
 class Progress(Wire):
     """Progress of the run, from rank 0."""
 
@@ -262,6 +275,8 @@ class Progress(Wire):
     """Layers and kernels that are in use."""
     warnings: Annotated[list[Line], Field(max_length=16)] = []
     """What a user should know of a run that goes on."""
+    workers: Annotated[dict[Line, WorkerLoad], Field(max_length=128)] = {}
+    """By role: what the number of its pods follows, where it follows anything."""
 
 
 class ServiceReport(Wire):

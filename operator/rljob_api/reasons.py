@@ -49,6 +49,9 @@ ROLLOUT_FAILED = (
 
 SERVER_RESTARTED = "ServerRestarted"  # event: a pod of a server of several pods was lost or failed, and all of them start again together
 
+# Workers
+WORKERS_SCALED = "WorkersScaled"  # event: autoscaling has changed the number of worker pods; the message has the calls
+
 # Checkpoints
 TRAINER_WARNED = (
     "TrainerWarned"  # event: the trainer warns of something and continues, such as rewards from which nothing is learnt

@@ -117,15 +117,15 @@ class Override(Wire):
 
 class RoleStatus(Wire):
     ready: int = 0
-    """Number of pods that are ready; of servers of several pods, number of servers."""
+    """Pods that are ready; of servers of several pods, servers that are."""
     desired: int = 0
-    """Number of pods, or servers, that there should be now; 0 while the job is suspended and when it has ended."""
+    """Pods, or servers, that there should be now; 0 while the job is suspended and when it has ended."""
     text: str = ""
-    """`ready/desired`, for a column of `kubectl get`; `-` if there should be none: pods that are still ready are being removed."""
+    """`ready/desired`; `-` if there should be none: pods that are still ready are being removed."""
     selector: str = ""
-    """Label selector of the role's pods, for the scale subresource; where servers have several pods, of their heads."""
+    """Label selector of the role's pods; where servers have several pods, of their heads."""
     unready: list[str] = []
-    """Servers of several pods that are not ready, with the pod that keeps each from it, and why. The first four."""
+    """The first four servers of several pods that are not ready, each with the pod that keeps it, and why."""
 
 
 class SpareStatus(Wire):
@@ -238,6 +238,8 @@ class JobStatus(Wire):
     """Counts of the rollout pods; empty for tasks without rollouts."""
     workers: RoleStatus = RoleStatus()
     """Counts of the pods that run agents (`rollout.agent.workers`); empty without them."""
+    worker_replicas: dict[str, int] = {}
+    """By role, how many pods there should be where `autoscaling` decides. It is forgotten when the job is suspended."""
     scorers: dict[str, RoleStatus] = {}
     """Counts of the pods that run reward functions (`rewards[].workers`), by role: `scorer` with the place in spec.rewards."""
     environments: dict[str, RoleStatus] = {}

@@ -44,6 +44,8 @@ class ProgressStatus(Wire):
     """Layers and kernels that the trainer uses."""
     warnings: list[str] = []
     """What the trainer warns of while it continues, such as rewards from which nothing is learnt."""
+    worker_calls: dict[str, int] = {}
+    """By role, calls that run in worker pods or wait for them, where `autoscaling` decides."""
     updated_at: str = ""
     """When the trainer last reported progress."""
 

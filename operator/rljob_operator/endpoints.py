@@ -59,6 +59,10 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         "Pods that run agents and are ready",
         lambda job, s: s.workers.ready if s.workers.desired else None,
     ),
+    "rljob_job_workers": (
+        "Pods that run agents that there should be",
+        lambda job, s: s.workers.desired if s.workers.desired else None,
+    ),
     "rljob_job_gateway_ready": (
         "Whether the gateway of a service answers",
         lambda job, s: s.gateway.ready if s.gateway.desired else None,
@@ -91,6 +95,11 @@ PER_JOB_AND_LABEL: Mapping[str, tuple[str, str, Callable[[JobStatus], Mapping[st
         "Pods that run a reward function and are ready",
         "role",
         lambda s: _ready(s.scorers),
+    ),
+    "rljob_job_worker_calls": (
+        "Calls that run in worker pods or wait for them, where autoscaling counts them, as of at most 30 s before",
+        "role",
+        lambda s: s.progress.worker_calls,
     ),
     "rljob_job_ready_gang_pods": ("Pods of another model's gang that are ready", "role", lambda s: _ready(s.gangs)),
     "rljob_job_metric": ("The last step's metrics, by their names", "metric", lambda s: s.progress.metrics),

@@ -25,6 +25,8 @@ WHOLE: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
 )
 """What needs servers of one stage, without copies: more of their section, and of others."""
 
+FEW = {"replicas": 2, "autoscaling": {"minReplicas": 3}}
+"""Fewer workers than there have to be."""
 GUESSING = {"speculation": {"method": "ngram"}}
 
 BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
@@ -192,6 +194,11 @@ BROKEN: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.rollout.agent.workers.processes",
     ),
     ({"rewards": [{"rule": "number", "workers": {}}]}, "spec.rewards[0].workers"),
+    (
+        {"rollout": {"agent": AGENT | {"workers": FEW}, "sampling": {"maxTokens": 8}}},
+        "spec.rollout.agent.workers.autoscaling.minReplicas",
+    ),
+    ({"rewards": [{"rule": "math", "workers": FEW}]}, "spec.rewards[0].workers.autoscaling.minReplicas"),
     (
         {"rewards": [{"rule": "math", "workers": {"replicas": 4000, "processes": 9}}]},
         "spec.rewards[0].workers.processes",

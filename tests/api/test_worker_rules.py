@@ -6,6 +6,7 @@ import pytest
 
 from api.specs import raw_spec
 from rljob_api.rules import validate
+from rljob_api.spec.processes import Workers
 
 WORKERS: dict[str, Any] = {"workers": {"replicas": 3, "processes": 2, "shmSize": "2Gi", "template": {"image": "own:1"}}}
 
@@ -53,3 +54,34 @@ def test_a_setting_of_their_pods_is_checked_as_that_of_all_others() -> None:
     workers = {"workers": {"template": {"env": [{"name": "RLJOB_ROLLOUT_TOKEN", "value": "x"}]}}}
     (found,) = violations({"rule": "math"} | workers)
     assert found.startswith("spec.rewards[0].workers.template.env[0].name = RLJOB_ROLLOUT_TOKEN: is set by rljob")
+
+
+def test_autoscaling_has_a_default_for_everything() -> None:
+    assert violations({"rule": "math", "workers": {"replicas": 9, "autoscaling": {}}}) == []
+    workers = Workers.model_validate({"replicas": 9, "autoscaling": {}})
+    assert workers.fewest == 1 and [workers.bounded(n) for n in (0, 1, 5, 9, 10)] == [1, 1, 5, 9, 9]
+    assert Workers(replicas=9).fewest == Workers(replicas=9).bounded(20) == 9
+
+
+def test_where_the_number_of_pods_cannot_change_nothing_scales_them() -> None:
+    own = {"workers": {"replicas": 3, "autoscaling": {}}}
+    agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16} | own
+    rollout = {"agent": agent, "sampling": {"maxTokens": 8}}
+    kueue = {"backend": "kueue", "queue": "team"}
+    found = violations({"rule": "math"} | own, rollout=rollout, scheduling=kueue)
+    assert [text.partition(" = ")[0] for text in found] == [
+        "spec.rollout.agent.workers.autoscaling",
+        "spec.rewards[0].workers.autoscaling",
+    ]
+    assert "kueue keeps the number of pods with which it has admitted a job" in found[0]
+    assert violations({"rule": "math"} | own, rollout=rollout) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("minReplicas", 0), ("minReplicas", 4097), ("callsPerReplica", 0), ("callsPerReplica", 16385), ("downSeconds", 0)],
+)
+def test_what_autoscaling_is_told_is_bounded(field: str, value: int) -> None:
+    workers = {"replicas": 4000, "autoscaling": {field: value}}
+    (found,) = violations({"rule": "math", "workers": workers})
+    assert found.startswith(f"spec.rewards[0].workers.autoscaling.{field} = {value}")

@@ -286,6 +286,11 @@ def test_workers_have_a_line_of_their_own_and_no_gpus(tmp_path: Path, capsys: py
     assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
     (line,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("worker"))
     assert line.split() == ["worker", "4", "0", "0"]
+    agent["workers"] |= {"autoscaling": {"minReplicas": 2}}
+    spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}})
+    assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("worker"))
+    assert line.split() == ["worker", "2", "to", "4", "0", "0"], "the largest number counts for limits"
     spec = make_spec(rewards=[{"rule": "math", "workers": {"replicas": 3}}])
     assert main(["plan", "-f", write(tmp_path, spec), "--offline"]) == 0
     (line,) = (line for line in capsys.readouterr().out.split("\n") if line.startswith("scorer0"))

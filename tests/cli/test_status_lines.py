@@ -116,6 +116,14 @@ def test_workers_have_a_line_of_their_own_and_jobs_without_them_have_none(api: F
     spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}})
     api.add(make_job(spec=spec, **running() | {"workers": counted}))
     assert "worker    3/4     -      serving      agents" in rljob("status", "demo").out.split("\n")
+    agent["workers"] |= {"autoscaling": {"minReplicas": 2}}
+    spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}})
+    api.add(make_job(spec=spec, **running() | {"workers": counted}))
+    assert "worker    3/4     -      serving      agents, 2 to 4 pods" in rljob("status", "demo").out.split("\n")
+    status = running()
+    status["progress"] |= {"workerCalls": {"worker": 37}}
+    api.add(make_job(spec=spec, **status | {"workers": counted}))
+    assert "agents, 2 to 4 pods, 37 calls" in rljob("status", "demo").out
     api.add(make_job(**running()))
     assert "worker" not in rljob("status", "demo").out
     spec = make_spec(rewards=[{"rule": "exactMatch", "dataSource": "a"}, {"rule": "math", "workers": {"replicas": 4}}])

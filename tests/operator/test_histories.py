@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from rljob_api import names, reasons
-from rljob_api.protocol import Control
+from rljob_api.protocol import Control, WorkerLoad
 from rljob_api.server_group import ServerGroup
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import ApiError
@@ -35,7 +35,8 @@ OF_FOUR_GANGS = {
 POOL = {"name": "judge", "model": "/data/judge", "replicas": 2}
 WHOLE = {"nodes": 2, "tensorParallel": 2}
 """Servers of two pods."""
-AGENT = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": {"replicas": 2}}
+WORKERS = {"replicas": 4, "autoscaling": {"minReplicas": 2}}
+AGENT = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": WORKERS}
 WORKED = {"sampling": {"maxTokens": 8}, "agent": AGENT}
 ENDS = {reasons.SUCCEEDED, reasons.REACHED_MAX_RESTARTS, reasons.CONFIGURATION_ERROR}
 
@@ -170,6 +171,7 @@ class Histories(RuleBasedStateMachine):
         if status.attempt:
             ranks = [m.node_rank for m in status.attempt.of(names.ROLE_TRAINER)]
             assert sorted(ranks) == [0, 1], "as many members as without spares, each with a rank of its own"
+        assert all(2 <= pods <= 4 for pods in status.worker_replicas.values())
         assert not self.ended or (status.outcome and number == self.highest)
         self.highest, self.ended = number, bool(status.outcome)
 
@@ -240,6 +242,13 @@ class Histories(RuleBasedStateMachine):
     @rule(replicas=st.integers(1, 3))
     def the_rollouts_are_scaled(self, replicas: int) -> None:
         self.world.edit_spec(rollout=self.world.job["spec"]["rollout"] | {"replicas": replicas})
+
+    @precondition(lambda self: hasattr(self, "world") and self.task == "rl" and self.world.launchers)
+    @rule(calls=st.builds(WorkerLoad, needed=st.integers(0, 9), enough=st.none() | st.integers(0, 9)))
+    def calls_come_and_go(self, calls: WorkerLoad) -> None:
+        for launcher in self.world.launchers.values():
+            if launcher.progress:
+                launcher.progress = launcher.progress.model_copy(update={"workers": {"worker": calls}})
 
     @rule(data=st.data())
     def a_child_is_deleted(self, data: st.DataObject) -> None:

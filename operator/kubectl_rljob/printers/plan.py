@@ -134,8 +134,10 @@ def defaults(plan: Plan) -> str:
 
 
 def pods(spec: RLJobSpec) -> str:
-    rows = [(r.name, r.pods, r.processes_per_pod, r.gpus) for r in roles(spec)]
-    total = ("total", sum(r[1] for r in rows), "-", sum(r[3] for r in rows))
+    found = roles(spec)
+    fewest = {role: f"{workers.fewest} to " for role, workers in spec.workers.items() if workers.autoscaling}
+    rows = [(r.name, f"{fewest.get(r.name, '')}{r.pods}", r.processes_per_pod, r.gpus) for r in found]
+    total = ("total", sum(r.pods for r in found), "-", sum(r.gpus for r in found))
     return table(("ROLE", "PODS", "PROCESSES/POD", "GPUS"), [*rows, total])
 
 

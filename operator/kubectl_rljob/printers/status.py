@@ -148,8 +148,8 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         (names.ROLE_TRAINER, s.trainer, (p.phase or "-") if running else "-", about or "-"),
         *((role, counted, serving(counted), layouts.get(role, "-")) for role, counted in gangs.items()),
         (names.ROLE_ROLLOUT, s.rollout, serving(s.rollout), policy),
-        (names.ROLE_WORKER, s.workers, serving(s.workers), "agents"),
-        *((role, counted, serving(counted), "rewards") for role, counted in s.scorers.items()),
+        (names.ROLE_WORKER, s.workers, serving(s.workers), f"agents{calls(job, names.ROLE_WORKER)}"),
+        *((role, counted, serving(counted), f"rewards{calls(job, role)}") for role, counted in s.scorers.items()),
         *((names.sandbox_role(i), sandboxes, "-", name) for i, (name, sandboxes) in enumerate(s.environments.items())),
         (names.ROLE_GATEWAY, s.gateway, "serving" if s.gateway.ready else "-", s.service.address or "-"),
         *((name, counted, serving(counted), models.get(name, "-")) for name, counted in pools.items()),
@@ -174,6 +174,16 @@ def roles(job: Job, now: datetime, width: int) -> list[str]:
         *used,
         *stuck,
     ]
+
+
+def calls(job: Job, role: str) -> str:
+    """Between which numbers of pods autoscaling decides, and what by, as the end of a line; empty: the number is fixed."""
+    workers = job.spec.workers.get(role) if job.spec else None
+    if workers is None or workers.autoscaling is None:
+        return ""
+    count = job.status.progress.worker_calls.get(role) if job.status.state == "Running" else None
+    counted = f", {count} calls" if count is not None else ""
+    return f", {workers.fewest} to {workers.replicas} pods{counted}"
 
 
 def unready(job: Job) -> list[str]:

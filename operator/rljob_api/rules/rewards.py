@@ -200,6 +200,16 @@ def worker_violations(spec: RLJobSpec) -> Iterator[Violation]:
             yield Violation(f"spec.rewards[{i}].workers", "set", rule, "remove it, or spec.train.batches.replay")
 
 
+def autoscaling_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """The number of pods may change while an attempt runs."""
+    backend = spec.scheduling.backend
+    for role, workers in spec.workers.items() if not spec.scheduling.facts.scalable else ():
+        if workers.autoscaling:
+            rule = f"{backend} keeps the number of pods with which it has admitted a job"
+            fix = "remove it, or set another spec.scheduling.backend"
+            yield Violation(f"{spec.field_of(role)}.autoscaling", "set", rule, fix)
+
+
 def _scored_by_models_only(rewards: list[RewardSpec]) -> bool:
     return all(reward.model for reward in rewards)
 
@@ -223,13 +233,31 @@ def _connections(section: str = "", items: str = "") -> Rule:
     )
 
 
-WORKER_RULES = (_connections("rollout.agent."), _connections(items="rewards"))
+def _fewest(section: str = "", items: str = "") -> Rule:
+    """How many pods of its workers a section has at least. `section`: it or its entries have `workers`."""
+    replicas, fewest = field(f"{section}workers.replicas"), field(f"{section}workers.autoscaling.minReplicas")
+    given = present(f"{section}workers.autoscaling")
+    few = present(f"{section}workers").implies(given.implies(fewest <= replicas))
+    return Rule(
+        f"{section}workers.autoscaling.minReplicas",
+        few if items else AGENT.implies(few),
+        "there are at most {0} pods",
+        "lower it, or raise replicas",
+        (replicas,),
+        items=items,
+    )
+
+
+WORKER_RULES = tuple(
+    rule for make in (_connections, _fewest) for rule in (make("rollout.agent."), make(items="rewards"))
+)
 
 RULES: tuple[Check, ...] = (
     *OBJECT_RULES,
     *WORKER_RULES,
     reward_violations,
     worker_violations,
+    autoscaling_violations,
     name_violations,
     reference_violations,
     judge_violations,

@@ -62,9 +62,9 @@ class EnvVar(Model):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256)]
     """Name of the variable. Names that rljob or torchrun set are refused."""
     value: Annotated[str, StringConstraints(max_length=131072)] | None = None
-    """Value of the variable. As in a Kubernetes container, `$(NAME)` stands for another variable."""
+    """Value of the variable; `$(NAME)` stands for another variable, as in Kubernetes."""
     value_from: Verbatim | None = None
-    """A Kubernetes `valueFrom` source (secretKeyRef, configMapKeyRef, fieldRef) in place of a value."""
+    """Source in place of a value, as in Kubernetes: secretKeyRef, configMapKeyRef or fieldRef."""
 
 
 Environment = Annotated[list[EnvVar], Field(max_length=512)]
@@ -127,23 +127,23 @@ class Template(Model):
     image: Image | None = None
     """Image of this role; the job's `image` when unset."""
     resources: Resources = Resources()
-    """Requests and limits of this role's container. The operator adds GPUs, by `trainer.resourceName` and the number of processes."""
+    """Requests and limits of this role's container; the operator adds a GPU, by `trainer.resourceName`, for each process."""
     node_selector: Texts = {}
-    """Labels that a node must have to run this role's pods."""
+    """Labels that a node must have to run such a pod."""
     tolerations: Tolerations = []
-    """Kubernetes tolerations of this role's pods."""
+    """Tolerations of this role's pods."""
     affinity: Verbatim | None = None
-    """Kubernetes affinity of this role's pods."""
+    """Affinity of this role's pods."""
     env: Environment = []
     """Environment variables of this role; they win over the job's."""
     resource_claims: ResourceClaims = []
-    """Devices for each pod of this role, by claims with a name and a resourceClaimTemplateName."""
+    """Devices of each pod: claims with a name and a resourceClaimTemplateName."""
     labels: Texts = {}
-    """Further labels of this role's pods. Labels that rljob sets cannot be replaced."""
+    """Further labels of this role's pods; those that rljob sets cannot be replaced."""
     annotations: Texts = {}
     """Further annotations of this role's pods."""
     priority_class_name: ObjectName | None = None
-    """Name of the Kubernetes PriorityClass of this role's pods."""
+    """Name of the PriorityClass of this role's pods."""
     termination_grace_period_seconds: PositiveInt = 60
     """Seconds that a deleted pod has to finish its step and save."""
 

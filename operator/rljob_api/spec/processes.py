@@ -103,12 +103,25 @@ class Servers(Model):
         return self.gpus // self.nodes
 
 
+class Autoscaling(Model):
+    """Pods of workers come with their calls, and go when these are fewer."""
+
+    min_replicas: Annotated[int, Field(ge=1, le=MOST_PODS)] = 1
+    """Number of pods that there always are."""
+    calls_per_replica: Annotated[int, Field(ge=1, le=16384)] = 64
+    """Calls that a pod runs at a time. While more run and wait together, there is another pod for them, up to `replicas`."""
+    down_seconds: Annotated[int, Field(ge=1, le=86400)] = 300
+    """For how long fewer pods must have been enough before others go, longer than the part of a step in which nothing is generated."""
+
+
 class Workers(Model):
     """Pods of their own, without GPUs, in which a function of yours runs. They are no part of the gang: one that is lost is replaced alone, and what
     ran there begins anew in others."""
 
     replicas: Annotated[int, Field(ge=1, le=MOST_PODS)] = 1
-    """Number of pods. A change takes effect at once, as that of `rollout.replicas`."""
+    """Number of pods; with `autoscaling` the largest. A change takes effect at once, as that of `rollout.replicas`."""
+    autoscaling: Autoscaling | None = None
+    """As many pods as the calls need, trajectories or those of the reward function; unset: always `replicas`."""
     processes: Processes | None = None
     """Processes of each pod, of which each imports the function; unset: one for each CPU that the pod may use, at most 8. A process of an agent runs
     up to 256 trajectories at a time; one of a reward calls its function once at a time, or up to 64 times if it is async."""
@@ -116,3 +129,13 @@ class Workers(Model):
     """Size of /dev/shm in worker pods, in memory."""
     template: Template = Template()
     """Pod settings of the workers, with an image that has what the function needs: Python, and the package rljob_trainer."""
+
+    @property
+    def fewest(self) -> int:
+        """Pods that there always are."""
+        return self.bounded(0)
+
+    def bounded(self, pods: int) -> int:
+        """The number of pods that is next to this one and allowed."""
+        least = self.autoscaling.min_replicas if self.autoscaling else self.replicas
+        return min(self.replicas, max(least, pods))

@@ -100,13 +100,22 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
     spec = s.spec_of(status.attempt)
     if spec is None:
         return None
-    last, of = s.targets[-1] if s.targets else None, (status.attempt, status.nodes, status.servers)
+    last, of = (
+        s.targets[-1] if s.targets else None,
+        (status.attempt, status.nodes, status.servers, status.worker_replicas),
+    )
     if last is None or last.spec is not spec or any(a is not b for a, b in zip(last.status, of, strict=True)):
         limit = s.lifecycle.node_loss_seconds
         servers = [one for of_role in divided(status, s.pods, spec, limit, s.now).values() for one in of_role]
         last = Target(spec, wanted_ordinals(status, s.pods, spec, limit, s.now), servers, of)
         s.targets.append(last)
     return last
+
+
+def sizes(status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
+    """Pods that the job wants now, by role: of workers as many as their calls need, where these decide."""
+    scaled = {role: workers for role, workers in spec.workers.items() if workers.autoscaling}
+    return pods_of(spec) | {role: w.bounded(status.worker_replicas.get(role, 0)) for role, w in scaled.items()}
 
 
 def gateway_pod(s: Snapshot, status: JobStatus) -> Pod | None:
@@ -149,7 +158,7 @@ def wanted_ordinals(
     gangs, avoided = gang_sizes(spec), excluded(status, now) | set(leaving)
     servers = divided(status, pods, spec, node_loss_seconds, now)
     wanted = dict[str, list[int]]()
-    for role, size in pods_of(spec).items():
+    for role, size in sizes(status, spec).items():
         if role in gangs:
             free = ordinals(pods, role, size, node_loss_seconds, now)
             own = [pod for pod in pods if pod.role == role]

@@ -78,8 +78,8 @@ class Target:
     """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares."""
     servers: Sequence[Server]
     """Servers of several pods, whose ordinals are in this order."""
-    status: tuple[Attempt | None, Sequence[NodeStatus], Sequence[ServerStatus]]
-    """What the ordinals were computed from: attempt, nodes and servers of the status."""
+    status: tuple[Attempt | None, Sequence[NodeStatus], Sequence[ServerStatus], Mapping[str, int]]
+    """What the ordinals were computed from: attempt, nodes, servers and numbers of workers of the status."""
 
     @property
     def members(self) -> dict[str, list[int]]:

@@ -8,6 +8,7 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.accounting import account, account_end
 from rljob_operator.policies.attempt import advance_attempt, count_restart, succeed
+from rljob_operator.policies.autoscaling import scale_workers
 from rljob_operator.policies.change import Change, Event, Policy, Ungate
 from rljob_operator.policies.describe import describe
 from rljob_operator.policies.lifecycle import (
@@ -50,6 +51,7 @@ POLICIES: tuple[Policy, ...] = (
     succeed,  # if the attempt succeeded: the end
     enforce_active_deadline,  # if attempts ran for too long: the end
     free_pods,  # suspend, or resume
+    scale_workers,  # as many as their calls need
     leave_for_priority,  # the nodes, if a job of higher priority needs them
     assign_nodes,  # a node for every pod, before any is ungated
     release_stranded,  # pods that hold nodes for too long while others have none

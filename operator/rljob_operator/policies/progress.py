@@ -93,6 +93,7 @@ def _status(p: Progress, attempt: int, spec: RLJobSpec, now: float) -> ProgressS
         started_from=p.started_from,
         backend=p.backend,
         warnings=p.warnings,
+        worker_calls={role: load.calls for role, load in p.workers.items() if role in spec.workers},
         updated_at=stamp(now),
     )
 

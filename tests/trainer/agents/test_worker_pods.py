@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from rljob_api.protocol import WorkerLoad
 from rljob_trainer.agents import python_file
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -139,6 +140,34 @@ async def test_a_trajectory_outlives_any_number_of_pods_that_leave(bench: Bench,
     found, _ = await first_step(bench, Talker("demo-rollout-0"))
     assert len(found.samples) == 1 and found.metrics["agent/failed"] == 0.0
     await (await leaving).end()
+
+
+async def test_calls_wait_for_pods_that_come_with_them_and_the_driver_says_how_many_it_needs(
+    bench: Bench, tmp_path: Path
+) -> None:
+    in_pods(bench, tmp_path)
+    scaling = {"callsPerReplica": 4, "downSeconds": 60}
+    bench.spec["rollout"]["agent"]["workers"] |= {"autoscaling": scaling}
+    first, loads = Pod(bench), list[WorkerLoad]()
+    step = asyncio.create_task(first_step(bench, Talker("demo-rollout-0"), delay=0.3))
+
+    def counted() -> WorkerLoad:
+        file = bench.directory / "progress.json"
+        return (bench.progress().workers if file.exists() else {}).get("worker", WorkerLoad())
+
+    await until(lambda: counted().busy == 1)
+    assert counted().calls > 8, "they are all under way, and few run"
+    second = Pod(bench, "demo-worker-1")
+    while not step.done():
+        loads.append(counted())
+        await asyncio.sleep(0.05)
+    found, _ = await step
+    assert each_once(found) and found.metrics["agent/failed"] == 0.0
+    assert max(load.busy for load in loads) == 2, "who waited went to the pod that came"
+    assert all(load.needed == -(-load.calls // 4) for load in loads)
+    assert {load.enough for load in loads} == {None}, "it has not been counted for a minute"
+    await first.end()
+    await second.end()
 
 
 POISON = """

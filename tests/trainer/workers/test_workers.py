@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from rljob_api.spec.processes import Workers
 from rljob_trainer.agents.python_file import AT_ONCE, AgentPods, AgentProcess
 from rljob_trainer.machine import loopback
 from rljob_trainer.workers import workers
@@ -23,7 +24,7 @@ async def joined(
     count: int, hello: dict[str, object] = HELLO, replicas: int = 1
 ) -> AsyncIterator[tuple[AgentPods, list[asyncio.StreamWriter]]]:
     """So many processes that have said this, and their ends of the connections."""
-    found, writers = AgentPods(AgentProcess, 5.0, replicas), list[asyncio.StreamWriter]()
+    found, writers = AgentPods(AgentProcess, 5.0, Workers(replicas=replicas)), list[asyncio.StreamWriter]()
     names = iter([f"p{i}" for i in range(count)])
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +110,7 @@ async def test_who_waits_hears_that_the_first_process_could_not_load_the_agent()
 
 async def test_one_pod_that_cannot_load_the_agent_decides_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be on a node whose volume is missing, and fails before others have imported what they need."""
-    pods = AgentPods(AgentProcess, 5.0, 3)
+    pods = AgentPods(AgentProcess, 5.0, Workers(replicas=3))
     for _ in range(3):
         pods._refuse("bad", WorkerLost("no such file"))
     waiting = asyncio.create_task(pods.start())

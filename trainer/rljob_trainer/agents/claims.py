@@ -16,7 +16,7 @@ from rljob_trainer.sandboxes.directory import DirectorySandbox
 from rljob_trainer.sandboxes.helper import token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
 from rljob_trainer.sandboxes.sandbox import ClaimedSandbox, SandboxError
-from rljob_trainer.workers.workers import Places
+from rljob_trainer.workers.places import Places
 
 MOST_CLAIMS = 8
 """Of one trajectory at a time."""

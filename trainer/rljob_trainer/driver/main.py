@@ -181,6 +181,7 @@ async def _reinforcement(
         driver = Driver(control, source, train, measuring, rollouts, pools, reporter, gangs)
         sandboxes.changed = reporter.show_phase
         workers.follow(reporter.show_phase)
+        progress.load = lambda: workers.load
         yield driver, rollouts, gangs
     finally:
         following.cancel()

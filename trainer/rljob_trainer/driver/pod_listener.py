@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from rljob_api import names
-from rljob_api.protocol import Control
+from rljob_api.protocol import Control, WorkerLoad
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.python_file import AgentPods, AgentProcess
 from rljob_trainer.driver.server import read
@@ -126,16 +126,23 @@ class PodsOfWorkers:
         """Must be called inside the event loop."""
         agent, own = spec.rollout.agent, None
         if agent and agent.workers:
-            own = AgentPods(AgentProcess, agent.timeout_seconds, agent.workers.replicas)
+            own = AgentPods(AgentProcess, agent.timeout_seconds, agent.workers)
             listener.admit(names.ROLE_WORKER, own)
         rewards = {
-            i: RewardPods(RewardProcess, reward.timeout_seconds, reward.workers.replicas)
+            i: RewardPods(RewardProcess, reward.timeout_seconds, reward.workers)
             for i, reward in enumerate(spec.rewards)
             if reward.workers
         }
         for i, pods in rewards.items():
             listener.admit(names.scorer_role(i), pods)
         return cls(own, rewards)
+
+    @property
+    def load(self) -> dict[str, WorkerLoad]:
+        """By role, of those whose pods come and go with their calls."""
+        agent = {names.ROLE_WORKER: self.of_agent.load} if self.of_agent else {}
+        loads = agent | {names.scorer_role(i): pods.load for i, pods in self.of_rewards.items()}
+        return {role: load for role, load in loads.items() if load}
 
     def follow(self, changed: Callable[[], None]) -> None:
         """`changed` is called when there is a first process anywhere, or none any more."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rljob_api import names
-from rljob_api.protocol import Control, PhaseOfRun, Progress
+from rljob_api.protocol import Control, PhaseOfRun, Progress, WorkerLoad
 
 POLL_SECONDS = 0.2
 
@@ -50,6 +50,8 @@ class ProgressFile:
         self.progress = Progress()
         self.awaited: Callable[[], str] = str
         """What is waited for, called when there was no heartbeat for QUIET_SECONDS."""
+        self.load: Callable[[], dict[str, WorkerLoad]] = dict
+        """What the numbers of worker pods follow, called before each write."""
         self._written: Progress | None = None
         self._moved = self._entered = time.monotonic()
 
@@ -74,6 +76,7 @@ class ProgressFile:
         """Write every change, until cancelled."""
         while True:
             self._say_what_is_awaited()
+            self._measure()
             self.flush()
             await asyncio.sleep(WRITE_SECONDS)
 
@@ -82,6 +85,11 @@ class ProgressFile:
         awaiting = self.awaited() if named else ""
         if awaiting != self.progress.awaiting:
             self.update(awaiting=awaiting)
+
+    def _measure(self) -> None:
+        load = self.load()
+        if load != self.progress.workers:
+            self.update(workers=load)
 
     def flush(self) -> None:
         """Write the progress now, atomically."""

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
+from rljob_api.protocol import WorkerLoad
+from rljob_api.spec.processes import Autoscaling, Workers
 from rljob_trainer.machine import cpus
+from rljob_trainer.workers.load import PodsNeeded
+from rljob_trainer.workers.places import PackedPlaces, Places, ordinal
 from rljob_trainer.workers.process import (
     MAX_PROCESSES,
     Respawning,
@@ -29,89 +32,6 @@ MOVES = 64
 """Processes that a call may lose in all. One that is taken away, as when its pod leaves, is no try; but a call may bring that about, by a signal to
 its pod."""
 log = logging.getLogger(__name__)
-
-
-class Places[P]:
-    """Whoever waits longest gets a place in the process of which the fewest are taken."""
-
-    def __init__(self, room: Callable[[P], int], gone: Callable[[P], bool] = lambda _: False):
-        """`room`: places of a process. `gone`: whether it can take nothing any more."""
-        self._room, self._gone = room, gone
-        self._taken: dict[P, int] = {}
-        """Places by process. Who wants one alone takes all, on top of those that others still have."""
-        self._waiting: deque[tuple[asyncio.Future[P], bool]] = deque()
-        """With whether each wants to be alone."""
-        self._changed = asyncio.Event()
-        self._error: Exception | None = None
-
-    def __len__(self) -> int:
-        """Processes."""
-        return len(self._taken)
-
-    def __iter__(self) -> Iterator[P]:
-        return iter(list(self._taken))
-
-    def add(self, process: P) -> None:
-        self._taken[process] = 0
-        self._hand_out()
-
-    def remove(self, process: P) -> None:
-        del self._taken[process]
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """Raise this in every `one` that waits now or later."""
-        self._error = error
-        self._hand_out()
-
-    @asynccontextmanager
-    async def one(self, alone: bool = False) -> AsyncIterator[P]:
-        """A process with a place, once there is one. `alone`: once nothing else runs in it, and nothing else will until this has ended."""
-        process = await self._given(alone)
-        try:
-            while alone and self._taken.get(process, 0) > self._wanted(process, alone):
-                await self._changed.wait()
-            yield process
-        finally:
-            self._release(process, alone)
-
-    def _wanted(self, process: P, alone: bool) -> int:
-        return self._room(process) if alone else 1
-
-    async def _given(self, alone: bool) -> P:
-        given: asyncio.Future[P] = asyncio.get_running_loop().create_future()
-        self._waiting.append((given, alone))
-        self._hand_out()
-        try:
-            return await given
-        except asyncio.CancelledError:
-            if given.done() and not given.cancelled() and not given.exception():
-                self._release(given.result(), alone)
-            raise
-
-    def _release(self, process: P, alone: bool) -> None:
-        if process in self._taken:
-            self._taken[process] -= self._wanted(process, alone)
-            self._wake()
-            self._hand_out()
-
-    def _wake(self) -> None:
-        """Those who want to be alone look again."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    def _hand_out(self) -> None:
-        while self._waiting:
-            given, alone = self._waiting[0]
-            if self._error and not given.done():
-                given.set_exception(self._error)
-            elif not given.done():
-                process = min((p for p in self._taken if not self._gone(p)), key=self._taken.__getitem__, default=None)
-                if process is None or self._taken[process] >= self._room(process):
-                    return
-                self._taken[process] += self._wanted(process, alone)
-                given.set_result(process)
-            self._waiting.popleft()
 
 
 class NotLoaded(Exception):
@@ -196,18 +116,32 @@ class OwnWorkers[P: WorkerProcess]:
 class PodWorkers[P: WorkerProcess]:
     """Processes in pods of their own, while these are connected. Must be created inside the event loop."""
 
-    def __init__(self, kind: type[P], seconds: float, replicas: int):
-        """`seconds`: that one call may take. `replicas`: pods when the attempt begins."""
-        self._kind, self._seconds, self._most_refusals = kind, seconds, min(replicas, MOST_REFUSALS)
+    def __init__(self, kind: type[P], seconds: float, workers: Workers):
+        """`seconds`: that one call may take."""
+        self._kind, self._seconds, self._most_refusals = kind, seconds, min(workers.fewest, MOST_REFUSALS)
         self.changed: Callable[[], None] = lambda: None
         """Called when `ready` may be another."""
-        self._places: Places[P] = Places(lambda process: process.room, lambda process: process.ended)
-        """In each process that is connected."""
+        self._pods = dict[P, str]()
+        """Of the processes that are connected."""
+        self._places, self._needed = self._placed(workers.autoscaling)
         self._loaded: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         """The first process that has loaded what it runs, or why none can. A pod in which one fails later reports that."""
         self._loaded.add_done_callback(lambda _: self._loaded.exception())  # also when nobody asks for it
         self._refusals: dict[str, WorkerLost] = {}
         """The first of each pod, until one has loaded it."""
+
+    def _placed(self, autoscaling: Autoscaling | None) -> tuple[Places[P], PodsNeeded[P] | None]:
+        """Places in each process that is connected, and how many pods they need where that decides."""
+        rules = (lambda process: process.room), (lambda process: process.ended)
+        if autoscaling is None:
+            return Places(*rules), None
+        packed = PackedPlaces(*rules, lambda process: ordinal(self._pods[process]), autoscaling)
+        return packed, PodsNeeded(packed, autoscaling)
+
+    @property
+    def load(self) -> WorkerLoad | None:
+        """What the number of pods follows; None: it is fixed."""
+        return self._needed.now() if self._needed else None
 
     @property
     def ready(self) -> bool:
@@ -231,10 +165,12 @@ class PodWorkers[P: WorkerProcess]:
             return
         if not self._loaded.done():
             self._loaded.set_result(process)
+        self._pods[process] = pod
         self._places.add(process)
         self.changed()
         await process.end()
         self._places.remove(process)
+        del self._pods[process]
         log.info("a process of %r is gone", pod)
         await process.stop()
         self.changed()
