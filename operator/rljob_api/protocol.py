@@ -224,11 +224,10 @@ class WorkerLoad(Wire):
     calls: Count = 0
     """Number of calls that run or wait for a place."""
     needed: Count = 0
-    """Number of pods that these calls need."""
+    """The largest number of pods that calls have needed in the last `downSeconds`, as far as these have been counted."""
     enough: Count | None = None
-    """The largest number of pods that was needed in the last `downSeconds`; unset: calls have not been counted for so long."""
-    busy: Count = 0
-    """One more than the highest ordinal of a pod in which a call runs; 0: none runs."""
+    """Number of pods beyond which none is needed, nor has been for `downSeconds`, and in none of which a call runs; None: nobody has counted for so
+    long."""
 
 
 class Progress(Wire):

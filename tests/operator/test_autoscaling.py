@@ -24,8 +24,8 @@ def workers(least: int = 2, most: int = 8) -> Workers:
     return Workers(replicas=most, autoscaling=Autoscaling(min_replicas=least, calls_per_replica=4, down_seconds=DOWN))
 
 
-def load(needed: int, enough: int | None = None, busy: int = 0) -> WorkerLoad:
-    return WorkerLoad(calls=4 * needed, needed=needed, enough=enough, busy=busy)
+def load(needed: int, enough: int | None = None) -> WorkerLoad:
+    return WorkerLoad(calls=4 * needed, needed=needed, enough=enough)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def load(needed: int, enough: int | None = None, busy: int = 0) -> WorkerLoad:
         (5, load(3, enough=4), 4),
         (5, load(3, enough=5), 5),
         (5, load(0, enough=0), 2),
-        (7, load(0, enough=0, busy=6), 6),
-        (7, load(0, enough=0, busy=2**31 - 1), 7),
+        (7, load(0, enough=6), 6),
+        (7, load(0, enough=2**31 - 1), 7),
         (7, load(3, enough=0), 3),
         (5, load(7, enough=3), 7),
     ],
@@ -55,7 +55,7 @@ def test_there_are_as_many_as_are_needed_at_once_and_fewer_when_fewer_are_enough
 
 
 COUNT = st.integers(0, 12) | st.sampled_from([2**31 - 1])
-LOAD = st.builds(WorkerLoad, calls=COUNT, needed=COUNT, enough=COUNT | st.none(), busy=COUNT)
+LOAD = st.builds(WorkerLoad, calls=COUNT, needed=COUNT, enough=COUNT | st.none())
 BOUNDS = st.tuples(st.integers(1, 8), st.integers(1, 8)).map(lambda two: workers(min(two), max(two)))
 
 
@@ -68,10 +68,10 @@ def test_whatever_a_driver_says_the_number_is_within_its_bounds(
     assert wanted(bounds, pods, reported) == pods, "what was decided is not decided anew"
     if reported:
         assert pods >= min(reported.needed, bounds.replicas)
-        assert pods >= min(now, reported.busy, bounds.replicas), "a pod in which a call runs stays"
+        assert pods >= min(now, bounds.replicas if reported.enough is None else reported.enough, bounds.replicas)
 
 
-@given(BOUNDS, COUNT, LOAD, st.sampled_from(["needed", "enough", "busy"]), COUNT)
+@given(BOUNDS, COUNT, LOAD, st.sampled_from(["needed", "enough"]), COUNT)
 def test_more_calls_never_mean_fewer_pods(bounds: Workers, now: int, less: WorkerLoad, field: str, more: int) -> None:
     value = getattr(less, field)
     greater = less.model_copy(update={field: None if value is None else max(value, more)})
@@ -92,14 +92,14 @@ def test_no_pod_goes_that_was_needed_within_down_seconds_however_often_the_opera
     peak = Peak(DOWN, lambda: clock)
     for seconds, needed, is_seen in moments:
         clock += seconds
-        enough = peak.of(needed)
+        most = peak.of(needed)
         if not is_seen:
             continue
         seen.append((clock, needed))
-        before, pods = pods, wanted(bounds, pods, load(needed, enough))
+        before, pods = pods, wanted(bounds, pods, load(most, most if peak.is_whole else None))
         lately = max(count for at, count in seen if at >= clock - DOWN)
         assert pods >= min(lately, bounds.replicas)
-        assert pods <= max(before, needed, bounds.fewest)
+        assert pods <= max(before, most, bounds.fewest)
         assert pods >= before or clock >= DOWN, "nobody has counted for so long"
 
 
@@ -140,17 +140,17 @@ async def test_pods_come_with_calls_and_go_without_a_restart_and_an_operator_for
     world = await running()
     assert len(pods(world)) == 1 and world.status.workers.text == "1/1"
     trainers = pods(world, "trainer")
-    await counts(world, calls=17, needed=5, busy=1)
+    await counts(world, calls=17, needed=5)
     first = pods(world)
     assert sorted(first) == [names.pod("demo", "worker", i) for i in range(5)] and world.status.workers.text == "5/5"
     assert reasons.WORKERS_SCALED in world.events()
     world.restart_operator()
-    await counts(world, calls=2, needed=1, busy=1)
+    await counts(world, calls=2, needed=1)
     assert pods(world) == first, "nobody knows yet that so few are enough"
-    await counts(world, calls=2, needed=1, enough=1, busy=4)
+    await counts(world, calls=2, needed=1, enough=4)
     assert len(pods(world)) == 4, "a call runs in the fourth"
     world.restart_operator()
-    await counts(world, calls=2, needed=1, enough=3, busy=1)
+    await counts(world, calls=2, needed=1, enough=3)
     assert len(pods(world)) == 3
     await counts(world, needed=0, enough=0)
     assert len(pods(world)) == 1 and pods(world).items() <= first.items(), "the first one has stayed all the time"

@@ -42,9 +42,7 @@ PROGRESS = objects(
     export=TEXTS,
     evaluation=st.dictionaries(st.sampled_from(["first", "last", "middle"]), FLOATS),
     backend=TEXTS,
-    workers=st.dictionaries(
-        TEXTS, objects(calls=COUNT, needed=COUNT, enough=COUNT | st.none(), busy=COUNT), max_size=2
-    ),
+    workers=st.dictionaries(TEXTS, objects(calls=COUNT, needed=COUNT, enough=COUNT | st.none()), max_size=2),
 )
 FAILURE = objects(
     kind=st.sampled_from(["application", "configuration", "collective", "killed"]),

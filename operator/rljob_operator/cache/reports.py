@@ -104,7 +104,7 @@ def _milestones(p: Progress | None) -> tuple[object, ...]:
         return ()
     stepped = p.step > (p.started_from or 0)
     kept = p.loading, p.export, p.evaluation, p.backend, p.checkpoints, p.warnings
-    load = [(role, one.needed, one.enough, one.busy) for role, one in p.workers.items()]
+    load = [(role, one.needed, one.enough) for role, one in p.workers.items()]
     return p.started_from, stepped, coarse_phase(p.phase), *kept, load
 
 

@@ -36,8 +36,7 @@ def wanted(workers: Workers, now: int, load: WorkerLoad | None) -> int:
     """The number of pods that there should be. `now`: that there should have been until now. `load`: None, nobody has reported any."""
     if load is None:
         return workers.bounded(now)
-    enough = now if load.enough is None else max(load.enough, load.busy)
-    return workers.bounded(max(load.needed, min(now, enough)))
+    return workers.bounded(max(load.needed, now if load.enough is None else min(now, load.enough)))
 
 
 def _loads(s: Snapshot, status: JobStatus) -> dict[str, WorkerLoad]:

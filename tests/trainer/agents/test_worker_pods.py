@@ -44,16 +44,18 @@ def each_once(batch: Batch) -> bool:
     return [(s.group, s.sample) for s in batch.samples] == [(g, i) for g in range(12) for i in range(3)]
 
 
+def saying_where(directory: Path) -> str:
+    """The agent, whose processes write there."""
+    mark = f"    import os\n    open(f'{directory}/{{os.environ[\"RLJOB_FAMILY\"]}}', 'a').write('x')\n    context ="
+    return TWO_TURNS.replace("    context =", mark, 1)
+
+
 async def test_pods_make_the_trajectories_that_processes_next_to_the_driver_make(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = tmp_path / "where"
     where.mkdir()
-    code = TWO_TURNS.replace(
-        "    context =",
-        f"    import os\n    open(f'{where}/{{os.environ[\"RLJOB_FAMILY\"]}}', 'a').write('x')\n    context =",
-        1,
-    )
+    code = saying_where(where)
     monkeypatch.setattr(python_file, "AT_ONCE", 4)
     in_pods(bench, tmp_path, code)
     pods = [Pod(bench, f"demo-worker-{i}") for i in range(2)]
@@ -145,7 +147,9 @@ async def test_a_trajectory_outlives_any_number_of_pods_that_leave(bench: Bench,
 async def test_calls_wait_for_pods_that_come_with_them_and_the_driver_says_how_many_it_needs(
     bench: Bench, tmp_path: Path
 ) -> None:
-    in_pods(bench, tmp_path)
+    where = tmp_path / "where"
+    where.mkdir()
+    in_pods(bench, tmp_path, saying_where(where))
     scaling = {"callsPerReplica": 4, "downSeconds": 60}
     bench.spec["rollout"]["agent"]["workers"] |= {"autoscaling": scaling}
     first, loads = Pod(bench), list[WorkerLoad]()
@@ -155,17 +159,16 @@ async def test_calls_wait_for_pods_that_come_with_them_and_the_driver_says_how_m
         file = bench.directory / "progress.json"
         return (bench.progress().workers if file.exists() else {}).get("worker", WorkerLoad())
 
-    await until(lambda: counted().busy == 1)
-    assert counted().calls > 8, "they are all under way, and few run"
+    await until(lambda: counted().calls > 8)
     second = Pod(bench, "demo-worker-1")
     while not step.done():
         loads.append(counted())
         await asyncio.sleep(0.05)
     found, _ = await step
     assert each_once(found) and found.metrics["agent/failed"] == 0.0
-    assert max(load.busy for load in loads) == 2, "who waited went to the pod that came"
-    assert all(load.needed == -(-load.calls // 4) for load in loads)
+    assert max(load.calls for load in loads) <= 36 and all(load.needed >= load.calls / 4 for load in loads)
     assert {load.enough for load in loads} == {None}, "it has not been counted for a minute"
+    assert len(list(where.iterdir())) == 2, "who waited went to the pod that came"
     await first.end()
     await second.end()
 

@@ -102,12 +102,18 @@ async def test_the_load_says_what_the_calls_need_and_what_was_enough() -> None:
         late = asyncio.create_task(places.one().__aenter__())
         await asyncio.sleep(0)
         clock = 30.0
-        assert needed.now() == WorkerLoad(calls=9, needed=3, busy=2)
+        assert needed.now() == WorkerLoad(calls=9, needed=3)
         late.cancel()
     clock = 80.0
-    assert needed.now() == WorkerLoad(enough=3)
+    assert needed.now() == WorkerLoad(needed=3, enough=3)
     clock = 90.5
     assert needed.now() == WorkerLoad(enough=0)
+    async with AsyncExitStack() as stack:
+        async with AsyncExitStack() as others:
+            await taken(places, others, 4)
+            await taken(places, stack, 1)
+        clock += 61
+        assert needed.now() == WorkerLoad(calls=1, needed=1, enough=2), "a call runs in the second pod"
 
 
 def test_a_peak_is_that_of_the_last_seconds_once_there_have_been_so_many() -> None:
@@ -116,8 +122,9 @@ def test_a_peak_is_that_of_the_last_seconds_once_there_have_been_so_many() -> No
     found = []
     for at, value in ((100, 4), (105, 6), (109, 2), (110, 1), (115, 3), (116, 1), (121, 0), (126, 0), (127, 5)):
         clock = float(at)
-        found.append(peak.of(value))
-    assert found == [None, None, None, 6, 6, 3, 3, 1, 5]
+        found.append((peak.of(value), peak.is_whole))
+    largest = [4, 6, 6, 6, 6, 3, 3, 1, 5]
+    assert found == list(zip(largest, [False] * 3 + [True] * 6, strict=True))
 
 
 @pytest.mark.parametrize(

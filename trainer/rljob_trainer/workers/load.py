@@ -18,8 +18,8 @@ class Peak:
         self._largest = deque[tuple[float, int]]()
         """With the time of each: those that no later one has reached."""
 
-    def of(self, value: int) -> int | None:
-        """The largest, this one included; None: there have been values for less than these seconds."""
+    def of(self, value: int) -> int:
+        """The largest, this one included."""
         now = self._clock()
         self._began = now if self._began is None else self._began
         while self._largest and self._largest[-1][1] <= value:
@@ -27,7 +27,12 @@ class Peak:
         self._largest.append((now, value))
         while self._largest[0][0] < now - self._seconds:
             self._largest.popleft()
-        return self._largest[0][1] if now - self._began >= self._seconds else None
+        return self._largest[0][1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there have been values for so long."""
+        return self._began is not None and self._clock() - self._began >= self._seconds
 
 
 class PodsNeeded[P]:
@@ -39,5 +44,6 @@ class PodsNeeded[P]:
 
     def now(self) -> WorkerLoad:
         calls = self._places.waiting + self._places.running
-        needed = -(-calls // self._calls_per_replica)
-        return WorkerLoad(calls=calls, needed=needed, enough=self._peak.of(needed), busy=self._places.busy)
+        needed = self._peak.of(-(-calls // self._calls_per_replica))
+        enough = max(needed, self._places.busy) if self._peak.is_whole else None
+        return WorkerLoad(calls=calls, needed=needed, enough=enough)

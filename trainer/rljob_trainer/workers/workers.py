@@ -118,7 +118,7 @@ class PodWorkers[P: WorkerProcess]:
 
     def __init__(self, kind: type[P], seconds: float, workers: Workers):
         """`seconds`: that one call may take."""
-        self._kind, self._seconds, self._most_refusals = kind, seconds, min(workers.fewest, MOST_REFUSALS)
+        self._kind, self._seconds, self._most_refusals = kind, seconds, min(workers.replicas, MOST_REFUSALS)
         self.changed: Callable[[], None] = lambda: None
         """Called when `ready` may be another."""
         self._pods = dict[P, str]()
