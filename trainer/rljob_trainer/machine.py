@@ -107,6 +107,12 @@ def raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def most_open_files() -> float:
+    """That this process may have."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if allowed == resource.RLIM_INFINITY else allowed
+
+
 def has_compiler() -> bool:
     """Whether Triton, and so torch.compile on a GPU, finds the C compiler that it calls for every kernel (triton/runtime/build.py)."""
     return any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang"))))

@@ -15,6 +15,8 @@ from rljob_api.protocol import Control, WorkerLoad
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.python_file import AgentPods, AgentProcess
 from rljob_trainer.driver.server import read
+from rljob_trainer.failure import ConfigurationError
+from rljob_trainer.machine import most_open_files
 from rljob_trainer.rewards.python_file import RewardPods, RewardProcess
 from rljob_trainer.wire.channel import write
 
@@ -113,6 +115,25 @@ async def listening(control: Control, token: str) -> AsyncIterator[PodListener]:
         await listener.close()
 
 
+OTHER_FILES = 256
+"""That a driver has open besides the connections of its workers, at least."""
+
+
+def require_open_files(spec: RLJobSpec) -> None:
+    """Raises ConfigurationError if the machine allows fewer files than all of the spec's workers have connections. Pods whose processes the spec does
+    not count have one each."""
+    connections = {role: pods.replicas * (pods.processes or 1) for role, pods in spec.workers.items()}
+    total, most = sum(connections.values()), most_open_files()
+    if connections and total + OTHER_FILES > most:
+        largest = max(connections, key=connections.__getitem__)
+        rule = (
+            f"the driver has a connection for each of {total} worker processes and {OTHER_FILES} other files, and its "
+            f"machine lets it open {most:g}"
+        )
+        fix = "lower replicas or processes, or raise the limit of open files where the trainer runs (LimitNOFILE)"
+        raise ConfigurationError(f"{spec.field_of(largest)}.replicas", spec.workers[largest].replicas, rule, fix)
+
+
 @dataclass(frozen=True, slots=True)
 class PodsOfWorkers:
     """Where what has pods of its own runs. All else runs next to the driver."""
@@ -123,7 +144,8 @@ class PodsOfWorkers:
 
     @classmethod
     def of(cls, spec: RLJobSpec, listener: PodListener) -> Self:
-        """Must be called inside the event loop."""
+        """Must be called inside the event loop. Raises ConfigurationError."""
+        require_open_files(spec)
         agent, own = spec.rollout.agent, None
         if agent and agent.workers:
             own = AgentPods(AgentProcess, agent.timeout_seconds, agent.workers)
