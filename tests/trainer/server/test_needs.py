@@ -74,6 +74,13 @@ def test_workers_of_a_tensor_parallel_server_receive_their_slices(tmp_path: Path
         assert None in own or own[0].length + own[1].length >= tensors[name].shape[own[0].dim], "nothing is lacking"  # type: ignore[union-attr]
 
 
+def test_a_worker_whose_part_of_a_small_vocabulary_is_padding_alone_is_filled_by_its_loaders(tmp_path: Path) -> None:
+    tensors = policy(tmp_path, 1, "qwen2", vocabulary=20)
+    first, second = (needed(tmp_path, tensors, Layout(2), rank).get("model.embed_tokens.weight") for rank in range(2))
+    assert first is None
+    assert second and second.length == 1
+
+
 LAYOUTS = {
     "stages of slices": Layout(2, pipeline=2),
     "experts in copies": Layout(1, copies=2, experts=True),
