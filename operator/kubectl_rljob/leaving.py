@@ -7,7 +7,6 @@ from typing import Any
 
 from kubectl_rljob.planning import Plan
 from rljob_api.rules import Violation
-from rljob_api.sizing.layout import gang_sizes
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine, speed
 from rljob_api.spec import RLJobSpec
@@ -66,7 +65,7 @@ def too_short(spec: RLJobSpec, leaving: Leaving) -> Iterator[Violation]:
     if drain < leaving.seconds:
         rule = f"cuts off a suspension, a drain or a preemption by rljob: {leaving}"
         yield Violation("spec.lifecycle.drainTimeoutSeconds", str(drain), rule, fix)
-    for role in gang_sizes(spec):
+    for role in spec.gang_sizes:
         grace = spec.template(role).termination_grace_period_seconds
         if grace < leaving.seconds:
             rule = f"cuts off who is deleted to preempt (by Kueue or kube-scheduler) or to empty a node: {leaving}"

@@ -15,7 +15,7 @@ from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing import network
 from rljob_api.sizing.devices import Device, smallest
-from rljob_api.sizing.layout import Amounts, Layout, pods_of
+from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import (
     CacheMemory,
     HostMemory,
@@ -303,5 +303,5 @@ def roles(spec: RLJobSpec) -> list[Role]:
     processes = {role: spec.processes_of(role) for role in spec.pods}
     return [
         Role(role, count, processes[role], count * processes[role] * per_process)
-        for role, count in pods_of(spec).items()
+        for role, count in spec.pod_counts.items()
     ]

@@ -3,6 +3,7 @@
 One function per name. Nothing else in the tree spells any of these.
 """
 
+from functools import lru_cache
 from pathlib import Path
 
 GROUP = "rljob.dev"
@@ -187,6 +188,7 @@ def _is_numbered(role: str, prefix: str) -> bool:
     return role.startswith(prefix) and role.removeprefix(prefix).isdecimal()
 
 
+@lru_cache(maxsize=1024)
 def is_placed(role: str) -> bool:
     """Whether the job's placement is about pods of the role: not workers, sandboxes and gateways, which take no GPUs and may be anywhere."""
     return not (role == ROLE_GATEWAY or is_worker_role(role) or is_sandbox_role(role))

@@ -7,7 +7,7 @@ import pytest
 from api.specs import make_spec, raw_spec
 from rljob_api import names
 from rljob_api.rules import validate
-from rljob_api.sizing.layout import Layout, gang_sizes, pods_of, required_pods
+from rljob_api.sizing.layout import Layout, required_pods, spec_of_gang
 
 KL = {"kl": {"coefficient": 0.01}}
 
@@ -32,19 +32,19 @@ def test_a_model_with_processes_has_a_gang_and_one_without_is_on_the_trainer_s_r
     layout = {"tensor": 2, "context": 2}
     gang = {"nodes": 3, "processesPerNode": 4, "parallelism": layout, "tokensPerMicroBatch": 99, "shmSize": "2Gi"}
     spec = make_spec(reference=gang, algorithm=KL, trainer={"nodes": 2}, rewards=[{"rule": "number"}])
-    assert gang_sizes(spec) == {"trainer": 2, "reference": 3}
-    assert pods_of(spec) == {"trainer": 2, "reference": 3, "rollout": 1} == required_pods(spec)
+    assert spec.gang_sizes == {"trainer": 2, "reference": 3}
+    assert spec.pod_counts == {"trainer": 2, "reference": 3, "rollout": 1} == required_pods(spec)
     assert str(Layout.of(spec, "reference")) == "tp2-pp1-dp3-cp2"
     assert str(Layout.of(spec, "trainer")) == str(Layout.of(spec, "reward0")) == "tp1-pp1-dp2"
-    own = spec.of_gang("reference")
+    own = spec_of_gang(spec, "reference")
     assert (own.train.tokens_per_micro_batch, own.trainer.shm_size, own.trainer.device) == (99, "2Gi", "cpu")
-    assert spec.of_gang("trainer") is spec
+    assert spec_of_gang(spec, "trainer") is spec
     assert spec.processes_of("reference") == 4
 
 
 def test_a_reference_that_is_not_held_has_no_gang() -> None:
     spec = make_spec(reference={"processesPerNode": 1})
-    assert spec.gangs == {} and pods_of(spec) == {"trainer": 1, "rollout": 1}
+    assert spec.gangs == {} and spec.pod_counts == {"trainer": 1, "rollout": 1}
     assert broken(raw_spec(reference={"processesPerNode": 1})) == ["spec.reference"]
 
 
@@ -101,8 +101,8 @@ def test_what_a_gang_cannot_be_is_refused_at_its_own_field(gang: dict[str, Any],
 def test_recomputation_and_offloading_of_a_critic_depend_on_where_it_is(critic: dict[str, Any], field: str) -> None:
     assert broken(with_critic(**critic)) == [f"spec.critic.{field}"]
     spec = make_spec(**with_critic(processesPerNode=1, recompute={"granularity": "full"}))
-    assert spec.of_gang("critic").trainer.recompute.granularity == "full"
-    assert spec.of_gang("trainer").trainer.recompute.granularity == "none"
+    assert spec_of_gang(spec, "critic").trainer.recompute.granularity == "full"
+    assert spec_of_gang(spec, "trainer").trainer.recompute.granularity == "none"
 
 
 def test_a_refusal_names_no_field_of_the_trainer() -> None:
@@ -135,7 +135,7 @@ def test_adapters_are_the_policy_s_alone() -> None:
         model={"lora": {}},
         **{k: v for k, v in with_reference(processesPerNode=1).items() if k in ("reference", "algorithm")},
     )
-    assert spec.model.lora and spec.of_gang("reference").model.lora is None
+    assert spec.model.lora and spec_of_gang(spec, "reference").model.lora is None
 
 
 def test_a_gang_s_tensor_parallel_ranks_share_a_pod_and_its_devices_are_counted_for_the_author() -> None:

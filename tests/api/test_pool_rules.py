@@ -7,7 +7,7 @@ import pytest
 from api.specs import make_spec, raw_spec
 from rljob_api import names
 from rljob_api.rules import validate
-from rljob_api.sizing.layout import pods_of, required_pods
+from rljob_api.sizing.layout import required_pods
 
 JUDGE = {"prompt": "Rate {response}", "score": r"Score: (\d+)"}
 
@@ -123,7 +123,7 @@ def test_gpus_of_a_pool_follow_from_its_servers() -> None:
 
 def test_all_of_a_pool_is_required_and_only_the_minimum_of_the_rollouts() -> None:
     spec = make_spec(**(pooled({"replicas": 3}) | {"rollout": {"replicas": 4, "minReplicas": 2}}))
-    assert pods_of(spec) == {"trainer": 1, "rollout": 4, "judge": 3}
+    assert spec.pod_counts == {"trainer": 1, "rollout": 4, "judge": 3}
     assert required_pods(spec) == {"trainer": 1, "rollout": 2, "judge": 3}
 
 

@@ -5,7 +5,7 @@ import pytest
 from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.sizing import network
-from rljob_api.sizing.layout import pods_of, required_pods, required_servers, servers_per_pod, wanted_servers
+from rljob_api.sizing.layout import required_pods, required_servers, servers_per_pod, wanted_servers
 from rljob_api.sizing.memory import GIB, cache_memory, rollout_memory
 from rljob_api.sizing.replica import arrival, parameters, sent_per_token, sequences
 from rljob_api.sizing.shape import Shape
@@ -18,7 +18,7 @@ SERVERS = {"replicas": 3, "minReplicas": 2, "nodes": 4, "tensorParallel": 8, "pi
 def test_pods_are_counted_by_servers_and_their_nodes_and_servers_by_replicas() -> None:
     pool = {"name": "judge", "model": "/judge", "replicas": 2, "nodes": 2, "tensorParallel": 2}
     spec = make_spec(rollout=SERVERS, pools=[pool], rewards=[{"vllm": {"pool": "judge"}}])
-    assert pods_of(spec) == {"trainer": 1, "rollout": 12, "judge": 4}
+    assert spec.pod_counts == {"trainer": 1, "rollout": 12, "judge": 4}
     assert required_pods(spec) == {"trainer": 1, "rollout": 8, "judge": 4}
     assert (wanted_servers(spec), required_servers(spec)) == (3, 2)
 

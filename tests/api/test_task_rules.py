@@ -8,7 +8,7 @@ from api.specs import make_spec, raw_spec
 from rljob_api.rules import validate
 from rljob_api.rules.engine import field
 from rljob_api.rules.task import READERS, SUPERVISED
-from rljob_api.sizing.layout import Amounts, pods_of, required_servers, rollout_pods, servers_per_pod
+from rljob_api.sizing.layout import Amounts, required_servers, rollout_pods, servers_per_pod
 from rljob_api.sizing.replica import longest_context
 from rljob_api.spec import RLJobSpec
 
@@ -107,7 +107,7 @@ def test_a_field_is_refused_by_the_tasks_that_do_not_read_it(task: str, path: st
 def test_the_smallest_service_is_valid_and_has_rollouts_and_no_data() -> None:
     found = validate(raw_spec(task="service"), "demo")
     assert found.violations == () and found.spec
-    assert pods_of(found.spec) == {"trainer": 1, "rollout": 1, "gateway": 1}
+    assert found.spec.pod_counts == {"trainer": 1, "rollout": 1, "gateway": 1}
     assert (Amounts.of(found.spec).longest, longest_context(found.spec)) == (64, 64)
 
 

@@ -9,7 +9,7 @@ from rljob_api.backends import LABELED, readers_of
 from rljob_api.base import Wire
 from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
 from rljob_api.rules.pods import templates
-from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import MOST_PODS, MOST_SERVER_PODS
@@ -98,7 +98,7 @@ def size_violations(
     spec: RLJobSpec, most: int = MOST_PODS, rule: str = "a job may have", fix: str = "lower it"
 ) -> Iterator[Violation]:
     """A job with more than `most` pods, by its largest part. `rule`: who says so; `fix`: what to do."""
-    pods = {spec.field_of(role): count for role, count in (pods_of(spec) | gang_sizes(spec)).items()}
+    pods = {spec.field_of(role): count for role, count in {**spec.pod_counts, **spec.gang_sizes}.items()}
     pods[f"{SCHEDULING}.spareNodes"] = spec.scheduling.spare_nodes
     yield from _beyond(spec, pods, most, f"{rule} at most {most} pods", fix)
 
@@ -108,7 +108,7 @@ def server_violations(spec: RLJobSpec) -> Iterator[Violation]:
     job that has too many pods anyway breaks the rule above."""
     if any(size_violations(spec)):
         return
-    pods = {spec.field_of(role): count for role, count in pods_of(spec).items() if server_nodes(spec, role) > 1}
+    pods = {spec.field_of(role): count for role, count in spec.pod_counts.items() if server_nodes(spec, role) > 1}
     rule = f"servers of several pods may have at most {MOST_SERVER_PODS} pods together"
     yield from _beyond(spec, pods, MOST_SERVER_PODS, rule, "lower it, or the number of pods of each server")
 

@@ -8,6 +8,7 @@ from rljob_api import names
 from rljob_api.sizing.split import named
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Servers
+from rljob_api.spec.roles import Offload, Overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,32 @@ def servers_per_pod(spec: RLJobSpec) -> int:
     return spec.trainer.processes_per_node // spec.rollout.gpus if colocated else 0
 
 
+def spec_of_gang(spec: RLJobSpec, role: str) -> RLJobSpec:
+    """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, and there are no adapters, which only the policy has.
+    For the trainer, and for models on its ranks, the spec itself."""
+    gang = spec.gangs.get(role)
+    if gang is None:
+        return spec
+    ranks = spec.ranks_of(role)
+    trainer = spec.trainer.model_copy(
+        update={
+            "nodes": ranks.nodes,
+            "processes_per_node": ranks.processes_per_node,
+            "parallelism": ranks.parallelism,
+            "recompute": ranks.recompute,
+            "transformer_config": ranks.transformer_config,
+            "overlap": Overlap(),
+            "offload": Offload(),
+            "shm_size": gang.shm_size,
+            "template": gang.template,
+        }
+    )
+    train = spec.train.model_copy(update={"tokens_per_micro_batch": ranks.tokens_per_micro_batch})
+    rollout = spec.rollout.model_copy(update={"placement": "separate"})
+    model = spec.model.model_copy(update={"lora": None})
+    return spec.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
+
+
 def rollout_pods(spec: RLJobSpec) -> int:
     """Pods of servers that have pods of their own."""
     return 0 if spec.supervised else spec.rollout.pods
@@ -113,29 +140,14 @@ def required_servers(spec: RLJobSpec) -> int:
     return spec.trainer.nodes * servers_per_pod(spec) or required_rollout_pods(spec) // spec.rollout.nodes
 
 
-def gang_sizes(spec: RLJobSpec) -> dict[str, int]:
-    """Pods of the trainer, and of the gangs of other models, by role: all of them are members of an attempt."""
-    return {names.ROLE_TRAINER: spec.trainer.nodes} | {role: gang.nodes for role, gang in spec.gangs.items()}
-
-
-def pods_of(spec: RLJobSpec) -> dict[str, int]:
-    """Pods that the job wants, by role, the trainer's with its spares: roles that its task does not have are left out."""
-    rollouts = {} if spec.supervised else {names.ROLE_ROLLOUT: rollout_pods(spec)}
-    trainers = {names.ROLE_TRAINER: spec.trainer.nodes + spec.scheduling.spare_nodes}
-    workers = {role: pods.replicas for role, pods in spec.workers.items()}
-    sandboxes = {names.sandbox_role(i): pool.replicas for i, pool in enumerate(spec.environments)}
-    others = workers | sandboxes | ({names.ROLE_GATEWAY: 1} if spec.task == "service" else {})
-    return gang_sizes(spec) | trainers | rollouts | others | {pool.name: pool.pods for pool in spec.pools}
-
-
 def placed_pods(spec: RLJobSpec) -> dict[str, int]:
     """Those whose nodes the `builtin` backend chooses."""
-    return {role: count for role, count in pods_of(spec).items() if names.is_placed(role)}
+    return {role: count for role, count in spec.pod_counts.items() if names.is_placed(role)}
 
 
 def grouped_pods(spec: RLJobSpec) -> dict[str, int]:
     """Those that come and go together, and so are one group for Kueue."""
-    return {role: count for role, count in pods_of(spec).items() if not names.stays(role)}
+    return {role: count for role, count in spec.pod_counts.items() if not names.stays(role)}
 
 
 def server_nodes(spec: RLJobSpec, role: str) -> int:
@@ -147,7 +159,7 @@ def server_nodes(spec: RLJobSpec, role: str) -> int:
 def required_pods(spec: RLJobSpec) -> dict[str, int]:
     """Pods that are placed together or not at all, by role: all but spares, the rollouts beyond `minReplicas`, and what is not placed."""
     required = {names.ROLE_TRAINER: spec.trainer.nodes, names.ROLE_ROLLOUT: required_rollout_pods(spec)}
-    return {role: required.get(role, count) if names.is_placed(role) else 0 for role, count in pods_of(spec).items()}
+    return {role: required.get(role, count) if names.is_placed(role) else 0 for role, count in spec.pod_counts.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,6 @@ from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
 from rljob_api.spec.processes import Gang, Recompute, Servers, Workers
 from rljob_api.spec.roles import (
     CriticSpec,
-    Offload,
-    Overlap,
     PoolSpec,
     RankSettings,
     ReferenceSpec,
@@ -252,33 +250,23 @@ class RLJobSpec(Model):
             tokens_per_micro_batch=gang.tokens_per_micro_batch or tokens,
         )
 
-    def of_gang(self, role: str) -> "RLJobSpec":
-        """The spec as the ranks of a role's gang read it: `trainer` has the gang's settings, and there are no adapters, which only the policy has.
-        For the trainer, and for models on its ranks, the spec itself."""
-        gang = self.gangs.get(role)
-        if gang is None:
-            return self
-        ranks = self.ranks_of(role)
-        trainer = self.trainer.model_copy(
-            update={
-                "nodes": ranks.nodes,
-                "processes_per_node": ranks.processes_per_node,
-                "parallelism": ranks.parallelism,
-                "recompute": ranks.recompute,
-                "transformer_config": ranks.transformer_config,
-                "overlap": Overlap(),
-                "offload": Offload(),
-                "shm_size": gang.shm_size,
-                "template": gang.template,
-            }
-        )
-        train = self.train.model_copy(update={"tokens_per_micro_batch": ranks.tokens_per_micro_batch})
-        rollout = self.rollout.model_copy(update={"placement": "separate"})
-        model = self.model.model_copy(update={"lora": None})
-        return self.model_copy(update={"model": model, "trainer": trainer, "train": train, "rollout": rollout})
+    @cached_property
+    def gang_sizes(self) -> Mapping[str, int]:
+        """Pods of the trainer, and of the gangs of other models, by role: all of them are members of an attempt."""
+        return {names.ROLE_TRAINER: self.trainer.nodes} | {role: gang.nodes for role, gang in self.gangs.items()}
 
-    @property
-    def workers(self) -> dict[str, Workers]:
+    @cached_property
+    def pod_counts(self) -> Mapping[str, int]:
+        """Pods that the job wants, by role, the trainer's with its spares: roles that its task does not have are left out."""
+        rollouts = {} if self.supervised else {names.ROLE_ROLLOUT: self.rollout.pods}
+        trainers = {names.ROLE_TRAINER: self.trainer.nodes + self.scheduling.spare_nodes}
+        workers = {role: pods.replicas for role, pods in self.workers.items()}
+        sandboxes = {names.sandbox_role(i): pool.replicas for i, pool in enumerate(self.environments)}
+        others = workers | sandboxes | ({names.ROLE_GATEWAY: 1} if self.task == "service" else {})
+        return {**self.gang_sizes, **trainers, **rollouts, **others, **{pool.name: pool.pods for pool in self.pools}}
+
+    @cached_property
+    def workers(self) -> Mapping[str, Workers]:
         """Pods in which the agent runs, or a reward function, by role. What has none runs next to the trainer's rank 0."""
         agent = self.rollout.agent
         agents = {names.ROLE_WORKER: agent.workers} if agent and agent.workers else {}

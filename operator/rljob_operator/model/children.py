@@ -37,8 +37,10 @@ AMOUNTS, QUANTITIES = ("requests", "limits"), ("sizeLimit", "divisor", AMOUNT)
 
 def controls(job: RLJobMeta, live: Mapping[str, Any]) -> bool:
     """Whether the job, by its uid, is the controller of a live object (metav1.IsControlledBy)."""
-    owners = live["metadata"].get("ownerReferences", [])
-    return any(o.get("controller") and o["uid"] == job.uid for o in owners)
+    for owner in live["metadata"].get("ownerReferences", ()):
+        if owner.get("controller"):  # there is one at most
+            return bool(owner["uid"] == job.uid)
+    return False
 
 
 def covers(live: Any, wanted: Any, field: str = "") -> bool:
@@ -49,12 +51,20 @@ def covers(live: Any, wanted: Any, field: str = "") -> bool:
     if live is None:
         return not wanted
     if isinstance(wanted, dict):
-        inner = AMOUNT if field in AMOUNTS else ""
-        return isinstance(live, Mapping) and all(covers(live.get(k), v, inner or k) for k, v in wanted.items())
+        return isinstance(live, Mapping) and _covers_keys(live, wanted, AMOUNT if field in AMOUNTS else "")
     if isinstance(wanted, list):
         same = isinstance(live, list) and len(live) == len(wanted)
         return same and all(covers(a, b) for a, b in zip(live, wanted, strict=True))
     return field in QUANTITIES and quantity.same(live, wanted)
+
+
+def _covers_keys(live: Mapping[str, Any], wanted: Mapping[str, Any], inner: str) -> bool:
+    """Whether each key that is wanted is covered. `inner`: the field that they count as; empty: each is its own."""
+    for key, value in wanted.items():  # a pass compares hundreds: a loop takes two thirds of a generator's time
+        there = live.get(key)
+        if there != value and not covers(there, value, inner or key):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,10 +83,12 @@ class Observer:
             pods += await self._strays(key, attempt, {pod.uid for pod in pods}, gone)
         located = tuple([await self._on_its_node(pod) for pod in pods])
         snapshot = self._snapshot(key, job, located, now)
+        if await self._read_heartbeat(key, snapshot):
+            snapshot = self._snapshot(key, job, located, now)
         sets = [o for (kind, _), o in snapshot.children.items() if kind == "StatefulSet" and controls(job.meta, o)]
         if uncreated := await self._uncreated.reasons(key, sets, located, now):
             snapshot = replace(snapshot, uncreated=uncreated)
-        return await self._with_heartbeat_age(snapshot, key, job, attempt) if attempt and is_open(attempt) else snapshot
+        return snapshot
 
     def due(self, job: Key, now: float) -> float | None:
         """Seconds until the job has to be observed again, even if nothing changes."""
@@ -124,6 +126,7 @@ class Observer:
             policy=job.validation.policy,
             network_policy=self._network_policies,
             fresh_token=secrets.token_urlsafe(32),
+            heartbeat_age=self._heartbeat_age(key, job, now),
             now=now,
         )
 
@@ -170,18 +173,24 @@ class Observer:
             return replace(pod, lost_since=ABSENT)
         return node.value.holding(pod)
 
-    async def _with_heartbeat_age(self, s: Snapshot, key: Key, job: CachedJob, attempt: Attempt) -> Snapshot:
-        """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and
-        neither is an outage of the API server, after which the operator begins anew when it has its lease again."""
-        since = self._state.since(key, (s.job.uid, attempt.number), s.now)
-        aged = replace(s, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
-        if (aged.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds or attempt.first is None:
-            return aged
-        live = await self._live("ConfigMap", key[0], names.report(attempt.first.pod))
+    async def _read_heartbeat(self, key: Key, s: Snapshot) -> bool:
+        """Reads rank 0's report if the attempt seems to stall. Returns whether the cache has it now."""
+        first = s.status.attempt.first if s.status.attempt else None
+        if first is None or (s.heartbeat_age or 0.0) < s.lifecycle.stall_timeout_seconds:
+            return False
+        live = await self._live("ConfigMap", key[0], names.report(first.pod))
         if live is not None:
             self._cache.put(live)
-            aged = replace(self._snapshot(key, job, s.pods, s.now), uncreated=s.uncreated)
-        return replace(aged, heartbeat_age=s.now - max(since, self._last_heartbeat(key, job.meta, attempt)))
+        return live is not None
+
+    def _heartbeat_age(self, key: Key, job: CachedJob, now: float) -> float | None:
+        """The age counts on our clock, and at most from when we first saw this attempt. So a restart of the operator is not taken for a stall, and
+        neither is an outage of the API server, after which the operator begins anew when it has its lease again."""
+        attempt = job.status.attempt
+        if attempt is None or not is_open(attempt):
+            return None
+        since = self._state.since(key, (job.meta.uid, attempt.number), now)
+        return now - max(since, self._last_heartbeat(key, job.meta, attempt))
 
     def _last_heartbeat(self, key: Key, job: RLJobMeta, attempt: Attempt) -> float:
         """When we last saw rank 0's heartbeat advance in this attempt, in seconds since the epoch; 0: not yet."""

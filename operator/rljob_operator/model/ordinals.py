@@ -18,12 +18,12 @@ ordinal that is free, at the same rank. Scaling down ends the servers of the hig
 open, those that are not whole go before them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count, islice
 
 from rljob_api import names
 from rljob_api.server_group import ServerGroup
-from rljob_api.sizing.layout import gang_sizes, pods_of, server_nodes
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import ServerStatus
@@ -100,22 +100,25 @@ def target(s: Snapshot, status: JobStatus) -> Target | None:
     spec = s.spec_of(status.attempt)
     if spec is None:
         return None
-    last, of = (
-        s.targets[-1] if s.targets else None,
-        (status.attempt, status.nodes, status.servers, status.worker_replicas),
-    )
+    last = s.targets[-1] if s.targets else None
+    of = (status.attempt, status.nodes, status.servers, status.worker_replicas)
     if last is None or last.spec is not spec or any(a is not b for a, b in zip(last.status, of, strict=True)):
         limit = s.lifecycle.node_loss_seconds
         servers = [one for of_role in divided(status, s.pods, spec, limit, s.now).values() for one in of_role]
-        last = Target(spec, wanted_ordinals(status, s.pods, spec, limit, s.now), servers, of)
+        wanted = wanted_ordinals(status, s.pods, spec, limit, s.now)
+        spares = spec.scheduling.spare_nodes
+        ahead = wanted_ordinals(status, s.pods, spec, limit, s.now, ahead=True) if spares else wanted
+        last = Target(spec, wanted, ahead, servers, of)
         s.targets.append(last)
     return last
 
 
-def sizes(status: JobStatus, spec: RLJobSpec) -> dict[str, int]:
+def sizes(status: JobStatus, spec: RLJobSpec) -> Mapping[str, int]:
     """Pods that the job wants now, by role: of workers as many as their calls need, where these decide."""
     scaled = {role: workers for role, workers in spec.workers.items() if workers.autoscaling}
-    return pods_of(spec) | {role: w.bounded(status.worker_replicas.get(role, 0)) for role, w in scaled.items()}
+    if not scaled:
+        return spec.pod_counts
+    return {**spec.pod_counts} | {role: w.bounded(status.worker_replicas.get(role, 0)) for role, w in scaled.items()}
 
 
 def gateway_pod(s: Snapshot, status: JobStatus) -> Pod | None:
@@ -131,7 +134,7 @@ def divided(
 ) -> dict[str, list[Server]]:
     """Servers of several pods, by role."""
     servers = dict[str, list[Server]]()
-    for role, size in pods_of(spec).items():
+    for role, size in spec.pod_counts.items():
         nodes = server_nodes(spec, role)
         if nodes > 1:
             held = {p.ordinal for p in pods if p.role == role and is_held(p, node_loss_seconds, now)}
@@ -155,7 +158,7 @@ def wanted_ordinals(
         leaving: nodes to which no member should go, besides excluded ones
         ahead: whether the members of the next attempt are asked for, if the open one has lost some, and there are spares
     """
-    gangs, avoided = gang_sizes(spec), excluded(status, now) | set(leaving)
+    gangs, avoided = spec.gang_sizes, excluded(status, now) | set(leaving)
     servers = divided(status, pods, spec, node_loss_seconds, now)
     wanted = dict[str, list[int]]()
     for role, size in sizes(status, spec).items():

@@ -13,7 +13,6 @@ from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.protocol import Control, Member, Report, ServiceReport
 from rljob_api.rules import Violation
 from rljob_api.server_group import ServerPart
-from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.model import RewardSpec
@@ -76,6 +75,8 @@ class Target:
     """The one in force."""
     ordinals: Mapping[str, list[int]]
     """Ordinals of the pods that are wanted, by role: of a gang its members, and then its spares."""
+    ahead: Mapping[str, list[int]]
+    """The same, with spares in place of members that the open attempt has lost."""
     servers: Sequence[Server]
     """Servers of several pods, whose ordinals are in this order."""
     status: tuple[Attempt | None, Sequence[NodeStatus], Sequence[ServerStatus], Mapping[str, int]]
@@ -84,7 +85,7 @@ class Target:
     @property
     def members(self) -> dict[str, list[int]]:
         """Ordinals of the members, by role."""
-        return {role: self.ordinals[role][:size] for role, size in gang_sizes(self.spec).items()}
+        return {role: self.ordinals[role][:size] for role, size in self.spec.gang_sizes.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,6 +258,6 @@ class Snapshot:
             return False
         effective = self.spec_of(attempt)
         unpublished = self.control is not None and self.control.attempt < attempt.number
-        misfit = effective is not None and gang_sizes(effective) != Counter(m.role for m in attempt.members)
+        misfit = effective is not None and effective.gang_sizes != Counter(m.role for m in attempt.members)
         changed = unpublished and attempt.generation != self.job.generation
         return misfit or changed or attempt.reason == reasons.SPEC_CHANGED

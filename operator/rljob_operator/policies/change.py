@@ -48,13 +48,14 @@ class Change:
     @staticmethod
     def all(changes: Sequence["Change"]) -> "Change":
         """One change after another, of which there is at least one: the last one's status, and what is to be done for all."""
+        acting = [c for c in changes if c.due or c.events or c.delete or c.force or c.ungate]  # most do nothing
         return Change(
             changes[-1].status,
-            tuple(event for change in changes for event in change.events),
-            tuple(at for change in changes for at in change.due),
-            tuple(pod for change in changes for pod in change.delete),
-            tuple(pod for change in changes for pod in change.force),
-            tuple(one for change in changes for one in change.ungate),
+            tuple(event for change in acting for event in change.events),
+            tuple(at for change in acting for at in change.due),
+            tuple(pod for change in acting for pod in change.delete),
+            tuple(pod for change in acting for pod in change.force),
+            tuple(one for change in acting for one in change.ungate),
         )
 
 

@@ -2,7 +2,7 @@
 set from the first reconcile on, with the generation that they refer to."""
 
 from rljob_api import names, reasons
-from rljob_api.sizing.layout import gang_sizes, server_nodes
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.status import (
@@ -201,7 +201,7 @@ def describe(s: Snapshot, status: JobStatus) -> Change:
 def _roles(s: Snapshot, status: JobStatus) -> dict[str, object]:
     spec = s.spec_of(status.attempt)
     freed = bool(status.outcome) or status.suspended or spec is None
-    pods = sizes(status, spec) | gang_sizes(spec) if spec else dict.fromkeys(names.ROLES, 0)
+    pods = {**sizes(status, spec), **spec.gang_sizes} if spec else dict.fromkeys(names.ROLES, 0)
     wanted = {role: count // server_nodes(spec, role) if spec else count for role, count in pods.items()}
     spares = _spares(s, status)
     progress = status.progress

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rljob_api import names, reasons
 from rljob_api.protocol import Progress
 from rljob_api.rules.engine import lines
-from rljob_api.sizing.layout import gang_sizes, server_nodes
+from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, LastFailure, State
 from rljob_api.status_parts import PlacementStatus
@@ -266,7 +266,7 @@ def _awaited_launchers(s: Snapshot, status: JobStatus) -> tuple[Pod, ...]:
 
 def _launchers(s: Snapshot) -> str:
     """`trainer`, or `trainer, critic and reference`."""
-    return _enumerated(gang_sizes(s.spec) if s.spec else (names.ROLE_TRAINER,))
+    return _enumerated(s.spec.gang_sizes if s.spec else (names.ROLE_TRAINER,))
 
 
 def _enumerated(roles: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_api.status_parts import NodeStatus
 from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import target
 from rljob_operator.model.scheduling import MOST_NODES, REMEMBERED_SECONDS, excluded, is_bad, observed
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import Cause, recorded_cause
@@ -68,10 +69,10 @@ def _judged(s: Snapshot, status: JobStatus, entry: NodeStatus) -> NodeStatus:
 def _is_stuck(s: Snapshot, status: JobStatus) -> bool:
     """Whether the job's own scheduler, which knows more than capacities, finds no node for a pod that may not go to excluded ones,
     and that the gang cannot do without."""
-    spec = s.spec_of(status.attempt)
-    if spec is None or spec.scheduling.facts.assigns_nodes or is_open(status.attempt):
+    following = target(s, status)
+    if following is None or following.spec.scheduling.facts.assigns_nodes or is_open(status.attempt):
         return False
-    required = required_names(spec, pod_names(s.job.name, spec, status, s.pods, s.now))
+    required = required_names(following.spec, pod_names(s.job.name, following.spec, following.ahead))
     stuck = (p for p in s.pods if p.unschedulable and not p.deleting and p.created + STUCK_SECONDS <= s.now)
     return any(p.name in required for p in stuck)
 

@@ -12,6 +12,7 @@ from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import Exclusion, PlacementStatus, PodAssignment
 from rljob_operator.cache.pods import Pod
+from rljob_operator.model.ordinals import target
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
@@ -189,8 +190,8 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
 
 
 def _names(s: Snapshot) -> PodNames:
-    spec = s.spec_of(s.status.attempt)
-    return pod_names(s.job.name, spec, s.status, s.pods, s.now) if spec else {}
+    current = target(s, s.status)
+    return pod_names(s.job.name, current.spec, current.ahead) if current else {}
 
 
 def _assignments(s: Snapshot, result: SchedulingResult, wanted: PodNames) -> list[PodAssignment]:

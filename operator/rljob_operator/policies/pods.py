@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rljob_api import names, reasons
-from rljob_api.sizing.layout import gang_sizes
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, StuckPod
 from rljob_operator.cache.nodes import OUT_OF_SERVICE
@@ -93,7 +92,7 @@ def _unneeded(s: Snapshot, status: JobStatus) -> Iterator[Pod]:
     current = target(s, status)
     if current is None or not is_open(status.attempt):
         return
-    for role in (*gang_sizes(current.spec), *{server.role for server in current.servers}):
+    for role in (*current.spec.gang_sizes, *{server.role for server in current.servers}):
         ordinals = current.ordinals[role]
         for pod in s.of(role) if has_gate(current.spec, role) else ():
             keeps = pod.ordinal in ordinals or pod.ordinal > max(ordinals)

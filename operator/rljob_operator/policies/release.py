@@ -14,11 +14,10 @@ the job is placed without them.
 from dataclasses import replace
 
 from rljob_api import names, reasons
-from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import Preemption
 from rljob_operator.cache.pods import Pod
-from rljob_operator.model.ordinals import frees_its_node, is_held
+from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, drained, set_
 from rljob_operator.policies.lifecycle import is_suspension_wanted
@@ -68,7 +67,7 @@ def _lacking(s: Snapshot, status: JobStatus) -> str:
     spec = s.spec_of(status.attempt)
     if spec is None or not (may_open(s, status) or _awaits_servers(s, status)) or not _holding(s):
         return ""
-    return status.placement.problem if status.placement else _without_node(s, status, spec)
+    return status.placement.problem if status.placement else _without_node(s, status)
 
 
 def _awaits_servers(s: Snapshot, status: JobStatus) -> bool:
@@ -86,11 +85,12 @@ def _holding(s: Snapshot) -> tuple[Pod, ...]:
     return tuple(p for p in s.placed if frees_its_node(s, p))
 
 
-def _without_node(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> str:
+def _without_node(s: Snapshot, status: JobStatus) -> str:
     """The first pod that another scheduler has brought onto no node, with what it says of it."""
-    pods = {pod.name: pod for pod in s.pods}
-    wanted = pod_names(s.job.name, spec, status, s.pods, s.now)
-    for name in required_names(spec, wanted):
+    wanted, pods = target(s, status), {pod.name: pod for pod in s.pods}
+    if wanted is None:
+        return ""
+    for name in required_names(wanted.spec, pod_names(s.job.name, wanted.spec, wanted.ahead)):
         pod = pods.get(name)
         if pod is None or not pod.node:
             return f"{name} has no node" + (f": {pod.unschedulable}" if pod and pod.unschedulable else "")

@@ -79,7 +79,9 @@ class Reconciler:
         s = await self._observer.snapshot(key, job, self._clock())
         async with self._scheduler.cycle(s) as result:  # the cycle ends when its assignments are in the status
             refuge = await self._scheduler.refuge(s, nodes_to_leave(s))
-            s = replace(s, scheduling=result, refuge=refuge, preemptor=self._scheduler.preemptor(s))
+            preemptor = self._scheduler.preemptor(s)
+            if result or refuge is not None or preemptor:  # what the snapshot has computed is lost with a copy
+                s = replace(s, scheduling=result, refuge=refuge, preemptor=preemptor)
             decision = decide(s)
             if has_intent := not is_observational(s.status, decision.status):
                 await self._write_status(key, job.object, s, decision)

@@ -14,7 +14,6 @@ from pathlib import Path
 from rljob_api import names
 from rljob_api.manifest import ManifestError
 from rljob_api.protocol import Command, Control, GangAddress, Report, Resume, RolloutEndpoint
-from rljob_api.sizing.layout import gang_sizes, pods_of
 from rljob_api.spec.processes import Servers
 from rljob_api.text import http_url
 from rljob_trainer.failure import ConfigurationError
@@ -85,7 +84,7 @@ class Here:
         self._job, self._spec = job, job.spec
         self._uid = uuid.uuid4().hex
         self._address = loopback()
-        counts = pods_of(self._spec) | gang_sizes(self._spec)  # here there are no spares
+        counts = {**self._spec.pod_counts, **self._spec.gang_sizes}  # here there are no spares
         self._pods = {
             role: [names.pod(job.name, role, i) for i in range(count)]
             for role, count in counts.items()

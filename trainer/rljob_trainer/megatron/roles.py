@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rljob_api import names
-from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.layout import Amounts, Layout, spec_of_gang
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
 from rljob_trainer.algorithm.objective import Objective
@@ -50,7 +50,7 @@ class FrozenRole(ModelRanks):
 
     def __init__(self, spec: RLJobSpec, role: str, objective: Objective, heartbeat: Callable[[], None]) -> None:
         """`spec`: of the job. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit the layout."""
-        self._spec, self._objective = spec.of_gang(role), objective
+        self._spec, self._objective = spec_of_gang(spec, role), objective
         layout = Layout.of(spec, role)
         planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec)).undivided
         super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)
@@ -81,7 +81,7 @@ class CriticRole(ModelRanks):
         """`spec`: of the job, with its steps. `objective`: of the policy. Raises ConfigurationError for a model that is wrong or does not fit."""
         critic, learnt = spec.critic, objective.critic
         assert critic and learnt, "a rule says that the job has one"
-        self._spec, self._learnt = spec.of_gang(names.ROLE_CRITIC), learnt
+        self._spec, self._learnt = spec_of_gang(spec, names.ROLE_CRITIC), learnt
         layout = Layout.of(spec, names.ROLE_CRITIC)
         planner = Planner(self._spec, layout, objective.pairs, objective.scores, work_of(spec))
         super().__init__(layout, spec.lifecycle.stall_timeout_seconds, planner)

@@ -6,7 +6,7 @@ from functools import cache
 
 from rljob_api import names
 from rljob_api.policy import DEFAULT_POLICY
-from rljob_api.sizing.layout import gang_sizes, placed_pods, required_pods
+from rljob_api.sizing.layout import placed_pods, required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_api.status_parts import PodAssignment
@@ -45,18 +45,24 @@ def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
     return not (status.wants_suspend(spec.suspend) or status.is_leaving)
 
 
-def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> SchedulingRequest | None:
-    """The request of a job; None: every pod has its node. Called in every reconcile of every job, so what only a plan needs is computed last."""
+def scheduling_request(
+    view: JobView, node: Callable[[str], Node | None], ordinals: Mapping[str, Sequence[int]] | None = None
+) -> SchedulingRequest | None:
+    """The request of a job; None: every pod has its node. Called in every reconcile of every job, so what only a plan needs is computed last.
+
+    Args:
+        ordinals: of the pods that the job wants, as `Target.ahead` has them; None: they follow from the view
+    """
     spec, status = view.spec, view.status
     if not is_scheduled_here(spec, status):
         return None
-    wanted = pod_names(view.job.name, spec, status, view.pods, view.now)
+    wanted = pod_names(view.job.name, spec, _ordinals(view) if ordinals is None else ordinals)
     assigned = {assignment.pod: assignment for assignment in status.placement.assignments} if status.placement else {}
     current = _current(view, wanted, node)
     everyone = [name for of_role in wanted.values() for name in of_role]
     settled = all(name in assigned and assigned[name].node == current.get(name) for name in everyone)
-    ranks = {role: _ranks(wanted[role][:size], assigned) for role, size in gang_sizes(spec).items()}
-    if settled and all(set(ranks[role]) == set(range(size)) for role, size in gang_sizes(spec).items()):
+    ranks = {role: _ranks(wanted[role][:size], assigned) for role, size in spec.gang_sizes.items()}
+    if settled and all(set(ranks[role]) == set(range(size)) for role, size in spec.gang_sizes.items()):
         return None
     return _request(view, wanted, current, ranks)
 
@@ -64,9 +70,9 @@ def scheduling_request(view: JobView, node: Callable[[str], Node | None]) -> Sch
 def relocation(view: JobView, node: Callable[[str], Node | None], leaving: frozenset[str]) -> SchedulingRequest:
     """What the job would ask for if its pods left these nodes, and no others that it avoids now, whichever scheduler it has."""
     view = replace(view, status=view.status.model_copy(update={"nodes": []}))
-    wanted = pod_names(view.job.name, view.spec, view.status, view.pods, view.now, leaving)
+    wanted = pod_names(view.job.name, view.spec, _ordinals(view, leaving))
     current = {pod: there for pod, there in _current(view, wanted, node).items() if there not in leaving}
-    request = _request(view, wanted, current, {role: {} for role in gang_sizes(view.spec)})
+    request = _request(view, wanted, current, {role: {} for role in view.spec.gang_sizes})
     return replace(request, excluded=request.excluded | leaving)
 
 
@@ -84,7 +90,7 @@ def _request(
     created = set(required) <= {
         pod.name for pod in view.pods
     }  # nobody leaves for pods that a quota or an admission plugin refuses
-    stays = {role: _stay(wanted[role][:size], ranks[role], current) for role, size in gang_sizes(spec).items()}
+    stays = {role: _stay(wanted[role][:size], ranks[role], current) for role, size in spec.gang_sizes.items()}
     return SchedulingRequest(
         job=(view.job.namespace, view.job.name),
         uid=view.job.uid,
@@ -130,16 +136,13 @@ def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str
     return {i: current[name] for i, name in enumerate(pods) if name in current}
 
 
-def pod_names(
-    job: str,
-    spec: RLJobSpec,
-    status: JobStatus,
-    pods: Sequence[Pod],
-    now: float,
-    leaving: Collection[str] = (),
-) -> dict[str, list[str]]:
-    """Names of the pods that need nodes, by role, in the order of `wanted_ordinals`: none for a lost member in whose place a spare will be."""
-    ordinals = wanted_ordinals(status, pods, spec, spec.lifecycle.node_loss_seconds, now, leaving, ahead=True)
+def _ordinals(view: JobView, leaving: Collection[str] = ()) -> dict[str, list[int]]:
+    limit = view.spec.lifecycle.node_loss_seconds
+    return wanted_ordinals(view.status, view.pods, view.spec, limit, view.now, leaving, ahead=True)
+
+
+def pod_names(job: str, spec: RLJobSpec, ordinals: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
+    """Names of the pods that need nodes, by role. `ordinals`: as `Target.ahead` has them: none for a lost member in whose place a spare will be."""
     return {role: [names.pod(job, role, i) for i in ordinals[role]] for role in placed_pods(spec)}
 
 

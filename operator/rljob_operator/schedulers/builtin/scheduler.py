@@ -10,6 +10,7 @@ from itertools import islice
 
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.kube.api import Key
+from rljob_operator.model.ordinals import target
 from rljob_operator.model.scheduling import Claim, SchedulingRequest, SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.schedulers.builtin.cache import SchedulerCache
@@ -141,8 +142,8 @@ class GangScheduler:
         self._victims = {victim: by for victim, by in self._victims.items() if by != job}
 
     def _request(self, s: Snapshot) -> SchedulingRequest | None:
-        view = self._view(s)
-        return None if view is None else scheduling_request(view, self._cache.node)
+        view, current = self._view(s), target(s, s.status)
+        return None if view is None or current is None else scheduling_request(view, self._cache.node, current.ahead)
 
     def _view(self, s: Snapshot) -> JobView | None:
         spec = s.spec_of(s.status.attempt)
