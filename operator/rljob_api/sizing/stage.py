@@ -16,7 +16,7 @@ With b bytes of a parameter, P the rank's own parameters, d the ranks that share
     vision tower
         whole on every rank; what spec.model.freeze names has weights alone. Activations as if every token were of an image, none of a frozen tower
     logits
-        of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32
+        of the last stage: (b + 4) bytes x tokens x vocabulary / t, kept and in float32; of tokens in the loss, which may be all
 
 What the checkpoints of a job take on their volume.
 

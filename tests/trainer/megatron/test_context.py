@@ -108,7 +108,18 @@ def test_labels_are_shifted_before_the_sequences_are_shared(megatron: None, rank
         assert torch.equal(micro.positions[0][real], micro.tokens[0][real] % 100)
         assert not micro.columns["mask"][~real].any()
         seen += micro.targets[micro.columns["mask"] > 0].tolist()
+        assert micro.learnt.tolist() == micro.columns["mask"].nonzero()[:, 0].tolist()
     assert sorted(seen) == sorted(t for s in samples for t in s.response_tokens)
+
+
+def test_a_micro_batch_without_a_token_in_the_loss_keeps_one_for_the_output_layer(megatron: None) -> None:
+    from rljob_trainer.megatron.packing import micro_batch
+
+    left_out = micro_batch([sample(1, 3, 6)], [0], place(1, 0))
+    left_out.put("mask", [torch.zeros(6)])
+    padding = micro_batch([], [], place(2, 1))
+    for micro in (left_out, padding):
+        assert micro.learnt.tolist() == [0] and not micro.columns["mask"].any()
 
 
 def test_a_trajectory_of_one_token_is_packed_like_any_other(megatron: None) -> None:

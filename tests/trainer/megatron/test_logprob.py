@@ -82,7 +82,7 @@ def test_the_gradient_of_the_logits_is_not_copied_on_its_way_to_the_model() -> N
         raw = logits[None].clone().requires_grad_()
         micro = MicroBatch(None, None, None, None, targets, targets, None)  # type: ignore[arg-type]
         group = SimpleNamespace(tensor_group=dist.group.WORLD)
-        loss = ModelOutput(micro, raw, VOCABULARY, group).predictions(1.0).log_probs.sum()  # type: ignore[arg-type]
+        loss = ModelOutput(micro, raw, None, VOCABULARY, group).predictions(1.0).log_probs.sum()  # type: ignore[arg-type]
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             loss.backward()
         assert raw.grad is not None

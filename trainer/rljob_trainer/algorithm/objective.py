@@ -91,8 +91,8 @@ class Output(Protocol):
     """A network's output for the t tokens of a micro-batch."""
 
     def predictions(self, temperature: float, candidates: torch.Tensor | None = None) -> Predictions:
-        """Predictions of a language model. `candidates`: [t, K], ids of further tokens at each position. Must be called once only: the backward pass
-        overwrites the logits."""
+        """Predictions of a language model, 0 outside of the column `mask`. `candidates`: [t, K], ids of further tokens at each position. Must be
+        called once only: the backward pass overwrites the logits."""
         ...
 
     def values(self) -> torch.Tensor:

@@ -8,7 +8,9 @@ import torch
 
 
 class Predictions(NamedTuple):
-    """A language model's prediction of the next token at each position. float32, [t] except `candidates`. All but `correct` carry gradients."""
+    """A language model's prediction of the next token at each position. float32, [t] except `candidates`. All but `correct` carry gradients.
+
+    Everything is 0 at positions whose next token is not in the loss: their logits are not computed."""
 
     log_probs: torch.Tensor
     """Of the actual next token."""
@@ -22,7 +24,9 @@ class Predictions(NamedTuple):
 
 
 class TokenColumns(NamedTuple):
-    """Inputs of a policy loss, [t] except candidates, in packed order. Only `log_probs`, `entropy` and `candidates` carry gradients."""
+    """Inputs of a policy loss, [t] except candidates, in packed order. Only `log_probs`, `entropy` and `candidates` carry gradients.
+
+    Log-probabilities under models of the trainer and the entropy are 0 outside of the mask."""
 
     log_probs: torch.Tensor
     """Under the policy that is being trained."""

@@ -25,7 +25,7 @@ from rljob_trainer.megatron.memory import Meter
 from rljob_trainer.megatron.model import PolicyModel
 from rljob_trainer.megatron.network import TrainedModel, TrainedNetwork
 from rljob_trainer.megatron.optimizer import NonFiniteError, update_metrics
-from rljob_trainer.megatron.packing import micro_batch
+from rljob_trainer.megatron.packing import MASK, micro_batch
 from rljob_trainer.megatron.provider import MODEL, work_of
 from rljob_trainer.megatron.step import ModelRanks, Step, gather
 from rljob_trainer.megatron.value_model import ValueModel, critic_model
@@ -136,6 +136,8 @@ class Engine(ModelRanks):
         units = [[row] for row in range(len(trajectories))]
         plan = self._planner.plan_units(units, [len(t) - 1 for t in trajectories])
         micro_batches = [micro_batch(trajectories, micro, self._parallel) for micro in plan[self.data_rank]]
+        for micro in micro_batches:  # an environment's tokens, too
+            micro.put(MASK, [torch.ones(t.response_length) for t in trajectories])
         with self._policy.offloader.using("parameters"):
             measured = self._policy.log_probs(micro_batches, temperature=1.0)
         counts = [t.response_length for t in trajectories]

@@ -24,6 +24,7 @@ from rljob_trainer.megatron.memory import Offloader
 from rljob_trainer.megatron.model import finish_updates, freeze, wrap
 from rljob_trainer.megatron.multi_token import MultiTokenLoss
 from rljob_trainer.megatron.optimizer import Learner, Update, build_optimizer, checked
+from rljob_trainer.megatron.output_layer import logits_at, takes_some_tokens
 from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
@@ -45,6 +46,8 @@ class Passes:
     heartbeat: Callable[[], None]
     routing: Routing
     """Router replay of the chunks."""
+    learnt_only: bool
+    """The output is logits, of the tokens MicroBatch.learnt only."""
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[MicroBatch], measure: OutputFunction) -> list[Any]:
@@ -83,6 +86,8 @@ class Passes:
         kwargs: dict[str, Any] = {"fp32_output": False} if self.config.bf16 else {}
         if training and self.config.mtp_num_layers:  # see compat/core_layers.py
             kwargs |= {"loss_mask": micro.after_next[None]}
+        if self.learnt_only:
+            kwargs |= {"output_processor": logits_at(micro.learnt)}
         with self.routing.of(model, micro):
             output = model(
                 micro.tokens, micro.positions, None, packed_seq_params=micro.packed, **micro.images, **kwargs
@@ -104,7 +109,9 @@ class ModelOutput:
 
     micro: MicroBatch
     raw: torch.Tensor
-    """[1, t, local vocabulary], or values [t, 1, 1]"""
+    """[1, u, local vocabulary], or values [t, 1, 1]"""
+    rows: torch.Tensor | None
+    """[u], the tokens whose logits these are; None: all."""
     vocabulary: int | None
     parallel: ParallelState
 
@@ -112,7 +119,12 @@ class ModelOutput:
         assert self.vocabulary is not None, "a value model has no log-probabilities"
         group = self.parallel.tensor_group
         logits = self.raw.squeeze(0)  # not raw[0]: its backward pass would copy the gradient into a tensor of zeros
-        return predictions(logits, self.micro.targets, temperature, self.vocabulary, group, candidates)
+        targets, rows = self.micro.targets, self.rows
+        if rows is None:
+            return predictions(logits, targets, temperature, self.vocabulary, group, candidates)
+        chosen = None if candidates is None else candidates[rows]
+        found = predictions(logits, targets[rows], temperature, self.vocabulary, group, chosen)
+        return Predictions(*(x.new_zeros(len(targets), *x.shape[1:]).index_copy(0, rows, x) for x in found))
 
     def values(self) -> torch.Tensor:
         assert self.vocabulary is None, "a language model has no values"
@@ -173,13 +185,14 @@ class Network:
         self.modules = model.modules
         pieces = chunks or freeze(model.modules, model.config)
         self.routing = Routing(pieces)
-        self.passes = Passes(pieces, model.config, heartbeat, self.routing)
+        self._learnt_only = model.vocabulary is not None and takes_some_tokens(model.config)
+        self.passes = Passes(pieces, model.config, heartbeat, self.routing, self._learnt_only)
 
     def output(self, micro: MicroBatch, raw: torch.Tensor) -> ModelOutput:
-        return ModelOutput(micro, raw, self._vocabulary, self.parallel)
+        return ModelOutput(micro, raw, micro.learnt if self._learnt_only else None, self._vocabulary, self.parallel)
 
     def log_probs(self, micro_batches: Sequence[MicroBatch], temperature: float) -> list[torch.Tensor]:
-        """Per micro-batch the log-probabilities [t] of its targets; an empty list on all but the last pipeline stage."""
+        """Per micro-batch the log-probabilities [t] of its targets, 0 of tokens without `mask`; an empty list on all but the last pipeline stage."""
         return self.passes.forward(micro_batches, lambda m, raw: self.output(m, raw).predictions(temperature).log_probs)
 
     def values(self, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:

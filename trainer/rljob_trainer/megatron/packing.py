@@ -16,6 +16,7 @@ from rljob_trainer.wire.images import Placed, positions
 from rljob_trainer.wire.trajectory import Trajectory
 
 GRIDS = "image_grid_thw"
+MASK = "mask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,9 @@ class MicroBatch:
     the CPU `image_grid_thw` [i, 3]. Of each image token: `image_places` [v], its index in the row, and `image_rows` [v], its row in the tower's
     output."""
 
+    learnt: torch.Tensor = field(init=False)
+    """[u], indices of this rank's tokens with `mask`, ascending; the first token where there are none. Of the others nobody reads logits."""
+
     routed_experts: dict[int, torch.Tensor] = field(default_factory=dict)
     """[layer number, from 1] -> uint8, the experts to which its router sends each of its tokens. See routing.Routing."""
 
@@ -81,6 +85,9 @@ class MicroBatch:
         """Add a column. `values`: [row] -> [count, ...], per trajectory."""
         column = self.row.spread([values[i] for i in self.row.rows])
         self.columns[name] = column.to(self.targets.device).float()
+        if name == MASK:  # on the CPU: counting on the device would wait for it
+            learnt = column.nonzero()[:, 0] if column.any() else torch.zeros(1, dtype=torch.long)
+            self.learnt = learnt.to(self.targets.device)
 
 
 def micro_batch(
@@ -121,7 +128,7 @@ def micro_batch(
     micro = MicroBatch(row, tokens[None], places.unsqueeze(-2), _packed(sequences, parallel), targets, after_next, of)
     images = _images(sequences, placed)
     micro.images = {name: x if name == GRIDS else x.to(parallel.device) for name, x in images.items()}
-    micro.put("mask", {i: torch.from_numpy(t.response_mask) for i, t in zip(rows, chosen, strict=True)})
+    micro.put(MASK, {i: torch.from_numpy(t.response_mask) for i, t in zip(rows, chosen, strict=True)})
     return micro
 
 
