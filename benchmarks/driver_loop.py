@@ -1,16 +1,18 @@
 """How long the driver's event loop is busy with the responses of a step.
 
-    python -m benchmarks.driver_loop [--requests N] [--servers N] [--tokens N]
+    python -m benchmarks.driver_loop [--requests N] [--servers N] [--tokens N] [--seconds N]
 
-As many requests as `--requests` are open at once, on servers of 256 samples each, which are stubs in a process of their own; every response has
-`--tokens` tokens, becomes text, and is scored by the rule `number`. What counts is the processor's time of the loop's own thread, so that other
-programs do not: its longest turn, in which nobody else is served (goal 0.1 s), and all turns together (goal 60 s a step).
+As many requests as `--requests` are begun at once, on servers of 256 samples each, which are stubs in a process of their own and answer within
+`--seconds`: all are on their way at the same time if that is longer than the loop needs to send them, and if a process may open as many files.
+Every response has `--tokens` tokens, becomes text, and is scored by the rule `number`. What counts is the processor's time of the loop's own thread,
+so that other programs do not: its longest turn, in which nobody else is served (goal 0.1 s), and all turns together (goal 60 s a step).
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
+import resource
 import time
 from multiprocessing.connection import Connection
 
@@ -57,14 +59,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
-def serve(count: int, tokens: int, ready: Connection) -> None:
+def serve(count: int, tokens: int, ready: Connection, longest: float = LONGEST_SECONDS) -> None:
     """Stubs, in a process of their own. Sends their ports."""
     response = Completion(np.full(tokens, 64, np.int32), np.full(tokens, -1.0, np.float32), "stop")
     body, chance = json.dumps(encode([response])).encode(), np.random.default_rng(0)
 
     async def generate(request: web.Request) -> web.Response:
         await request.read()
-        await asyncio.sleep(chance.uniform(0.0, LONGEST_SECONDS))
+        await asyncio.sleep(chance.uniform(0.0, longest))
         return web.Response(body=body, content_type="application/json", headers={STEP_HEADER: "0"})
 
     async def state(_: web.Request) -> web.Response:
@@ -109,6 +111,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=12_288)
     parser.add_argument("--servers", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--seconds", type=float, default=LONGEST_SECONDS)
     options = parser.parse_args()
     spec = RLJobSpec.model_validate(
         {
@@ -121,18 +124,27 @@ def main() -> None:
         }
     )
     here, there = multiprocessing.Pipe()
-    stubs = multiprocessing.Process(target=serve, args=(options.servers, options.tokens, there), daemon=True)
+    stubs = multiprocessing.Process(
+        target=serve, args=(options.servers, options.tokens, there, options.seconds), daemon=True
+    )
     stubs.start()
     prompts = PromptSet(Prompt(i, (64,) * PROMPT_TOKENS, "question", "7", "set") for i in range(options.requests))
     words, loop = tokenizer(), TimedLoop()
     exempt_from_collection()
+    held = _gigabytes()
     began = time.monotonic()
     loop.run_until_complete(step(spec, here.recv(), prompts, words))
     print(
         f"{options.requests:,} requests of {options.tokens:,} tokens on {options.servers} servers: the loop was busy for {loop.busy:.1f} s, "
-        f"at most {loop.longest:.2f} s at a time, in {time.monotonic() - began:.0f} s"
+        f"at most {loop.longest:.2f} s at a time, in {time.monotonic() - began:.0f} s, "
+        f"with {_gigabytes() - held:.2f} GB more than before"
     )
     stubs.terminate()
+
+
+def _gigabytes() -> float:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 if __name__ == "__main__":
