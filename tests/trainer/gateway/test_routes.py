@@ -36,8 +36,8 @@ class Desk:
     async def post(self, path: str, /, **body: Any) -> ClientResponse:
         return await self._client.post(API + path, json=body)
 
-    async def bytes(self, path: str, body: bytes) -> ClientResponse:
-        return await self._client.post(API + path, data=body)
+    async def bytes(self, path: str, body: bytes, encoding: str = "identity") -> ClientResponse:
+        return await self._client.post(API + path, data=body, headers={"Content-Encoding": encoding})
 
     async def listed(self, path: str, client: str = "anybody", status: int = 200) -> Any:
         """A list, as a client gets it."""

@@ -107,12 +107,12 @@ async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: 
 
 async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Samples(SamplingServers("token").sample)
-    samples.ask("ann", "a", Failure(message="no such thing"))
+    samples.ask("ann", "s:sample:0:1", Failure(message="no such thing"))
     monkeypatch.setattr("rljob_trainer.gateway.samples.GRACE_SECONDS", -1.0)
     await asyncio.sleep(0)
     samples.sweep()
     with pytest.raises(UnknownError):
-        await samples.result("ann", "a", 0.0)
+        await samples.result("ann", "s:sample:0:1", 0.0)
 
 
 async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_client(
@@ -125,11 +125,13 @@ async def test_answers_that_were_fetched_make_room_for_newer_ones_of_their_clien
         return answer
 
     samples = Samples(sample)
-    for name in "abcdefgh":
-        samples.ask("ann" if name < "e" else "bob", name, REQUEST)
-        found = await samples.result("ann" if name < "e" else "bob", name, 60.0)
+    names = [f"s:sample:0:{i}" for i in range(8)]
+    for name in names:
+        client = "ann" if name in names[:4] else "bob"
+        samples.ask(client, name, REQUEST)
+        found = await samples.result(client, name, 60.0)
         assert found is answer
     assert samples.held == {"ann": 816, "bob": 816}
     with pytest.raises(UnknownError):
-        await samples.result("ann", "a", 0.0)
-    assert await samples.result("ann", "d", 0.0) is answer
+        await samples.result("ann", names[0], 0.0)
+    assert await samples.result("ann", names[3], 0.0) is answer

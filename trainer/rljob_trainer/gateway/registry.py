@@ -9,6 +9,9 @@ from pathlib import Path
 from rljob_trainer.gateway.journal import Journal, JournalRecord
 from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
+NUMBERS = 128
+"""Of requests for samples, that are written down at once."""
+
 
 @dataclass
 class OpenSession:
@@ -49,6 +52,15 @@ class Sampler:
         return replace(request, adapter=Adapter(path, path))
 
 
+@dataclass(frozen=True)
+class SampleNumbers:
+    """Numbers of the requests of a queue (completions.py) that a gateway may have, if it is lost."""
+
+    first: int
+    beyond: int
+    """The first one that it has not."""
+
+
 class Names:
     """Those of all clients. What a former gateway wrote down is there again."""
 
@@ -57,8 +69,12 @@ class Names:
         self.sessions: dict[str, OpenSession] = {}
         self.saved: dict[str, SavedModel] = {}
         self.samplers: dict[str, Sampler] = {}
+        self.numbers: dict[str, SampleNumbers] = {}
+        """By queue."""
         self._journal, self._writing = Journal(path, check), asyncio.Lock()
         self._restore()
+        self.lost = dict(self.numbers)
+        """By queue: requests that a former gateway may have had, and that the client has not heard of yet."""
 
     @property
     def directories(self) -> set[str]:
@@ -75,6 +91,8 @@ class Names:
         del self.sessions[session]
         gone = {name: sampler for name, sampler in self.samplers.items() if session_of(name) == session}
         self.samplers = {name: sampler for name, sampler in self.samplers.items() if name not in gone}
+        self.numbers = _of_others(self.numbers, session)
+        self.lost = _of_others(self.lost, session)
         return {sampler.directory for sampler in gone.values()}
 
     async def save(self, path: str, saved: SavedModel) -> None:
@@ -90,6 +108,21 @@ class Names:
             await self._write("sampler", name, **asdict(sampler))
             self.samplers[name] = sampler
 
+    def has_number(self, queue: str, number: int) -> bool:
+        """Whether a next gateway knows that this one may have the request."""
+        return queue in self.numbers and number < self.numbers[queue].beyond
+
+    async def number(self, queue: str, oldest: int, number: int) -> None:
+        """A request is new, and so may be those after it: NUMBERS at a time, since each would be a write. `oldest`: the number of the oldest request
+        whose answer the client may not have."""
+        first = min(oldest, self.lost[queue].first) if queue in self.lost else oldest
+        await self._write("numbers", queue, first=first, beyond=number + NUMBERS)
+        self._add_numbers(queue, first, number + NUMBERS)
+
+    def _add_numbers(self, queue: str, first: int, beyond: int) -> None:
+        known = self.numbers.get(queue)
+        self.numbers[queue] = SampleNumbers(first, max(beyond, known.beyond if known else 0))
+
     def _restore(self) -> None:
         for fields, _ in self._journal.records:
             values = {name: value for name, value in fields.items() if name not in ("kind", "id")}
@@ -104,7 +137,10 @@ class Names:
                     self.saved.pop(fields["id"], None)
                 case "sampler":
                     self.samplers[fields["id"]] = Sampler(**values)
+                case "numbers":
+                    self._add_numbers(fields["id"], **values)
         self.samplers = {name: s for name, s in self.samplers.items() if session_of(name) in self.sessions}
+        self.numbers = {name: n for name, n in self.numbers.items() if session_of(name) in self.sessions}
         self._journal.records.clear()
         self._journal.renew(self._records())
 
@@ -115,12 +151,18 @@ class Names:
             yield JournalRecord({"kind": "saved", "id": path} | asdict(saved))
         for name, sampler in self.samplers.items():
             yield JournalRecord({"kind": "sampler", "id": name} | asdict(sampler))
+        for queue, numbers in self.numbers.items():
+            yield JournalRecord({"kind": "numbers", "id": queue} | asdict(numbers))
 
     async def _write(self, kind: str, name: str, **fields: object) -> None:
         async with self._writing:
             await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
 
 
+def _of_others[T](named: dict[str, T], session: str) -> dict[str, T]:
+    return {name: value for name, value in named.items() if session_of(name) != session}
+
+
 def session_of(name: str) -> str:
-    """The session of a model or sampler."""
+    """The session of a model, sampler or queue."""
     return name.partition(":")[0]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.gateway.clients import BusyError
+from rljob_trainer.gateway.completions import Completions, number_of, queue_of
 from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
 from rljob_trainer.wire.rollout_client import ReplicaLost, ReplicaUnreachable, RequestRefusedError, RolloutClient
@@ -132,6 +133,7 @@ class Samples:
         self._known: dict[str, _Sampling] = {}
         self.held = Counter[str]()
         """Bytes of prompts and answers, by client."""
+        self.completions = Completions()
         self._read_until = dict[str, float]()
         """Directories of snapshots from which samples were cancelled, by the monotonic clock."""
         self._open = 0
@@ -169,7 +171,22 @@ class Samples:
         if known.task.cancelled():
             raise UnknownError(f"request {name} was cancelled")
         known.fetched = time.monotonic() if known.fetched is None else known.fetched
+        self.completions.forget(name)
         return known.task.result()
+
+    def has(self, name: str) -> bool:
+        return name in self._known
+
+    def oldest(self, queue: str) -> int:
+        """The lowest number of a request of the queue whose answer was not fetched yet."""
+        unfetched = (name for name, known in self._known.items() if known.fetched is None and queue_of(name) == queue)
+        return min((number_of(name) for name in unfetched), default=0)
+
+    def fetched(self, client: str, name: str) -> None:
+        """The client has all of the answer."""
+        known = self._known.get(name)
+        if known and known.client == client and known.task.done():
+            self._forget(name)
 
     def cancel(self, client: str, name: str) -> None:
         """The client does not want it any more."""
@@ -184,9 +201,11 @@ class Samples:
         for name in names:
             self._stop(name)
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.completions.end(session)
 
     def _stop(self, name: str) -> None:
         known = self._forget(name)
+        self.completions.forget(name)
         if not known.task.done():
             known.task.cancel()
             self._read_until[known.directory] = time.monotonic() + ABORT_SECONDS
@@ -207,21 +226,27 @@ class Samples:
 
     async def _run(self, name: str, request: SampleRequest | Failure) -> SampleAnswer | Failure:
         self._open += 1
+        failed = True
         try:
-            if isinstance(request, Failure):
-                return request
-            answer = await self._sample(request)
-            self._count(sum(len(sample.tokens) for sample in answer.samples))
-            self._hold(name, answer)
+            answer = request if isinstance(request, Failure) else await self._answer(name, request)
+            failed = isinstance(answer, Failure)
             return answer
-        except RequestRefusedError as error:
-            return Failure(message=str(error))
-        except ReplicaLost as error:
-            return Failure(message=str(error), category="server")
         finally:
             self._open -= 1
             if name in self._known:
                 self._known[name].finished = time.monotonic()
+                self.completions.add(name, failed)
+
+    async def _answer(self, name: str, request: SampleRequest) -> SampleAnswer | Failure:
+        try:
+            answer = await self._sample(request)
+        except RequestRefusedError as error:
+            return Failure(message=str(error))
+        except ReplicaLost as error:
+            return Failure(message=str(error), category="server")
+        self._count(sum(len(sample.tokens) for sample in answer.samples))
+        self._hold(name, answer)
+        return answer
 
     def _hold(self, name: str, answer: SampleAnswer) -> None:
         """An answer takes room, which answers have to give that were fetched."""

@@ -9,11 +9,21 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import Field
 
+from rljob_trainer.gateway.completions import number_of, queue_named, queue_of
 from rljob_trainer.gateway.registry import SavedModel, session_of
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
-from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, ClientRequest, Count, read, read_rest
+from rljob_trainer.gateway.wire.content import PLAIN, encoding_of
+from rljob_trainer.gateway.wire.requests import (
+    POLL_SECONDS,
+    SAMPLER_WEIGHTS,
+    SCHEME,
+    ClientRequest,
+    Count,
+    read,
+    read_rest,
+)
 from rljob_trainer.wire.service import Failure
 
 RouteAnswer = web.Response | dict[str, Any]
@@ -140,7 +150,8 @@ class SamplingRoutes:
 
     async def sample(self, client: str, request: web.Request) -> RouteAnswer:
         most = requests.MOST_JSON + requests.MOST_OF_TOKEN * self._longest
-        with self._service.memory.taking(client, request.content_length or most):
+        size = request.content_length if encoding_of(request) == PLAIN else None
+        with self._service.memory.taking(client, size or most):
             return await self._sample(client, request, most)
 
     async def _sample(self, client: str, request: web.Request, most: int) -> RouteAnswer:
@@ -152,8 +163,38 @@ class SamplingRoutes:
         generation = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
         asked_for = generation if isinstance(generation, Failure) else sampler.of(generation, self._service.files.root)
         self._samples.ask(client, name, asked_for, sampler.directory)
+        await self._number(name)
         samples = 0 if isinstance(generation, Failure) else asked.num_samples
         return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
+
+    async def _number(self, name: str) -> None:
+        """Have a next gateway know that this one may have the request, before the client waits for it."""
+        names, queue, number = self._service.names, queue_of(name), number_of(name)
+        if not names.has_number(queue, number):
+            await names.number(queue, min(self._samples.oldest(queue), number), number)
+
+    async def retrieve(self, client: str, request: web.Request) -> RouteAnswer:
+        """What is complete of a sampler's requests. Of those that a former gateway had all are: the client asks for each, and does again what is not
+        known any more."""
+        asked = await read(request, requests.RetrieveFutures, requests.MOST_NAMES)
+        sampler = asked.target.sampling_session_id
+        self._service.sampler(client, sampler)
+        for name in asked.retrieved_request_ids:
+            self._samples.fetched(client, name)
+        queue, completions = queue_named(sampler, asked.target.cloned_sampler_id), self._samples.completions
+        lost = self._lost(sampler, queue, asked.prev_cursor)
+        seconds = min(POLL_SECONDS, POLL_SECONDS if asked.timeout is None else asked.timeout)
+        found, cursor = await completions.after(queue, asked.prev_cursor, 0.0 if lost else seconds)
+        states = dict.fromkeys(lost, "finished") | {c.name: "failed" if c.failed else "finished" for c in found}
+        return {"completions": [{"request_id": n, "state": s} for n, s in states.items()], "cursor": cursor}
+
+    def _lost(self, sampler: str, queue: str, cursor: int) -> list[str]:
+        """Requests that a former gateway may have had, of which the client has not heard yet."""
+        lost = self._service.names.lost
+        if self._samples.completions.is_ours(cursor):
+            lost.pop(queue, None)
+        names = [f"{sampler}:{i}" for i in range(lost[queue].first, lost[queue].beyond)] if queue in lost else []
+        return [name for name in names if not self._samples.has(name)]
 
     async def cancel(self, client: str, request: web.Request) -> RouteAnswer:
         self._samples.cancel(client, (await read(request, requests.RetrieveFuture)).request_id)

@@ -10,6 +10,9 @@ from aiohttp import web
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from rljob_api.type_errors import first_problem
+from rljob_trainer.gateway.completions import COPIES
+from rljob_trainer.gateway.samples import MOST_OPEN
+from rljob_trainer.gateway.wire.content import whole
 from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, Failure, OptimStep
 
@@ -22,6 +25,10 @@ Text = Annotated[str, StringConstraints(max_length=4096)]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False, le=LARGEST_NUMBER)]
 MOST_JSON, MOST_OF_TOKEN = 2**16, 16
 """Bytes of a body, and of each token in it. Python needs many times as much for what it reads."""
+POLL_SECONDS = 35.0
+"""For which a result is waited for at most: clients close after 45."""
+MOST_NAMES = 2**20
+"""Bytes of a body with the names of MOST_OPEN requests."""
 LARGE = 2**14
 """Bytes of a body that is not read in the event loop."""
 FIELDS = web.RequestKey("fields", object)
@@ -195,6 +202,21 @@ class RetrieveFuture(ClientRequest):
     request_id: Text
 
 
+class FuturesTarget(OfSampler):
+    cloned_sampler_id: Annotated[int, Field(ge=0, le=COPIES)] = 0
+    """Of a copy of the sampler, in another process of the client."""
+
+
+class RetrieveFutures(ClientRequest):
+    """What is complete of all samples of a sampler."""
+
+    target: FuturesTarget
+    prev_cursor: Annotated[int, Field(ge=0, lt=2**62)] = 0
+    timeout: Annotated[FiniteNumber, Field(ge=0)] | None = None
+    """Seconds; None: as long as the service waits for any result."""
+    retrieved_request_ids: Annotated[list[Text], Field(max_length=MOST_OPEN)] = []
+
+
 class WeightsInfo(ClientRequest):
     tinker_path: Text
 
@@ -207,11 +229,7 @@ async def read[R: ClientRequest](request: web.Request, kind: type[R], most: int 
 
 
 async def _fields(request: web.Request, most: int) -> Any:
-    body = bytearray()
-    async for part in request.content.iter_any():
-        body += part
-        if len(body) > most:
-            raise ValueError(f"the body has more than {most} bytes, which is the most that this call can have")
+    body = await whole(request, most)
     try:
         return await asyncio.to_thread(json.loads, body) if len(body) > LARGE else json.loads(body)
     except RecursionError:

@@ -1,7 +1,7 @@
 """The clients' HTTP: every route below /api/v1/, and who may call it.
 
 A refused submission would stop the client's model for ever, since the client has counted it: once model and number are known, a request is accepted,
-and what is wrong with it fails its future. Results are waited for (`retrieve_future`) for POLL_SECONDS at most: clients close after 45.
+and what is wrong with it fails its future.
 """
 
 import asyncio
@@ -16,21 +16,24 @@ from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
+from rljob_trainer.gateway.wire.content import PLAIN, received
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, sampler_name
-from rljob_trainer.gateway.wire.requests import SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
+from rljob_trainer.gateway.wire.requests import POLL_SECONDS, SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
 
 API = "/api/v1/"
-POLL_SECONDS = 35.0
 LARGEST_BODY = 64 * 2**20
 """Most bytes of a request. Clients cut their passes into calls of some 5 MB, between two data."""
 LOST = (
     "the service does not keep the result of this request any more: it was fetched long ago, or not fetched while newer results took its room. The "
     "model is as if it had been fetched"
 )
-MOST_READ = 2**31
-"""Bytes of a pass that are read, and dropped, to answer that it is too large: protobuf's own limit."""
+FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
+"""What clients do beyond their defaults: compress their passes, to a tenth and less, and ask for what is complete of all of a sampler's samples at
+once, in place of holding a connection for each."""
+LATER_FLAGS = {"sample_cancel_enabled": True}
+"""Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
 
 RouteHandler = Callable[[str, web.Request], Awaitable[RouteAnswer]]
@@ -45,11 +48,13 @@ class Routes:
         self._service, self._keys, self._base = service, keys, base_model
         self._sampling = SamplingRoutes(service, samples, base_model)
         self._spec = service.spec
-        self.app = web.Application(client_max_size=LARGEST_BODY)
+        self._decompressing = asyncio.Lock()
+        """One pass at a time is larger than what its client has taken of the memory."""
+        self.app = web.Application(client_max_size=LARGEST_BODY, handler_args={"auto_decompress": False})
         listing = ListingRoutes(service, base_model)
         posts: dict[str, RouteHandler] = {
-            "client/config": self._nothing,
-            "client/dynamic_config": self._nothing,
+            "client/config": self._flags,
+            "client/dynamic_config": self._later_flags,
             "telemetry": self._accepted,
             "create_session": self._create_session,
             "session_heartbeat": self._heartbeat,
@@ -64,6 +69,7 @@ class Routes:
             "create_sampling_session": self._sampling.create,
             "asample": self._sampling.sample,
             "retrieve_future": self._retrieve,
+            "retrieve_futures": self._sampling.retrieve,
             "cancel_future": self._sampling.cancel,
             "weights_info": listing.weights_info,
         }
@@ -103,9 +109,11 @@ class Routes:
 
         return answer
 
-    async def _nothing(self, client: str, request: web.Request) -> RouteAnswer:
-        """Flags: none, so that clients use their defaults."""
-        return {}
+    async def _flags(self, client: str, request: web.Request) -> RouteAnswer:
+        return FLAGS
+
+    async def _later_flags(self, client: str, request: web.Request) -> RouteAnswer:
+        return LATER_FLAGS
 
     async def _accepted(self, client: str, request: web.Request) -> RouteAnswer:
         """It may hold stack traces and headers of a client, and is not looked at."""
@@ -173,11 +181,17 @@ class Routes:
 
     async def _forward_backward(self, client: str, request: web.Request) -> RouteAnswer:
         with self._service.memory.taking(client, min(request.content_length or LARGEST_BODY, LARGEST_BODY)):
-            return await self._pass(client, request)
+            came = await received(request, LARGEST_BODY)
+            if came.encoding == PLAIN:
+                return await self._pass(client, came.body, came.size)
+            async with self._decompressing:
+                body = await came.plain(LARGEST_BODY + 1)
+            with self._service.memory.taking(client, len(body)):
+                return await self._pass(client, body, len(body))
 
-    async def _pass(self, client: str, request: web.Request) -> RouteAnswer:
-        body, size = await _begun(request)
-        if size > len(body):
+    async def _pass(self, client: str, body: bytes, size: int) -> RouteAnswer:
+        """`body`: the beginning, if it is too large."""
+        if size > LARGEST_BODY:
             return await self._ask(client, Failure(message=_too_large(size)), *beginning(body))
         asked = Pass(body)
         try:
@@ -252,22 +266,10 @@ class Routes:
         return bodies.of_request(entry.kind, result, names)
 
 
-async def _begun(request: web.Request) -> tuple[bytes, int]:
-    """The body and its size; the beginning of one that is larger than LARGEST_BODY."""
-    parts, size = list[bytes](), 0
-    async for part in request.content.iter_any():
-        if size < LARGEST_BODY:
-            parts.append(part)
-        size += len(part)
-        if size > MOST_READ:
-            raise web.HTTPRequestEntityTooLarge(MOST_READ, size)
-    return b"".join(parts)[:LARGEST_BODY], size
-
-
 def _too_large(size: int) -> str:
     return (
-        f"this call has {size} bytes, and {LARGEST_BODY} is the most. Clients make one call of several data when these are small: a datum of its own "
-        f"is too large, so cut its sequence, or give it fewer targets for each token"
+        f"this call has at least {size} bytes, and {LARGEST_BODY} is the most. Clients make one call of several data when these are small: a datum "
+        f"of its own is too large, so cut its sequence, or give it fewer targets for each token"
     )
 
 
