@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.agents.libraries import packages
-from trainer.gateway.sdk_calls import SERVED
+from trainer.gateway.sdk_calls import ABSENT, SERVED
 
 PAGE = Path(__file__).parents[3] / "docs/service-calls.md"
 PINNED, *OLDER = VERSIONS = ("0.38.0", "0.34.0", "0.30.4")
@@ -24,7 +24,8 @@ Outcomes = Mapping[str, str]
 _HEAD = """# Calls of the SDK
 
 Which calls of the `tinker` SDK [a service](service.md) serves, by its versions. The page is made by running them:
-`tests/trainer/gateway/sdk_calls.py` makes each call, and a test fails when the page says something else.
+`tests/trainer/gateway/sdk_calls.py` makes each call, and a test fails when the page says something else, or lacks a call of the newest version.
+A call that a version does not have is `-`.
 
 """
 
@@ -59,7 +60,7 @@ def page(found: Mapping[str, Outcomes]) -> str:
 
 
 def cell(outcome: str) -> str:
-    return "yes" if outcome == SERVED else "no"
+    return {SERVED: "yes", ABSENT: "-"}.get(outcome, "no")
 
 
 if __name__ == "__main__":

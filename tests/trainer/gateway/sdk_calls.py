@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import tinker
 from tinker import types
+from tinker.lib.public_interfaces.rest_client import RestClient
 
 SECONDS = 300
+CLIENTS = tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, RestClient
+KEY = "tml-any"
 TOKENS = list(range(10, 29))
 STEP = types.AdamParams(learning_rate=1e-2)
-SERVED = "yes"
+SERVED, ABSENT = "yes", "this version has no such call"
 
 Call = tuple[str, Callable[[], Any]]
 
@@ -26,9 +29,13 @@ def done(found: Any) -> Any:
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """SERVED, or the error."""
+    """SERVED, ABSENT, or the error."""
     try:
         done(call())
+    except AttributeError as error:
+        if error.obj is types or isinstance(error.obj, CLIENTS):
+            return ABSENT
+        return f"{type(error).__name__}: {error}"
     except Exception as error:  # whatever the SDK raises
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return SERVED
@@ -63,6 +70,11 @@ def custom(data: Any, log_probs: Any) -> Any:
     return loss, {"mine": loss.item()}
 
 
+def traced(logprobs: Any, weights: Any) -> Any:
+    loss = -(logprobs * weights).sum()
+    return loss, {"custom/traced:sum": loss}
+
+
 def training_calls(training: Any) -> Iterator[Call]:
     for loss, given in LOSSES.items():
         yield f"forward_backward: {loss}", lambda loss=loss, given=given: training.forward_backward([given], loss)
@@ -76,6 +88,7 @@ def training_calls(training: Any) -> Iterator[Call]:
     yield "save_state", lambda: training.save_state("a")
     yield "save_weights_for_sampler", lambda: training.save_weights_for_sampler("a")
     yield "save_weights_and_get_sampling_client", training.save_weights_and_get_sampling_client
+    yield "save_state: ttl_seconds", lambda: training.save_state("c", ttl_seconds=3600)
     yield "save_weights_external", lambda: training.save_weights_external("a")
 
 
@@ -87,7 +100,11 @@ def saved_calls(service: Any, training: Any, state: str, snapshot: str) -> Itera
     again = "create_training_client_from_state_with_optimizer"
     yield again, lambda: getattr(service, again)(state)
     yield "create_sampling_client: a snapshot", lambda: service.create_sampling_client(model_path=snapshot)
+    yield "create_sampling_client: of a training client", lambda: training.create_sampling_client(snapshot)
     yield "copy_weights", lambda: service.copy_weights(state)
+    yield "create_custom_loss", lambda: handle_of(service)
+    with_handle = "forward_backward_custom: a LossHandle"
+    yield with_handle, lambda: training.forward_backward_custom([LOSSES["cross_entropy"]], handle_of(service))
 
 
 def sampling_calls(sampler: Any) -> Iterator[Call]:
@@ -98,27 +115,50 @@ def sampling_calls(sampler: Any) -> Iterator[Call]:
     yield "sample: include_prompt_logprobs", lambda: sampler.sample(prompt(), 1, few, include_prompt_logprobs=True)
     yield "sample: topk_prompt_logprobs", lambda: sampler.sample(prompt(), 1, few, True, 2)
     yield "compute_logprobs", lambda: sampler.compute_logprobs(prompt())
+    yield "compute_logprobs: prompt_logprobs_last_n", lambda: sampler.compute_logprobs(prompt(), 2)
     yield "get_base_model", sampler.get_base_model
+    yield "get_sampler_handle", lambda: sampler.get_sampler_handle()
+    yield "from_sampler_handle", lambda: of_handle(sampler).sample(prompt(), 1, few)
 
 
-def rest_calls(rest: Any, run: str, state: str) -> Iterator[Call]:
+def handle_of(service: Any) -> Any:
+    """A loss that the SDK has traced."""
+    return done(service.create_custom_loss(traced, {"logprobs": 1, "weights": 1}))
+
+
+def of_handle(sampler: Any) -> Any:
+    """As another process would make it."""
+    return sampler.from_sampler_handle(sampler.get_sampler_handle(), api_key=KEY)
+
+
+def rest_calls(rest: Any, run: str, state: str, snapshot: str, sampler: str) -> Iterator[Call]:
     yield "get_training_run", lambda: rest.get_training_run(run)
     yield "get_training_run_by_tinker_path", lambda: rest.get_training_run_by_tinker_path(state)
     yield "get_weights_info_by_tinker_path", lambda: rest.get_weights_info_by_tinker_path(state)
-    yield "list_training_runs", rest.list_training_runs
+    yield "list_training_runs", lambda: rest.list_training_runs()
     yield "list_checkpoints", lambda: rest.list_checkpoints(run)
-    yield "list_user_checkpoints", rest.list_user_checkpoints
-    yield "list_sessions", rest.list_sessions
-    yield "get_session", lambda: rest.get_session(run.partition(":")[0])
-    yield "whoami", rest.whoami
+    yield "list_user_checkpoints", lambda: rest.list_user_checkpoints()
+    yield "list_sessions", lambda: rest.list_sessions()
+    session = run.partition(":")[0]
+    yield "get_session", lambda: rest.get_session(session)
+    yield "search_sessions", lambda: rest.search_sessions(types.SessionSearchRequest())
+    yield "assign_session_project", lambda: rest.assign_session_project(session, "mine")
+    yield "export_session_trace", lambda: rest.export_session_trace(session)
+    yield "get_sampler", lambda: rest.get_sampler(sampler)
+    yield "whoami", lambda: rest.whoami()
     yield "publish_checkpoint_from_tinker_path", lambda: rest.publish_checkpoint_from_tinker_path(state)
-    yield "set_checkpoint_ttl_from_tinker_path", lambda: rest.set_checkpoint_ttl_from_tinker_path(state, 60)
+    yield "unpublish_checkpoint_from_tinker_path", lambda: rest.unpublish_checkpoint_from_tinker_path(state)
+    yield "set_checkpoint_ttl_from_tinker_path", lambda: rest.set_checkpoint_ttl_from_tinker_path(state, 3600)
     yield "get_external_weights_urls", lambda: rest.get_external_weights_urls(f"tinker://{run}/external_weights/a")
+    yield "get_audit_log", lambda: rest.get_audit_log()
+    yield "get_billing_usage", lambda: rest.get_billing_usage("2026-01-01", "2026-02-01")
+    yield "get_current_checkpoint_storage_usage", lambda: rest.get_current_checkpoint_storage_usage()
     yield "delete_checkpoint_from_tinker_path", lambda: rest.delete_checkpoint_from_tinker_path(state)
+    yield "delete_checkpoint", lambda: rest.delete_checkpoint(run, snapshot.removeprefix(f"tinker://{run}/"))
 
 
 def outcomes(url: str, model: str) -> Iterator[tuple[str, str]]:
-    service = tinker.ServiceClient(base_url=url, api_key="tml-any")
+    service = tinker.ServiceClient(base_url=url, api_key=KEY)
     yield "get_server_capabilities", outcome(service.get_server_capabilities)
     training = done(service.create_lora_training_client(base_model=model, rank=4, train_unembed=False))
     yield "create_lora_training_client", SERVED
@@ -130,10 +170,10 @@ def outcomes(url: str, model: str) -> Iterator[tuple[str, str]]:
     for name, call in (
         *saved_calls(service, training, state, snapshot),
         *sampling_calls(base),
-        *rest_calls(service.create_rest_client(), training.model_id, state),
+        *rest_calls(service.create_rest_client(), training.model_id, state, snapshot, base._sampling_session_id),
     ):
         yield name, outcome(call)
-    done(service.close("success"))
+    yield "close", outcome(lambda: service.close("success"))
 
 
 if __name__ == "__main__":

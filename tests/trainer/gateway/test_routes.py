@@ -45,6 +45,9 @@ class Desk:
         assert answer.status == status, await answer.text()
         return await answer.json()
 
+    async def put(self, path: str, **body: Any) -> ClientResponse:
+        return await self._client.put(API + path, json=body)
+
     async def delete(self, path: str) -> ClientResponse:
         return await self._client.delete(API + path)
 

@@ -152,7 +152,7 @@ def _created(line: RequestLine) -> JournalRecord:
 
 def _asked(seq: int, entry: Asked) -> JournalRecord:
     fields = {"seq": seq, "digest": entry.digest, "work": entry.kind, "saves": entry.saves, "tokens": entry.tokens}
-    fields["changes"] = entry.changes
+    fields |= {"ttl": entry.ttl, "changes": entry.changes}
     return JournalRecord({"kind": "asked"} | fields, entry.body)
 
 
@@ -181,7 +181,7 @@ def _line(records: Iterable[JournalRecord]) -> RequestLine:
     for fields, body in others:
         match fields["kind"]:
             case "asked":
-                rest = {name: fields[name] for name in ("saves", "tokens", "changes")}
+                rest = {name: fields[name] for name in ("saves", "ttl", "tokens", "changes")}
                 line.accept(fields["seq"], Asked(fields["digest"], fields["work"], body, **rest))
             case "found":
                 line.entries[fields["seq"]].found = fields["directory"]

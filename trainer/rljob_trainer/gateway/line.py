@@ -33,6 +33,8 @@ class Asked:
     """What it costs the ranks."""
     saves: str = ""
     """What the client calls the files that it writes; empty: it writes none."""
+    ttl: int = 0
+    """Seconds for which they are kept under that name; 0: until the client deletes them."""
     changes: bool = True
     """Whether it changes the model: only then is it repeated once it has a result."""
     found: str = ""
@@ -45,12 +47,12 @@ class Asked:
     """When the result came."""
 
     @staticmethod
-    def of(work: Work | Failure, saves: str = "") -> "Asked":
+    def of(work: Work | Failure, saves: str = "", ttl: int = 0) -> "Asked":
         """A request as it comes. `work`: what the ranks are to do, or why it fails in its turn."""
         body = encode(work)
-        digest = hashlib.sha256(saves.encode() + b"\0" + body).hexdigest()
+        digest = hashlib.sha256(f"{saves} {ttl}".encode() + b"\0" + body).hexdigest()
         tokens = sum(len(datum.tokens) for datum in work.data) if isinstance(work, ForwardBackward) else 0
-        return Asked(digest, type(work).__name__, body, tokens, saves, _changes(work))
+        return Asked(digest, type(work).__name__, body, tokens, saves, ttl, _changes(work))
 
     @property
     def stepped(self) -> bool:

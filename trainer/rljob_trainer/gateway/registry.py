@@ -32,6 +32,8 @@ class SavedModel:
     rank: int
     mlp: bool
     attention: bool
+    expires: float | None = None
+    """When it is deleted; None: when the client deletes it."""
 
 
 @dataclass(frozen=True)

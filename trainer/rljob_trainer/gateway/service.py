@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
@@ -101,18 +102,19 @@ class GatewayService:
         trained, own = _not_failed(self.living()), _not_failed(self.books_of(client))
         return self._limits.models(client, len(own), len(trained))
 
-    async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "") -> None:
+    async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "", ttl: int = 0) -> None:
         """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.
 
         Args:
             work: what the ranks are to do; or why this request fails, in its turn
             saves: what the client calls the files that it writes: a path, or the name of a sampler, which has no `/`
+            ttl: seconds for which a path names them; 0: until the client deletes it
 
         Raises UnknownError for the model, BusyError when too much is waiting.
         """
         book = self.book(client, model)
         self.hear(client, session_of(model))
-        entry = Asked.of(work, saves)
+        entry = Asked.of(work, saves, ttl)
         size = 0 if book.line.failed else len(entry.body)  # a model that has failed keeps none
         with self.memory.taking(client, size):
             arrival = await book.ask(seq, entry)
@@ -154,8 +156,12 @@ class GatewayService:
         await self.names.delete(path)
         await self._remove_unused(saved.directory)
 
+    async def keep(self, client: str, path: str, ttl: int) -> None:
+        """Keep what was saved as `path` for so many seconds from now; 0: until it is deleted. Raises UnknownError."""
+        await self.names.save(path, replace(self.named(client, path), expires=_expiry(ttl)))
+
     async def sweep(self) -> None:
-        """End sessions of clients that are gone, and drop results that nobody fetches any more."""
+        """End sessions of clients that are gone, and drop what has expired, and results that nobody fetches any more."""
         now = time.monotonic()
         for name, session in list(self.names.sessions.items()):
             if now - session.heard > self.spec.session_timeout_seconds:
@@ -164,9 +170,17 @@ class GatewayService:
                     await self._end(name)
                 except OSError as error:  # a full volume, for example: clients can still delete, and it is tried again
                     log.warning("session %s does not end: %s", name, error)
+        await self._expire()
         await self._remove_unused(*self._leaving)
         for book in self.books.values():
             book.line.forget(now - GRACE_SECONDS)
+
+    async def _expire(self) -> None:
+        now = time.time()
+        for path, saved in list(self.names.saved.items()):
+            if saved.expires is not None and saved.expires <= now:
+                log.info("%s has expired", path)
+                await self.delete(saved.client, path)
 
     def living(self) -> list[Book]:
         return list(self.books.values())
@@ -200,7 +214,8 @@ class GatewayService:
 
     async def has_saved(self, book: Book, seq: int, directory: str) -> None:
         """A request has written a directory for a client."""
-        session, name = self.names.sessions.get(session_of(book.line.model)), book.line.entries[seq].saves
+        session, entry = self.names.sessions.get(session_of(book.line.model)), book.line.entries[seq]
+        name = entry.saves
         if session is None:
             await asyncio.to_thread(self.files.remove, directory)
             return
@@ -208,7 +223,8 @@ class GatewayService:
             await self.names.sample(name, Sampler(session.client, directory))
             return
         made = creation(book)
-        saved = SavedModel(book.line.model, session.client, directory, time.time(), made.rank, made.mlp, made.attention)
+        trained = made.rank, made.mlp, made.attention
+        saved = SavedModel(book.line.model, session.client, directory, time.time(), *trained, _expiry(entry.ttl))
         former = self.names.saved.get(name)
         await self.names.save(name, saved)
         if former:
@@ -265,6 +281,10 @@ class GatewayService:
             if session:
                 kept[session.client] += book.line.uncovered + book.line.answers
         return kept
+
+
+def _expiry(ttl: int) -> float | None:
+    return time.time() + ttl if ttl else None
 
 
 def _not_failed(books: list[Book]) -> list[Book]:

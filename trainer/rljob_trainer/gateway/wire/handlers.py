@@ -92,8 +92,12 @@ class ListingRoutes:
         return {"training_run_ids": runs, "sampler_ids": samplers}
 
     async def delete(self, client: str, request: web.Request) -> RouteAnswer:
-        named = request.match_info
-        await self._service.delete(client, f"{SCHEME}{named['run']}/{named['kind']}/{named['name']}")
+        await self._service.delete(client, _saved_path(request))
+        return {}
+
+    async def keep(self, client: str, request: web.Request) -> RouteAnswer:
+        ttl = (await read(request, requests.KeepFor)).ttl_seconds
+        await self._service.keep(client, _saved_path(request), ttl or 0)
         return {}
 
     def _run(self, client: str, run: str) -> dict[str, Any]:
@@ -111,12 +115,19 @@ class ListingRoutes:
         return {book.line.model for book in self._service.books_of(client)}
 
 
+def _saved_path(request: web.Request) -> str:
+    """What the client calls what a request is about."""
+    named = request.match_info
+    return f"{SCHEME}{named['run']}/{named['kind']}/{named['name']}"
+
+
 def _checkpoint(path: str, saved: SavedModel) -> dict[str, Any]:
     return {
         "checkpoint_id": path.removeprefix(SCHEME).partition("/")[2],
         "checkpoint_type": "sampler" if f"/{SAMPLER_WEIGHTS}/" in path else "training",
         "time": _time(saved.time),
         "tinker_path": path,
+        "expires_at": None if saved.expires is None else _time(saved.expires),
     }
 
 

@@ -35,6 +35,8 @@ FIELDS = web.RequestKey("fields", object)
 """Where a request keeps what was read of its body."""
 MOST_SAMPLES = 1024
 """Of one request."""
+LEAST_TTL, MOST_TTL = 3600, 10 * 366 * 86400
+"""Seconds for which something can be kept, as the SDK has them."""
 Seq = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -89,13 +91,18 @@ class OptimStepParams(ClientRequest):
         return OptimStep(model=model, seq=seq, **self.adam_params.model_dump())
 
 
+Ttl = Annotated[int, Field(ge=LEAST_TTL, le=MOST_TTL)]
+
+
 class SaveWeights(ClientRequest):
     path: Name | None = None
+    ttl_seconds: Ttl | None = None
 
 
 class SaveWeightsForSampler(ClientRequest):
     path: Name | None = None
     sampling_session_seq_id: Count | None = None
+    ttl_seconds: Ttl | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     """`inflight` asks for what is saved now or later: a snapshot is that, too."""
 
@@ -215,6 +222,12 @@ class RetrieveFutures(ClientRequest):
     timeout: Annotated[FiniteNumber, Field(ge=0)] | None = None
     """Seconds; None: as long as the service waits for any result."""
     retrieved_request_ids: Annotated[list[Text], Field(max_length=MOST_OPEN)] = []
+
+
+class KeepFor(ClientRequest):
+    """How long something that is saved is kept from now on; None: until it is deleted."""
+
+    ttl_seconds: Ttl | None
 
 
 class WeightsInfo(ClientRequest):

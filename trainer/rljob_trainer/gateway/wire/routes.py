@@ -32,6 +32,8 @@ LOST = (
 FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
 """What clients do beyond their defaults: compress their passes, to a tenth and less, and ask for what is complete of all of a sampler's samples at
 once, in place of holding a connection for each."""
+NOTICE = "adapters of the output layer are not served: train_unembed is taken as false"
+"""What the SDK logs when a session begins, since it asks for these unless a script says otherwise."""
 LATER_FLAGS = {"sample_cancel_enabled": True}
 """Those that clients ask for again and again: say so when nobody waits for a sample any more."""
 
@@ -75,6 +77,7 @@ class Routes:
         }
         gets: dict[str, RouteHandler] = {
             "healthz": self._health,
+            "whoami": self._whoami,
             "get_server_capabilities": self._capabilities,
             "samplers/{sampler}": self._sampling.describe,
             "training_runs": listing.runs,
@@ -84,11 +87,13 @@ class Routes:
             "sessions": listing.sessions,
             "sessions/{session}": listing.session,
         }
-        for method, handlers in (("POST", posts), ("GET", gets)):
+        saved = "training_runs/{run}/checkpoints/{kind}/{name}"
+        puts: dict[str, RouteHandler] = {f"{saved}/ttl": listing.keep}
+        deletes: dict[str, RouteHandler] = {saved: listing.delete}
+        for method, handlers in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes)):
             for path, handler in handlers.items():
                 self.app.router.add_route(method, API + path, self._guarded(handler))
         self.app.router.add_route("*", API + "{call:.*}", self._guarded(self._unserved))
-        self.app.router.add_delete(API + "training_runs/{run}/checkpoints/{kind}/{name}", self._guarded(listing.delete))
 
     def _guarded(self, handler: RouteHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
@@ -122,12 +127,15 @@ class Routes:
     async def _health(self, client: str, request: web.Request) -> RouteAnswer:
         return {"status": "ok"}
 
+    async def _whoami(self, client: str, request: web.Request) -> RouteAnswer:
+        return {"user_urn": f"urn:rljob:client:{client}", "org_urn": "urn:rljob:service"}
+
     async def _capabilities(self, client: str, request: web.Request) -> RouteAnswer:
         model = {"model_name": self._base, "max_context_length": self._spec.max_tokens}
         return {"supported_models": [model | {"trainable": True, "sampleable": True}]}
 
     async def _create_session(self, client: str, request: web.Request) -> RouteAnswer:
-        return {"session_id": await self._service.open_session(client), "type": "create_session"}
+        return {"session_id": await self._service.open_session(client), "info_message": NOTICE}
 
     async def _heartbeat(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.OfSession)
@@ -212,7 +220,8 @@ class Routes:
         if isinstance(rest, Failure):
             return await self._ask(client, rest, asked.model_id, asked.seq_id)
         path = f"{SCHEME}{asked.model_id}/{WEIGHTS}/{rest.path or asked.seq_id}"
-        return await self._ask(client, work.SaveState(model=asked.model_id, seq=asked.seq_id, path=""), saves=path)
+        piece = work.SaveState(model=asked.model_id, seq=asked.seq_id, path="")
+        return await self._ask(client, piece, saves=path, ttl=rest.ttl_seconds or 0)
 
     async def _save_for_sampler(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
@@ -222,7 +231,8 @@ class Routes:
         name = f"{SCHEME}{asked.model_id}/{SAMPLER_WEIGHTS}/{rest.path or asked.seq_id}"
         if rest.path is None and rest.sampling_session_seq_id is not None:
             name = sampler_name(asked.model_id.partition(":")[0], rest.sampling_session_seq_id)
-        return await self._ask(client, work.SaveForSampler(model=asked.model_id, seq=asked.seq_id, path=""), saves=name)
+        piece = work.SaveForSampler(model=asked.model_id, seq=asked.seq_id, path="")
+        return await self._ask(client, piece, saves=name, ttl=rest.ttl_seconds or 0)
 
     async def _unserved(self, client: str, request: web.Request) -> RouteAnswer:
         """A call that is not there. Has it a number of a model, its future fails: the client counts it, and later requests wait for it."""
@@ -234,12 +244,18 @@ class Routes:
         return await self._ask(client, Failure(message=f"{call} is not served"), asked.model_id, asked.seq_id)
 
     async def _ask(
-        self, client: str, piece: work.ModelWork | Failure, model: str = "", seq: int = 0, saves: str = ""
+        self,
+        client: str,
+        piece: work.ModelWork | Failure,
+        model: str = "",
+        seq: int = 0,
+        saves: str = "",
+        ttl: int = 0,
     ) -> RouteAnswer:
         """Have the service do a request of a model. `model` and `seq`: of a failure, which has none of its own."""
         if not isinstance(piece, Failure):
             model, seq = piece.model, piece.seq
-        await self._service.ask(client, model, seq, piece, saves)
+        await self._service.ask(client, model, seq, piece, saves, ttl)
         return _future(model, seq)
 
     async def _retrieve(self, client: str, request: web.Request) -> RouteAnswer:
