@@ -36,6 +36,8 @@ def outcome(call: Callable[[], Any]) -> str:
         if error.obj is types or isinstance(error.obj, CLIENTS):
             return ABSENT
         return f"{type(error).__name__}: {error}"
+    except TypeError as error:
+        return ABSENT if "unexpected keyword" in str(error) else f"{type(error).__name__}: {error}"
     except Exception as error:  # whatever the SDK raises
         return f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return SERVED
@@ -70,9 +72,14 @@ def custom(data: Any, log_probs: Any) -> Any:
     return loss, {"mine": loss.item()}
 
 
-def traced(logprobs: Any, weights: Any) -> Any:
+def entropy(logprobs: Any, weights: Any) -> Any:
     loss = -(logprobs * weights).sum()
-    return loss, {"custom/traced:sum": loss}
+    return loss, {"custom/entropy:sum": loss}
+
+
+def squares(logprobs: Any, weights: Any) -> Any:
+    loss = (logprobs * logprobs * weights).sum()
+    return loss, {"custom/squares:sum": loss}
 
 
 def training_calls(training: Any) -> Iterator[Call]:
@@ -102,9 +109,9 @@ def saved_calls(service: Any, training: Any, state: str, snapshot: str) -> Itera
     yield "create_sampling_client: a snapshot", lambda: service.create_sampling_client(model_path=snapshot)
     yield "create_sampling_client: of a training client", lambda: training.create_sampling_client(snapshot)
     yield "copy_weights", lambda: service.copy_weights(state)
-    yield "create_custom_loss", lambda: handle_of(service)
+    yield "create_custom_loss", lambda: handle_of(service, entropy)
     with_handle = "forward_backward_custom: a LossHandle"
-    yield with_handle, lambda: training.forward_backward_custom([LOSSES["cross_entropy"]], handle_of(service))
+    yield with_handle, lambda: training.forward_backward_custom([LOSSES["cross_entropy"]], handle_of(service, squares))
 
 
 def sampling_calls(sampler: Any) -> Iterator[Call]:
@@ -115,15 +122,18 @@ def sampling_calls(sampler: Any) -> Iterator[Call]:
     yield "sample: include_prompt_logprobs", lambda: sampler.sample(prompt(), 1, few, include_prompt_logprobs=True)
     yield "sample: topk_prompt_logprobs", lambda: sampler.sample(prompt(), 1, few, True, 2)
     yield "compute_logprobs", lambda: sampler.compute_logprobs(prompt())
-    yield "compute_logprobs: prompt_logprobs_last_n", lambda: sampler.compute_logprobs(prompt(), 2)
+    yield (
+        "compute_logprobs: prompt_logprobs_last_n",
+        lambda: sampler.compute_logprobs(prompt(), prompt_logprobs_last_n=2),
+    )
     yield "get_base_model", sampler.get_base_model
     yield "get_sampler_handle", lambda: sampler.get_sampler_handle()
     yield "from_sampler_handle", lambda: of_handle(sampler).sample(prompt(), 1, few)
 
 
-def handle_of(service: Any) -> Any:
+def handle_of(service: Any, loss: Any) -> Any:
     """A loss that the SDK has traced."""
-    return done(service.create_custom_loss(traced, {"logprobs": 1, "weights": 1}))
+    return done(service.create_custom_loss(loss, {"logprobs": 1, "weights": 1}))
 
 
 def of_handle(sampler: Any) -> Any:

@@ -79,6 +79,8 @@ def test_a_loop_learns_samples_what_it_has_learnt_and_continues_from_what_it_sav
     mine = log_probs(training.forward([datum(10)], "cross_entropy").result(timeout=SECONDS))[:18]
     served = np.array(sampler.compute_logprobs(tokens).result(timeout=SECONDS)[1:19])
     assert served == pytest.approx(mine, abs=2e-5)
+    last = sampler.compute_logprobs(tokens, prompt_logprobs_last_n=3).result(timeout=SECONDS)
+    assert last[:-3] == [None] * 17 and last[-3:-1] == pytest.approx(mine[-2:], abs=2e-5)
     assert np.abs(np.array(base.compute_logprobs(tokens).result(timeout=SECONDS)[1:19]) - mine).max() > 0.1
 
     params = types.SamplingParams(max_tokens=6, temperature=1.0, seed=5, stop=[])

@@ -13,7 +13,11 @@ from trainer.gateway.world import World
 
 HOUR = 3600
 TTL = 2 * HOUR
-CALLS = {"save_weights": "weights", "save_weights_for_sampler": "sampler_weights"}
+CALLS = {
+    "save_weights": "weights",
+    "save_weights_for_sampler": "sampler_weights",
+    "save_weights_external": "external_weights",
+}
 
 
 async def save(desk: Desk, call: str, seq: int, name: str, **asked: Any) -> str:

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import ClientResponse
 from aiohttp.test_utils import TestClient, TestServer
 from tinker.proto import tinker_public_pb2 as sdk
+from yarl import URL
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
@@ -34,7 +35,7 @@ class Desk:
         await self.service.create("anybody", CreateModel(model=self.model, seq=0, rank=4, seed=1))
 
     async def post(self, path: str, /, **body: Any) -> ClientResponse:
-        return await self._client.post(API + path, json=body)
+        return await self._client.post(API + path, json=body, headers={"X-API-Key": "tml-anybody"})
 
     async def bytes(self, path: str, body: bytes, encoding: str = "identity") -> ClientResponse:
         return await self._client.post(API + path, data=body, headers={"Content-Encoding": encoding})
@@ -47,6 +48,13 @@ class Desk:
 
     async def put(self, path: str, **body: Any) -> ClientResponse:
         return await self._client.put(API + path, json=body)
+
+    async def get(self, path: str, headers: dict[str, str]) -> ClientResponse:
+        return await self._client.get(API + path, headers=headers)
+
+    async def follow(self, url: str | URL) -> ClientResponse:
+        """What is at a link to this gateway."""
+        return await self._client.get(URL(url).relative())
 
     async def delete(self, path: str) -> ClientResponse:
         return await self._client.delete(API + path)
@@ -278,10 +286,10 @@ async def test_a_body_that_is_too_large_fails_its_future_and_the_next_request_is
 
 async def test_a_call_that_is_not_served_fails_its_future_and_the_next_request_is_executed(tmp_path: Path) -> None:
     async with opened(tmp_path) as desk:
-        accepted = await desk.post("save_weights_external", model_id=desk.model, seq_id=1, path="a")
+        accepted = await desk.post("a_call_of_tomorrow", model_id=desk.model, seq_id=1, path="a")
         assert accepted.status == 200
         assert (await desk.save(2, snapshot(desk.model, 2), f"{desk.session}:sample:0")).is_dir()
         found = await (await desk.post("retrieve_future", request_id=(await accepted.json())["request_id"])).json()
-        assert found == {"error": "save_weights_external is not served", "category": "user"}
+        assert found == {"error": "a_call_of_tomorrow is not served", "category": "user"}
         unknown = await desk.post("create_custom_loss", session_id=desk.session, name="mine")
         assert (unknown.status, await unknown.json()) == (404, {"detail": "create_custom_loss is not served"})

@@ -209,6 +209,16 @@ def test_samples_that_are_not_served_say_why(asked: SampleParams, why: str) -> N
     assert isinstance(found, Failure) and why in found.message
 
 
+@pytest.mark.parametrize(
+    ("asked", "scored"), [({}, 4), ({"prompt_logprobs_last_n": 3}, 3), ({"prompt_logprobs_last_n": 9}, 4)]
+)
+def test_log_probabilities_are_asked_for_of_the_last_tokens_of_a_prompt(asked: dict[str, int], scored: int) -> None:
+    found = params([1, 2, 3, 4], prompt_logprobs=True, **asked).request(1, 0, 16)
+    assert isinstance(found, SampleRequest) and SampleRequest.read(found.body()).prompt_log_probs == scored
+    unasked = params([1, 2, 3, 4], **asked).request(1, 0, 16)
+    assert isinstance(unasked, SampleRequest) and unasked.prompt_log_probs == 0
+
+
 def test_keys_are_read_from_files_and_a_key_that_is_taken_away_opens_nothing_any_more(tmp_path: Path) -> None:
     (tmp_path / "ann").write_text("tml-a\n")
     (tmp_path / "bob").write_text("tml-b")

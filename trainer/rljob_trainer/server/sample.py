@@ -81,12 +81,14 @@ async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
         ServedSample(np.asarray(o.token_ids, "<i4"), np.asarray(o.logprobs.logprobs, "<f4"), o.finish_reason)
         for o in final.outputs
     )
-    return SampleAnswer(samples, _of_prompt(tokens, final.prompt_logprobs) if asked.prompt_log_probs else None)
+    last = asked.prompt_log_probs
+    return SampleAnswer(samples, _of_prompt(tokens, final.prompt_logprobs, last) if last else None)
 
 
-def _of_prompt(tokens: list[int], places: Any) -> Floats:
-    """The log-probability of every token of the prompt. vLLM has those of the token, and of the most probable one, by token."""
+def _of_prompt(tokens: list[int], places: Any, last: int) -> Floats:
+    """The log-probabilities of the prompt's last tokens; NaN for the others. vLLM has those of the token, and of the most probable one, by token."""
     values = [float("nan"), *(place[token].logprob for token, place in zip(tokens[1:], list(places)[1:], strict=True))]
+    values[: max(len(tokens) - last, 0)] = [float("nan")] * max(len(tokens) - last, 0)
     return np.asarray(values, "<f4")
 
 

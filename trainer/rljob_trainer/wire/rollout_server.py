@@ -140,7 +140,8 @@ class SampleRequest:
     """Tokens that end a sample and are part of it."""
     ends: bool = True
     """The model's own end of a text ends a sample, too."""
-    prompt_log_probs: bool = False
+    prompt_log_probs: int = 0
+    """Last tokens of the prompt that get theirs."""
     adapter: Adapter | None = None
     """None: the base model."""
 
@@ -171,7 +172,7 @@ class SampleAnswer:
 
     samples: tuple[ServedSample, ...]
     prompt: Floats | None = None
-    """[tokens of the prompt] float32, the first NaN; None: not asked for."""
+    """[tokens of the prompt] float32; NaN for the first one, and for those that were not asked for; None: none was."""
 
     def body(self) -> dict[str, Any]:
         """The answer as JSON."""

@@ -16,9 +16,11 @@ from rljob_trainer.gateway.service import GatewayService, UnknownError, creation
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.content import PLAIN, encoding_of
 from rljob_trainer.gateway.wire.requests import (
+    EXTERNAL_WEIGHTS,
     POLL_SECONDS,
     SAMPLER_WEIGHTS,
     SCHEME,
+    WEIGHTS,
     ClientRequest,
     Count,
     read,
@@ -26,6 +28,8 @@ from rljob_trainer.gateway.wire.requests import (
 )
 from rljob_trainer.wire.service import Failure
 
+TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
+"""What lists call them, by the part of a path."""
 RouteAnswer = web.Response | dict[str, Any]
 
 
@@ -124,7 +128,7 @@ def _saved_path(request: web.Request) -> str:
 def _checkpoint(path: str, saved: SavedModel) -> dict[str, Any]:
     return {
         "checkpoint_id": path.removeprefix(SCHEME).partition("/")[2],
-        "checkpoint_type": "sampler" if f"/{SAMPLER_WEIGHTS}/" in path else "training",
+        "checkpoint_type": TYPES[path.split("/")[-2]],
         "time": _time(saved.time),
         "tinker_path": path,
         "expires_at": None if saved.expires is None else _time(saved.expires),

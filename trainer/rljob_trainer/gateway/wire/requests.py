@@ -17,8 +17,8 @@ from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, Failure, OptimStep
 
 SCHEME = "tinker://"
-WEIGHTS, SAMPLER_WEIGHTS = "weights", "sampler_weights"
-"""What a path names, between the model and the name: a state, or a snapshot."""
+WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS = "weights", "sampler_weights", "external_weights"
+"""What a path names, between the model and the name: a state, a snapshot, or adapters to download."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """What a client calls what it saves: one part of a path."""
 Text = Annotated[str, StringConstraints(max_length=4096)]
@@ -99,12 +99,20 @@ class SaveWeights(ClientRequest):
     ttl_seconds: Ttl | None = None
 
 
-class SaveWeightsForSampler(ClientRequest):
-    path: Name | None = None
+class SaveWeightsForSampler(SaveWeights):
     sampling_session_seq_id: Count | None = None
-    ttl_seconds: Ttl | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     """`inflight` asks for what is saved now or later: a snapshot is that, too."""
+
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether it is saved for a sampler alone, and goes with it."""
+        return self.path is None and self.sampling_session_seq_id is not None
+
+
+class SaveWeightsExternal(SaveWeights):
+    age_encryption_recipients: Annotated[list[Text], Field(max_length=0)] | None = None
+    """Nothing is encrypted."""
 
 
 class LoadWeights(ClientRequest):
@@ -163,7 +171,7 @@ class SampleParams(ClientRequest):
     topk_sample_logprobs: int = 0
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
-    prompt_logprobs_last_n: int | None = None
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
 
     def request(self, n: int, seed: int, longest: int) -> SampleRequest | Failure:
         """`seed`: for clients that name none. `longest`: most tokens of prompt and sample."""
@@ -183,13 +191,15 @@ class SampleParams(ClientRequest):
             stop=[text for text in stop if isinstance(text, str)],
             stop_tokens=[token for token in stop if isinstance(token, int)],
             ends=params.stop is None,
-            prompt_log_probs=bool(self.prompt_logprobs),
+            prompt_log_probs=min(self.prompt_logprobs_last_n or len(tokens), len(tokens))
+            if self.prompt_logprobs
+            else 0,
         )
 
     def _refusal(self, tokens: list[int], longest: int) -> str:
         """Why it is refused; empty: it is not."""
         further = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
-        named = [name for name in (*further, "prompt_logprobs_last_n") if getattr(self, name)]
+        named = [name for name in further if getattr(self, name)]
         if named:
             return f"{', '.join(named)} is not served"
         if any(chunk.type != "encoded_text" for chunk in self.prompt.chunks):

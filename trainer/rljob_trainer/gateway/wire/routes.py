@@ -17,8 +17,17 @@ from rljob_trainer.gateway.service import GatewayService, UnknownError, creation
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.content import PLAIN, received
+from rljob_trainer.gateway.wire.downloads import Downloads
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, sampler_name
-from rljob_trainer.gateway.wire.requests import POLL_SECONDS, SAMPLER_WEIGHTS, SCHEME, WEIGHTS, read, read_rest
+from rljob_trainer.gateway.wire.requests import (
+    EXTERNAL_WEIGHTS,
+    POLL_SECONDS,
+    SAMPLER_WEIGHTS,
+    SCHEME,
+    WEIGHTS,
+    read,
+    read_rest,
+)
 from rljob_trainer.wire import service as work
 from rljob_trainer.wire.service import Failure
 
@@ -68,6 +77,7 @@ class Routes:
             "optim_step": self._optim_step,
             "save_weights": self._save_weights,
             "save_weights_for_sampler": self._save_for_sampler,
+            "save_weights_external": self._save_external,
             "create_sampling_session": self._sampling.create,
             "asample": self._sampling.sample,
             "retrieve_future": self._retrieve,
@@ -77,7 +87,6 @@ class Routes:
         }
         gets: dict[str, RouteHandler] = {
             "healthz": self._health,
-            "whoami": self._whoami,
             "get_server_capabilities": self._capabilities,
             "samplers/{sampler}": self._sampling.describe,
             "training_runs": listing.runs,
@@ -88,6 +97,9 @@ class Routes:
             "sessions/{session}": listing.session,
         }
         saved = "training_runs/{run}/checkpoints/{kind}/{name}"
+        downloads = Downloads(service, f"{API}{EXTERNAL_WEIGHTS}/")
+        gets["training_runs/{run}/checkpoints/external_weights/{name}/external_weights_urls"] = downloads.links
+        self.app.router.add_get(f"{API}{EXTERNAL_WEIGHTS}/{{run}}/{{name}}/{{file}}", downloads.file)
         puts: dict[str, RouteHandler] = {f"{saved}/ttl": listing.keep}
         deletes: dict[str, RouteHandler] = {saved: listing.delete}
         for method, handlers in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes)):
@@ -126,9 +138,6 @@ class Routes:
 
     async def _health(self, client: str, request: web.Request) -> RouteAnswer:
         return {"status": "ok"}
-
-    async def _whoami(self, client: str, request: web.Request) -> RouteAnswer:
-        return {"user_urn": f"urn:rljob:client:{client}", "org_urn": "urn:rljob:service"}
 
     async def _capabilities(self, client: str, request: web.Request) -> RouteAnswer:
         model = {"model_name": self._base, "max_context_length": self._spec.max_tokens}
@@ -215,24 +224,33 @@ class Routes:
         return await self._ask(client, piece, asked.model_id, asked.seq_id)
 
     async def _save_weights(self, client: str, request: web.Request) -> RouteAnswer:
-        asked = await read(request, requests.Numbered)
-        rest = await read_rest(request, requests.SaveWeights)
-        if isinstance(rest, Failure):
-            return await self._ask(client, rest, asked.model_id, asked.seq_id)
-        path = f"{SCHEME}{asked.model_id}/{WEIGHTS}/{rest.path or asked.seq_id}"
-        piece = work.SaveState(model=asked.model_id, seq=asked.seq_id, path="")
-        return await self._ask(client, piece, saves=path, ttl=rest.ttl_seconds or 0)
+        return await self._save(client, request, requests.SaveWeights, work.SaveState, WEIGHTS)
 
     async def _save_for_sampler(self, client: str, request: web.Request) -> RouteAnswer:
+        return await self._save(client, request, requests.SaveWeightsForSampler, work.SaveForSampler, SAMPLER_WEIGHTS)
+
+    async def _save_external(self, client: str, request: web.Request) -> RouteAnswer:
+        """A snapshot that is not sampled from, but downloaded."""
+        return await self._save(client, request, requests.SaveWeightsExternal, work.SaveForSampler, EXTERNAL_WEIGHTS)
+
+    async def _save(
+        self,
+        client: str,
+        request: web.Request,
+        kind: type[requests.SaveWeights],
+        piece: type[work.SaveState | work.SaveForSampler],
+        part: str,
+    ) -> RouteAnswer:
+        """`part`: of the path, between model and name."""
         asked = await read(request, requests.Numbered)
-        rest = await read_rest(request, requests.SaveWeightsForSampler)
+        rest = await read_rest(request, kind)
         if isinstance(rest, Failure):
             return await self._ask(client, rest, asked.model_id, asked.seq_id)
-        name = f"{SCHEME}{asked.model_id}/{SAMPLER_WEIGHTS}/{rest.path or asked.seq_id}"
-        if rest.path is None and rest.sampling_session_seq_id is not None:
-            name = sampler_name(asked.model_id.partition(":")[0], rest.sampling_session_seq_id)
-        piece = work.SaveForSampler(model=asked.model_id, seq=asked.seq_id, path="")
-        return await self._ask(client, piece, saves=name, ttl=rest.ttl_seconds or 0)
+        name = f"{SCHEME}{asked.model_id}/{part}/{rest.path or asked.seq_id}"
+        if isinstance(rest, requests.SaveWeightsForSampler) and rest.is_unnamed:
+            name = sampler_name(asked.model_id.partition(":")[0], rest.sampling_session_seq_id or 0)
+        saving = piece(model=asked.model_id, seq=asked.seq_id, path="")
+        return await self._ask(client, saving, saves=name, ttl=rest.ttl_seconds or 0)
 
     async def _unserved(self, client: str, request: web.Request) -> RouteAnswer:
         """A call that is not there. Has it a number of a model, its future fails: the client counts it, and later requests wait for it."""
