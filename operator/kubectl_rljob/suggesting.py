@@ -5,68 +5,28 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
-from itertools import chain, product
+from itertools import chain
 from typing import Any, NamedTuple
 
+from kubectl_rljob.choices import Choice, choices, shared_critic
 from kubectl_rljob.planning import Plan
 from rljob_api.manifest import Manifest
 from rljob_api.rules import Violation
 from rljob_api.rules.layout import RANKS_CHECKS, of_the_trainer
 from rljob_api.rules.model import model_violations
-from rljob_api.sizing.layout import Layout
 from rljob_api.sizing.memory import cache_memory, phases
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine, Speed, speed
-from rljob_api.sizing.split import WAYS, even_split
+from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.processes import Parallelism, Recompute
+from rljob_api.spec.processes import Parallelism
 
 SHOWN = 5
 SECONDS = 10.0
 """How long layouts are looked at, and then those planned that look best."""
 ROOM = 0.95
 """Of a GPU's memory, which an estimate may fill: it is not exact."""
-DEEPEST, LONGEST, MOST_EXPERTS = 64, 16, 256
-"""Largest pipeline, context parallelism and expert parallelism that are looked at."""
 Planned = Callable[[Manifest], Plan]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a suggestion changes."""
-
-    parallelism: Parallelism
-    recompute: Recompute
-    servers: int
-    """Tensor parallelism of servers."""
-    updated: bool
-    """Steps of the optimizer are taken on the host, whatever the job says."""
-
-    def of(self, spec: RLJobSpec, shape: Shape) -> RLJobSpec:
-        """The spec with it, unchecked."""
-        config = _cut(spec.trainer.transformer_config, shape, self.parallelism.pipeline)
-        changes = {"parallelism": self.parallelism, "recompute": self.recompute, "transformer_config": config}
-        if self.updated:
-            changes["offload"] = spec.trainer.offload.model_copy(update={"optimizer": False, "update": True})
-        rollout = spec.rollout.model_copy(update={"tensor_parallel": self.servers})
-        return spec.model_copy(update={"trainer": spec.trainer.model_copy(update=changes), "rollout": rollout})
-
-    def settings(self, given: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-        """What `--set` makes of it, by path. `given`: the spec as the user wrote it. None removes a field."""
-        trainer = given.get("trainer") or {}
-        config = _cut(trainer.get("transformerConfig") or {}, shape, self.parallelism.pipeline)
-        by_path = {
-            "trainer.parallelism": self.parallelism.model_dump(by_alias=True, exclude_defaults=True),
-            "trainer.transformerConfig": config,
-            "trainer.recompute": self.recompute.model_dump(by_alias=True, exclude_defaults=True),
-        }
-        if self.updated:
-            kept = {part: on for part, on in (trainer.get("offload") or {}).items() if part != "optimizer"}
-            by_path["trainer.offload"] = kept | {"update": True}
-        changed = {path: value or None for path, value in by_path.items() if value != (_at(given, path) or {})}
-        given_servers = _at(given, "rollout.tensorParallel") or 1
-        servers = {"rollout.tensorParallel": self.servers} if given_servers != self.servers else {}
-        return changed | servers
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +105,9 @@ def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) 
         return Search(suggestions, looked.reasons, whole, updated)
 
     as_given = search(updated=False)
-    if as_given.suggestions or spec.trainer.offload.update:
+    critic = shared_critic(spec)
+    on_gpu = not spec.trainer.offload.update or (critic and not critic.offload.update)
+    if as_given.suggestions or not on_gpu:
         return as_given
     on_host = search(updated=True)
     reasons = Counter(as_given.reasons) + Counter(on_host.reasons)
@@ -199,29 +161,6 @@ def _proven(
             looked.reasons[f"are refused for {broken[0].field}"] += 1
 
 
-def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
-    """Sizes that divide the ranks and the model, small ones first."""
-    ranks = Layout(spec.trainer.nodes * spec.trainer.processes_per_node).world
-    servers = [1] if spec.supervised else _divisors(spec.trainer.processes_per_node)
-    recomputes = {r.model_dump_json(): r for r in (Recompute(), spec.trainer.recompute, Recompute(granularity="full"))}
-    for tensor, pipeline, context in product(
-        _divisors(spec.trainer.processes_per_node),
-        _divisors(ranks, min(DEEPEST, shape.layers)),
-        _divisors(ranks, LONGEST),
-    ):
-        if ranks % (tensor * pipeline * context):
-            continue
-        for expert in _divisors(shape.experts, MOST_EXPERTS) if shape.experts else [1]:
-            sizes = Parallelism(
-                tensor=tensor,
-                pipeline=pipeline,
-                context=context,
-                expert=expert,
-                expert_tensor=1 if shape.experts and tensor > 1 else None,
-            )
-            yield from (Choice(sizes, *rest, updated) for rest in product(recomputes.values(), servers))
-
-
 def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Machine) -> str:
     """Why a layout is no suggestion; empty: nothing is against it. By the estimate, with room for some keys and values."""
     checks = (*of_the_trainer(*RANKS_CHECKS), lambda given: model_violations(given, config))
@@ -232,24 +171,6 @@ def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Mac
         return f"take more of a GPU in {fullest.name}"
     cached = spec.supervised or cache_memory(spec, shape, machine.memory).there > 0
     return "" if cached else "leave servers no room for a cache"
-
-
-def _cut(given: Mapping[str, Any], shape: Shape, pipeline: int) -> dict[str, Any]:
-    """transformerConfig with the keys that cut layers into stages as equal as they can be."""
-    return {key: value for key, value in given.items() if not any(key in way for way in WAYS)} | (
-        even_split(shape.layers, pipeline) or {}
-    )
-
-
-def _divisors(number: int, most: int = 2**31) -> list[int]:
-    return [size for size in range(1, min(number, most) + 1) if number % size == 0]
-
-
-def _at(given: Any, path: str) -> Any:
-    """What the user wrote at a path."""
-    for key in path.split("."):
-        given = given.get(key) if isinstance(given, dict) else None
-    return given
 
 
 def _put(spec: dict[str, Any], setting: tuple[str, Any]) -> dict[str, Any]:

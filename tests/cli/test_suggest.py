@@ -132,6 +132,28 @@ def test_what_fits_no_other_way_is_suggested_with_optimizer_steps_on_the_host(
     assert "that fit on" in head and note.startswith("With the optimizer on GPUs none fits")
 
 
+@pytest.mark.parametrize("offload", [{"parameters": True, "gradients": True, "optimizer": True}, None])
+def test_a_critic_on_the_trainers_ranks_takes_its_optimizer_steps_on_the_host_as_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, offload: dict[str, bool] | None
+) -> None:
+    monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
+    given = {
+        "trainer.nodes": 4 if offload else 8,
+        "trainer.template.resources.limits": None,
+        "algorithm.advantage": "gae",
+        "train.samplesPerPrompt": 1,
+        "train.promptsPerStep": 2048,
+        "critic": {"offload": offload} if offload else {},
+    }
+    found = suggested(capsys, "llama-3.3-70b", *options(given))
+    assert found["updateOnHost"] and found["suggestions"]
+    expected = {part: True for part in offload or () if part != "optimizer"} | {"update": True}
+    for one in found["suggestions"]:
+        assert one["settings"]["critic.offload"] == expected
+        assert main(command("llama-3.3-70b", *options(given), *options(one["settings"]), "-o", "json")) == 0
+        capsys.readouterr()
+
+
 def test_the_optimizer_stays_on_gpus_where_a_layout_fits_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     found = suggested(capsys, "qwen2.5-7b-gsm8k")
     assert not found["updateOnHost"]
