@@ -121,6 +121,7 @@ def sampling_calls(sampler: Any) -> Iterator[Call]:
     yield "sample: temperature, top_k, top_p, seed, stop", lambda: sampler.sample(prompt(), 1, every)
     yield "sample: include_prompt_logprobs", lambda: sampler.sample(prompt(), 1, few, include_prompt_logprobs=True)
     yield "sample: topk_prompt_logprobs", lambda: sampler.sample(prompt(), 1, few, True, 2)
+    yield "sample: topk_sample_logprobs", lambda: sampler.sample(prompt(), 1, few, topk_sample_logprobs=2)
     yield "compute_logprobs", lambda: sampler.compute_logprobs(prompt())
     yield (
         "compute_logprobs: prompt_logprobs_last_n",

@@ -45,6 +45,14 @@ def datum(first: int) -> types.Datum:
     return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)
 
 
+def several(first: int, targets: np.ndarray) -> types.Datum:
+    """`targets`: [19, K]"""
+    inputs = {"target_tokens": targets.astype(np.int64), "weights": np.ones(targets.shape, np.float32)}
+    tokens = types.ModelInput.from_ints([first + i for i in range(19)])
+    columns = {name: types.TensorData.from_numpy(values) for name, values in inputs.items()}
+    return types.Datum(model_input=tokens, loss_fn_inputs=columns)
+
+
 def log_probs(output: Any) -> np.ndarray:
     return np.concatenate([found["logprobs"].to_numpy() for found in output.loss_fn_outputs])
 
@@ -87,6 +95,18 @@ def test_a_loop_learns_samples_what_it_has_learnt_and_continues_from_what_it_sav
     found = [sampler.sample(tokens, 2, params).result(timeout=SECONDS).sequences for _ in range(2)]
     assert [s.tokens for s in found[0]] == [s.tokens for s in found[1]]
     assert {(len(s.tokens), len(s.logprobs), s.stop_reason) for s in found[0]} == {(6, 6, "length")}
+    likeliest = sampler.sample(tokens, 1, params, True, 3, 3).result(timeout=SECONDS)
+    assert likeliest.topk_prompt_logprobs[0] is None and len(likeliest.topk_prompt_logprobs) == 20
+    named = np.array(likeliest.topk_prompt_logprobs[1:])
+    assert (np.diff(named[..., 1]) <= 0).all() and named.shape == (19, 3, 2)
+    asked = training.forward([several(10, named[..., 0])], "cross_entropy").result(timeout=SECONDS)
+    assert log_probs(asked) == pytest.approx(named[..., 1], abs=2e-5)
+    sequence = likeliest.sequences[0]
+    assert [len(place) for place in sequence.topk_logprobs] == [3] * 6
+    of_own = [
+        dict(place).get(token, -9.0) for token, place in zip(sequence.tokens, sequence.topk_logprobs, strict=True)
+    ]
+    assert all(own in (-9.0, value) for own, value in zip(of_own, sequence.logprobs, strict=True))
     every = types.SamplingParams(max_tokens=30, temperature=1.0, stop=list(range(128)))
     ended = sampler.sample(tokens, 1, every).result(timeout=SECONDS).sequences[0]
     assert (ended.stop_reason, len(ended.tokens)) == ("stop", 1)

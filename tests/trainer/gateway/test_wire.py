@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from tinker.proto import tinker_public_pb2 as sdk
+from tinker.proto.response_conv import deserialize_sample_response
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.clients import ANYBODY, Keys
@@ -14,7 +15,7 @@ from rljob_trainer.gateway.wire import bodies
 from rljob_trainer.gateway.wire.bodies import Pass, of_samples
 from rljob_trainer.gateway.wire.messages import MESSAGES
 from rljob_trainer.gateway.wire.requests import OptimStepParams, SampleParams
-from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
+from rljob_trainer.wire.rollout_server import LikeliestTokens, SampleAnswer, SampleRequest, ServedSample
 from rljob_trainer.wire.service import Failure, OptimStep, RefusedWork, Result, require_numbers
 
 TOKENS, TARGETS = np.arange(5, 8, dtype="<i4"), np.array([9, 0, 3], "<i8")
@@ -177,6 +178,17 @@ def test_the_sdk_reads_samples() -> None:
     assert np.frombuffer(found.prompt_logprobs, "<f4").tolist()[1:] == [-3]
 
 
+def test_the_sdk_reads_the_likeliest_tokens() -> None:
+    of_sample = LikeliestTokens(np.array([[4, 9]], "<i4"), np.array([[-1, -3]], "<f4"))
+    of_prompt = LikeliestTokens(np.array([[0, 0], [7, 0]], "<i4"), np.array([[np.nan, np.nan], [-2, np.nan]], "<f4"))
+    sample = ServedSample(np.array([4], "<i4"), np.array([-1], "<f4"), "stop", of_sample)
+    answer = SampleAnswer.read(SampleAnswer((sample,), likeliest_of_prompt=of_prompt).body())
+    found = deserialize_sample_response(bytes(of_samples(answer).body))  # type: ignore[arg-type]
+    assert found.topk_prompt_logprobs == [None, [(7, -2.0)]]
+    assert found.sequences[0].topk_logprobs == [[(4, -1.0), (9, -3.0)]]
+    assert answer.size == 8 * (1 + 2 + 4)
+
+
 def params(prompt: list[int] = [7], **given: Any) -> SampleParams:  # noqa: B006 it is only read
     sampling = given.pop("sampling_params", {})
     return SampleParams.model_validate(
@@ -201,7 +213,7 @@ def test_samples_end_where_the_client_says(stop: Any, read: Any) -> None:
     [
         (params([]), "the prompt is empty"),
         (params([1] * 16, sampling_params={"max_tokens": 1}), "more than 16 tokens"),
-        (params(topk_prompt_logprobs=2), "topk_prompt_logprobs is not served"),
+        (params(prompt_alt_tokens_k=2), "prompt_alt_tokens_k is not served"),
     ],
 )
 def test_samples_that_are_not_served_say_why(asked: SampleParams, why: str) -> None:

@@ -1,13 +1,16 @@
 """What a server of a service refuses before vLLM sees it."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from rljob_trainer.server.sample import sample
+from rljob_trainer.server.sample import _of_prompt, _sample, sample
 from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
 
@@ -23,3 +26,47 @@ def test_a_directory_without_adapters_is_refused_before_the_engine_reads_it(
     app.state.engine_client = None  # nothing of it may be used
     found = TestClient(app).post("/", json=body)
     assert found.status_code == 400 and f"the snapshot {tmp_path} has no adapter_" in found.text
+
+
+def place(*found: tuple[int, float, int]) -> dict[int, Any]:
+    """Token, log-probability, rank: as vLLM has them, the position's own token first."""
+    return {token: SimpleNamespace(logprob=value, rank=rank) for token, value, rank in found}
+
+
+PLACES = [None, place((8, -4.0, 9), (3, -0.5, 1), (2, -1.0, 2)), place((3, -0.25, 1), (5, -2.0, 2))]
+"""Of the prompt 7 8 3."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "scores", "tokens"),
+    [
+        ({"prompt_log_probs": 3, "likeliest_of_prompt": 2}, [np.nan, -4.0, -0.25], [[0, 0], [3, 2], [3, 5]]),
+        ({"prompt_log_probs": 1, "likeliest_of_prompt": 2}, [np.nan, np.nan, -0.25], [[0, 0], [0, 0], [3, 5]]),
+        ({"likeliest_of_prompt": 2}, None, [[0, 0], [3, 2], [3, 5]]),
+        ({"prompt_log_probs": 2}, [np.nan, -4.0, -0.25], None),
+    ],
+)
+def test_a_prompt_has_what_was_asked_for_at_its_last_tokens(asked: dict[str, int], scores: Any, tokens: Any) -> None:
+    request = SampleRequest(tokens=[7, 8, 3], n=1, seed=0, max_tokens=1, **asked)
+    log_probs, likeliest = _of_prompt(request, PLACES)
+    assert (log_probs is None) == (scores is None) and (likeliest is None) == (tokens is None)
+    if log_probs is not None:
+        np.testing.assert_array_equal(log_probs, np.asarray(scores, "<f4"))
+    if likeliest is not None:
+        assert likeliest.tokens.tolist() == tokens
+        assert (np.isnan(likeliest.log_probs) == (likeliest.tokens == 0)).all()
+
+
+class _FlatLogProbs(list[dict[int, Any]]):
+    """vLLM's of a sample."""
+
+    @property
+    def logprobs(self) -> list[float]:
+        return [found.logprob for place in self for found in place.values()]
+
+
+def test_a_sample_has_the_log_probability_of_its_token_and_the_likeliest_ones() -> None:
+    places = _FlatLogProbs([place((8, -4.0, 9), (3, -0.5, 1), (2, -1.0, 2))])
+    found = _sample(SimpleNamespace(logprobs=places, token_ids=[8], finish_reason="length"), 2)
+    assert found.log_probs.tolist() == [-4.0] and found.likeliest is not None
+    assert (found.likeliest.tokens.tolist(), found.likeliest.log_probs.tolist()) == ([[3, 2]], [[-0.5, -1.0]])

@@ -252,11 +252,8 @@ class Samples:
         """An answer takes room, which answers have to give that were fetched."""
         known = self._known.get(name)
         if known:
-            size = 4 * (0 if answer.prompt is None else len(answer.prompt)) + sum(
-                8 * len(s.tokens) for s in answer.samples
-            )
-            known.size += size
-            self.held[known.client] += size
+            known.size += answer.size
+            self.held[known.client] += answer.size
             if self.held[known.client] > MOST_ANSWERS:
                 self._shed(known.client)
 

@@ -9,6 +9,7 @@ disconnects, its samples are aborted.
 
 import hashlib
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,14 @@ from starlette.responses import JSONResponse, Response
 from rljob_api.rules.lora import CONFIG, WEIGHTS
 from rljob_trainer.server.generate import CLIENT_LEFT, NEUTRAL, ContextTooLongError, is_refusal, unless_gone
 from rljob_trainer.server.guard import Guard, error
-from rljob_trainer.wire.rollout_server import CONTEXT_TOO_LONG, Adapter, SampleAnswer, SampleRequest, ServedSample
+from rljob_trainer.wire.rollout_server import (
+    CONTEXT_TOO_LONG,
+    Adapter,
+    LikeliestTokens,
+    SampleAnswer,
+    SampleRequest,
+    ServedSample,
+)
 from rljob_trainer.wire.trajectory import Floats
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
@@ -77,19 +85,38 @@ async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
     async for output in engine.generate(prompt, _parameters(asked), secrets.token_hex(8), lora_request=adapter):
         final = output
-    samples = tuple(
-        ServedSample(np.asarray(o.token_ids, "<i4"), np.asarray(o.logprobs.logprobs, "<f4"), o.finish_reason)
-        for o in final.outputs
-    )
-    last = asked.prompt_log_probs
-    return SampleAnswer(samples, _of_prompt(tokens, final.prompt_logprobs, last) if last else None)
+    samples = tuple(_sample(output, asked.likeliest) for output in final.outputs)
+    return SampleAnswer(samples, *_of_prompt(asked, final.prompt_logprobs))
 
 
-def _of_prompt(tokens: list[int], places: Any, last: int) -> Floats:
-    """The log-probabilities of the prompt's last tokens; NaN for the others. vLLM has those of the token, and of the most probable one, by token."""
-    values = [float("nan"), *(place[token].logprob for token, place in zip(tokens[1:], list(places)[1:], strict=True))]
-    values[: max(len(tokens) - last, 0)] = [float("nan")] * max(len(tokens) - last, 0)
-    return np.asarray(values, "<f4")
+def _sample(output: Any, likeliest: int) -> ServedSample:
+    """`output`: vLLM's, which has at each position the log-probability of its token, and then those of the likeliest ones."""
+    log_probs = np.asarray(output.logprobs.logprobs, "<f4").reshape(-1, likeliest + 1)[:, 0]
+    named = _likeliest(list(output.logprobs), likeliest) if likeliest else None
+    return ServedSample(np.asarray(output.token_ids, "<i4"), log_probs, output.finish_reason, named)
+
+
+def _of_prompt(asked: SampleRequest, places: Any) -> tuple[Floats | None, LikeliestTokens | None]:
+    """What was asked for of the prompt. `places`: vLLM's log-probabilities by token, at each position but the first: of its token, and of the
+    likeliest ones."""
+    if not places:
+        return None, None
+    tokens, last = asked.tokens, asked.prompt_log_probs or len(asked.tokens)
+    scored = [{}, *list(places)[1:]]
+    scored[: len(tokens) - last] = [{}] * (len(tokens) - last)
+    log_probs = [place[token].logprob if place else np.nan for token, place in zip(tokens, scored, strict=True)]
+    named = _likeliest(scored, asked.likeliest_of_prompt) if asked.likeliest_of_prompt else None
+    return np.asarray(log_probs, "<f4") if asked.prompt_log_probs else None, named
+
+
+def _likeliest(places: Sequence[Mapping[int, Any]], count: int) -> LikeliestTokens:
+    """Of each position, whose own token is there, too, whatever its rank."""
+    tokens, log_probs = np.zeros((len(places), count), "<i4"), np.full((len(places), count), np.nan, "<f4")
+    for i, place in enumerate(places):
+        first = sorted(place.items(), key=lambda item: item[1].rank)[:count]
+        tokens[i, : len(first)] = [token for token, _ in first]
+        log_probs[i, : len(first)] = [found.logprob for _, found in first]
+    return LikeliestTokens(tokens, log_probs)
 
 
 def _adapter(adapter: Adapter) -> Any:
@@ -111,6 +138,7 @@ def _parameters(asked: SampleRequest) -> Any:
 
     own = {name: getattr(asked, name) for name in ("n", "seed", "max_tokens", "temperature", "top_p", "top_k")}
     ends = {"stop": list(asked.stop), "stop_token_ids": list(asked.stop_tokens), "ignore_eos": not asked.ends}
-    prompt = {"prompt_logprobs": 0} if asked.prompt_log_probs else {}
-    form = {"logprobs": 0, "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY}
+    scored = asked.prompt_log_probs or asked.likeliest_of_prompt
+    prompt = {"prompt_logprobs": asked.likeliest_of_prompt} if scored else {}
+    form = {"logprobs": asked.likeliest, "flat_logprobs": True, "output_kind": RequestOutputKind.FINAL_ONLY}
     return SamplingParams(**NEUTRAL | own | ends | prompt | form | {"detokenize": bool(asked.stop)})

@@ -142,6 +142,10 @@ class SampleRequest:
     """The model's own end of a text ends a sample, too."""
     prompt_log_probs: int = 0
     """Last tokens of the prompt that get theirs."""
+    likeliest: int = 0
+    """Tokens that are named at each position of a sample."""
+    likeliest_of_prompt: int = 0
+    """The same, at the positions of the prompt's last tokens that get their log-probabilities, or at all where none does."""
     adapter: Adapter | None = None
     """None: the base model."""
 
@@ -158,12 +162,47 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LikeliestTokens:
+    """The likeliest tokens at each position, the likeliest first."""
+
+    tokens: Ints
+    """[positions, k] int32"""
+    log_probs: Floats
+    """[positions, k] float32; NaN where there is none."""
+
+    def body(self) -> list[Any]:
+        """As JSON."""
+        return [pack(self.tokens, "<i4"), pack(self.log_probs, "<f4"), self.tokens.shape[1]]
+
+    @staticmethod
+    def read(body: list[Any] | None) -> "LikeliestTokens | None":
+        """The inverse of `body`. None: they were not asked for."""
+        if body is None:
+            return None
+        tokens, log_probs, k = body
+        return LikeliestTokens(unpack(tokens, "<i4").reshape(-1, k), unpack(log_probs, "<f4").reshape(-1, k))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ServedSample:
     """One sample."""
 
     tokens: Ints
     log_probs: Floats
     finish_reason: Literal["stop", "length", "abort"]
+    likeliest: LikeliestTokens | None = None
+    """None: not asked for."""
+
+    def body(self) -> list[Any]:
+        """As JSON."""
+        likeliest = self.likeliest and self.likeliest.body()
+        return [pack(self.tokens, "<i4"), pack(self.log_probs, "<f4"), self.finish_reason, likeliest]
+
+    @staticmethod
+    def read(body: list[Any]) -> "ServedSample":
+        """The inverse of `body`."""
+        tokens, log_probs, reason, likeliest = body
+        return ServedSample(unpack(tokens, "<i4"), unpack(log_probs, "<f4"), reason, LikeliestTokens.read(likeliest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,17 +212,28 @@ class SampleAnswer:
     samples: tuple[ServedSample, ...]
     prompt: Floats | None = None
     """[tokens of the prompt] float32; NaN for the first one, and for those that were not asked for; None: none was."""
+    likeliest_of_prompt: LikeliestTokens | None = None
+    """None: not asked for."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its numbers."""
+        named = [s.likeliest for s in self.samples] + [self.likeliest_of_prompt]
+        positions = sum(len(s.tokens) for s in self.samples) + sum(n.tokens.size for n in named if n)
+        return 8 * positions + (0 if self.prompt is None else 4 * len(self.prompt))
 
     def body(self) -> dict[str, Any]:
         """The answer as JSON."""
-        samples = [[pack(s.tokens, "<i4"), pack(s.log_probs, "<f4"), s.finish_reason] for s in self.samples]
-        return {"samples": samples, "prompt": None if self.prompt is None else pack(self.prompt, "<f4")}
+        prompt = None if self.prompt is None else pack(self.prompt, "<f4")
+        likeliest = self.likeliest_of_prompt and self.likeliest_of_prompt.body()
+        return {"samples": [s.body() for s in self.samples], "prompt": prompt, "likeliest_of_prompt": likeliest}
 
     @staticmethod
     def read(body: dict[str, Any]) -> "SampleAnswer":
         """The inverse of `body`."""
-        samples = tuple(ServedSample(unpack(t, "<i4"), unpack(p, "<f4"), reason) for t, p, reason in body["samples"])
-        return SampleAnswer(samples, None if body["prompt"] is None else unpack(body["prompt"], "<f4"))
+        prompt = None if body["prompt"] is None else unpack(body["prompt"], "<f4")
+        likeliest = LikeliestTokens.read(body["likeliest_of_prompt"])
+        return SampleAnswer(tuple(map(ServedSample.read, body["samples"])), prompt, likeliest)
 
 
 @dataclass(frozen=True, slots=True)

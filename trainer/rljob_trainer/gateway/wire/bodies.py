@@ -8,10 +8,10 @@ import numpy as np
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
-from rljob_trainer.gateway.wire.messages import DTYPES, FLOAT32, LENGTH, MESSAGES, STOP
+from rljob_trainer.gateway.wire.messages import DTYPES, FLOAT32, LENGTH, MESSAGES, NO_TOKEN, STOP
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.gateway import decode_result
-from rljob_trainer.wire.rollout_server import SampleAnswer
+from rljob_trainer.wire.rollout_server import LikeliestTokens, SampleAnswer
 from rljob_trainer.wire.service import MOST_TARGETS, Datum, Failure, ForwardBackward, Result
 
 TARGETS = "target_tokens"
@@ -185,9 +185,19 @@ def of_samples(answer: SampleAnswer) -> web.Response:
         sequence = response.sequences.add(stop_reason=STOP if sample.finish_reason == "stop" else LENGTH)
         sequence.tokens = np.asarray(sample.tokens, "<i4").tobytes()
         sequence.logprobs = np.asarray(sample.log_probs, "<f4").tobytes()
+        if sample.likeliest:
+            _put(sample.likeliest, sequence.topk_sampled_logprobs)
     if answer.prompt is not None:
         response.prompt_logprobs = np.asarray(answer.prompt, "<f4").tobytes()
+    if answer.likeliest_of_prompt:
+        _put(answer.likeliest_of_prompt, response.topk_prompt_logprobs)
     return web.Response(body=response.SerializeToString(), content_type=PROTOBUF)
+
+
+def _put(likeliest: LikeliestTokens, message: Any) -> None:
+    message.token_ids = np.asarray(likeliest.tokens, "<i4").tobytes()
+    message.logprobs = np.nan_to_num(likeliest.log_probs, nan=NO_TOKEN).astype("<f4").tobytes()
+    message.length, message.k = likeliest.tokens.shape
 
 
 def failed(why: Failure) -> web.Response:

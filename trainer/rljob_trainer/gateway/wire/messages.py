@@ -15,6 +15,8 @@ DTYPES = {1: "<f4", 2: "<i8", 3: "<i4"}
 FLOAT32 = 1
 STOP, LENGTH = 0, 1
 """SampledSequence.stop_reason."""
+NO_TOKEN = -99999.0
+"""TopkLogprobs.logprobs of what is not there."""
 
 _DESCRIPTION = """
 ForwardBackwardRequest
@@ -63,16 +65,24 @@ BatchedTensor
 SampleResponse
   1 repeated SampledSequence sequences
   2 optional bytes prompt_logprobs
+  3 optional TopkLogprobs topk_prompt_logprobs
 SampledSequence
   1 one int32 stop_reason
   2 one bytes tokens
   3 optional bytes logprobs
+  4 optional TopkLogprobs topk_sampled_logprobs
+TopkLogprobs
+  1 one bytes token_ids
+  2 one bytes logprobs
+  3 one uint32 k
+  4 one uint32 length
 """
 _PACKAGE = "rljob.service"
 _SCALARS = {
     "double": FieldDescriptorProto.TYPE_DOUBLE,
     "int64": FieldDescriptorProto.TYPE_INT64,
     "int32": FieldDescriptorProto.TYPE_INT32,
+    "uint32": FieldDescriptorProto.TYPE_UINT32,
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "string": FieldDescriptorProto.TYPE_STRING,
     "bytes": FieldDescriptorProto.TYPE_BYTES,

@@ -38,6 +38,8 @@ MOST_SAMPLES = 1024
 LEAST_TTL, MOST_TTL = 3600, 10 * 366 * 86400
 """Seconds for which something can be kept, as the SDK has them."""
 Seq = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Likeliest = Annotated[int, Field(ge=0, le=20)]
+"""Tokens at one position, up to what vLLM gives."""
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -167,8 +169,8 @@ class SampleParams(ClientRequest):
     prompt: Prompt
     sampling_params: SamplingParams
     prompt_logprobs: bool | None = None
-    topk_prompt_logprobs: int = 0
-    topk_sample_logprobs: int = 0
+    topk_prompt_logprobs: Likeliest = 0
+    topk_sample_logprobs: Likeliest = 0
     target_prompt_logprobs: Any = None
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
@@ -191,6 +193,8 @@ class SampleParams(ClientRequest):
             stop=[text for text in stop if isinstance(text, str)],
             stop_tokens=[token for token in stop if isinstance(token, int)],
             ends=params.stop is None,
+            likeliest=self.topk_sample_logprobs,
+            likeliest_of_prompt=self.topk_prompt_logprobs,
             prompt_log_probs=min(self.prompt_logprobs_last_n or len(tokens), len(tokens))
             if self.prompt_logprobs
             else 0,
@@ -198,8 +202,7 @@ class SampleParams(ClientRequest):
 
     def _refusal(self, tokens: list[int], longest: int) -> str:
         """Why it is refused; empty: it is not."""
-        further = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
-        named = [name for name in further if getattr(self, name)]
+        named = [name for name in ("target_prompt_logprobs", "prompt_alt_tokens_k") if getattr(self, name)]
         if named:
             return f"{', '.join(named)} is not served"
         if any(chunk.type != "encoded_text" for chunk in self.prompt.chunks):
