@@ -39,7 +39,7 @@ LOST = (
     "model is as if it had been fetched"
 )
 FLAGS = {"proto_compress_fwdbwd": True, "sample_use_retrieve_futures": True}
-"""What clients do beyond their defaults: compress their passes, to a tenth and less, and ask for what is complete of all of a sampler's samples at
+"""What clients do beyond their defaults: compress their passes, to a fourth or fifth, and ask for what is complete of all of a sampler's samples at
 once, in place of holding a connection for each."""
 NOTICE = "adapters of the output layer are not served: train_unembed is taken as false"
 """What the SDK logs when a session begins, since it asks for these unless a script says otherwise."""
