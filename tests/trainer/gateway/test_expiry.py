@@ -1,15 +1,18 @@
 """What clients save for some time only."""
 
+import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.service import Result, SaveForSampler, SaveState, Work
 from trainer.gateway.test_routes import Desk, opened
-from trainer.gateway.world import World
+from trainer.gateway.world import World, full_disk
 
 HOUR = 3600
 TTL = 2 * HOUR
@@ -62,6 +65,67 @@ async def test_what_is_saved_for_some_time_is_deleted_after_it_with_its_files(
         await later(desk, TTL + 60, monkeypatch)
         assert set(await kept(desk)) == {"always"}
         assert [(tmp_path / directories[name]).is_dir() for name in ("some", "always")] == [False, True]
+
+
+async def saved(desk: Desk, names: str) -> list[str]:
+    """States for some time: what the client calls them."""
+    paths = [await save(desk, "save_weights", seq, name, ttl_seconds=TTL) for seq, name in enumerate(names, 1)]
+    return [f"tinker://{path}" for path in paths]
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_a_client_keeps_longer_while_things_expire_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    async with opened(tmp_path) as desk:
+        path = (await saved(desk, "ab"))[1]
+        directory = tmp_path / desk.service.named("anybody", path).directory
+        both = [desk.service.keep("anybody", path, 4 * HOUR), later(desk, TTL + 60, monkeypatch)]
+        await asyncio.gather(*both if first else reversed(both))
+        assert set(await kept(desk)) == {"b"} and directory.is_dir()
+    async with opened(tmp_path) as desk:
+        assert set(await kept(desk)) == {"b"}
+
+
+async def test_what_is_saved_again_while_its_time_is_changed_is_the_newer_one(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        (path,) = await saved(desk, "a")
+        newer = replace(desk.service.named("anybody", path), directory="states/newer")
+        await asyncio.gather(desk.service.names.save(path, newer), desk.service.keep("anybody", path, 0))
+        assert desk.service.named("anybody", path) == replace(newer, expires=None)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_a_client_deletes_while_it_expires_is_deleted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    async with opened(tmp_path) as desk:
+        path = (await saved(desk, "ab"))[1]
+        both = [desk.service.delete("anybody", path), later(desk, TTL + 60, monkeypatch)]
+        await asyncio.gather(*both if first else reversed(both))
+        assert not await kept(desk)
+
+
+async def test_what_a_client_deletes_while_it_keeps_it_is_unknown(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        (path,) = await saved(desk, "a")
+        both = desk.service.delete("anybody", path), desk.service.keep("anybody", path, TTL)
+        deleted, refusal = await asyncio.gather(*both, return_exceptions=True)
+        assert deleted is None and isinstance(refusal, UnknownError)
+        assert not await kept(desk)
+
+
+async def test_on_a_full_volume_what_has_expired_is_deleted_later_and_all_else_is_swept_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(tmp_path) as desk:
+        await saved(desk, "ab")
+        with full_disk(100):
+            await later(desk, TTL + 60, monkeypatch)
+        assert set(await kept(desk)) == {"a", "b"}
+        assert [path in caplog.text for path in desk.service.names.saved] == [True, True]
+        await later(desk, TTL + 60, monkeypatch)
+        assert not await kept(desk)
 
 
 async def test_how_long_something_is_kept_can_be_changed_and_outlives_the_gateway(

@@ -101,9 +101,24 @@ class Names:
         await self._write("saved", path, **asdict(saved))
         self.saved[path] = saved
 
-    async def delete(self, path: str) -> None:
-        await self._write("deleted", path)
-        del self.saved[path]
+    async def keep(self, path: str, expires: float | None) -> bool:
+        """Change when it is deleted. False: it is not there any more."""
+        async with self._writing:
+            if path not in self.saved:
+                return False
+            kept = replace(self.saved[path], expires=expires)
+            await self._append("saved", path, **asdict(kept))
+            self.saved[path] = kept
+            return True
+
+    async def delete(self, path: str, only: SavedModel | None = None) -> SavedModel | None:
+        """What was deleted. None: nothing, since it is not there any more, or is not `only`, where that is given."""
+        async with self._writing:
+            saved = self.saved.get(path)
+            if saved is None or (only and saved != only):
+                return None
+            await self._append("deleted", path)
+            return self.saved.pop(path)
 
     async def sample(self, name: str, sampler: Sampler) -> None:
         if self.samplers.get(name) != sampler:
@@ -158,7 +173,10 @@ class Names:
 
     async def _write(self, kind: str, name: str, **fields: object) -> None:
         async with self._writing:
-            await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
+            await self._append(kind, name, **fields)
+
+    async def _append(self, kind: str, name: str, **fields: object) -> None:
+        await asyncio.to_thread(self._journal.append, JournalRecord({"kind": kind, "id": name} | fields))
 
 
 def _of_others[T](named: dict[str, T], session: str) -> dict[str, T]:

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
@@ -152,13 +151,14 @@ class GatewayService:
 
     async def delete(self, client: str, path: str) -> None:
         """Delete what was saved as `path`. Raises UnknownError."""
-        saved = self.named(client, path)
-        await self.names.delete(path)
-        await self._remove_unused(saved.directory)
+        self.named(client, path)
+        await self._delete(path)
 
     async def keep(self, client: str, path: str, ttl: int) -> None:
         """Keep what was saved as `path` for so many seconds from now; 0: until it is deleted. Raises UnknownError."""
-        await self.names.save(path, replace(self.named(client, path), expires=_expiry(ttl)))
+        self.named(client, path)
+        if not await self.names.keep(path, _expiry(ttl)):
+            raise UnknownError(f"there is no {path}")
 
     async def sweep(self) -> None:
         """End sessions of clients that are gone, and drop what has expired, and results that nobody fetches any more."""
@@ -179,8 +179,17 @@ class GatewayService:
         now = time.time()
         for path, saved in list(self.names.saved.items()):
             if saved.expires is not None and saved.expires <= now:
-                log.info("%s has expired", path)
-                await self.delete(saved.client, path)
+                try:
+                    await self._delete(path, saved)
+                except OSError as error:  # it is tried again
+                    log.warning("%s has expired, and is not deleted: %s", path, error)
+
+    async def _delete(self, path: str, only: SavedModel | None = None) -> None:
+        """`only`: what it has to be, where that is given: a client may have kept it, or saved it again, meanwhile."""
+        saved = await self.names.delete(path, only)
+        if saved:
+            log.info("%s is deleted", path)
+            await self._remove_unused(saved.directory)
 
     def living(self) -> list[Book]:
         return list(self.books.values())
