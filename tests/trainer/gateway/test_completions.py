@@ -15,8 +15,8 @@ from tinker import types
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
 from rljob_trainer.gateway.completions import COPIES
-from rljob_trainer.gateway.registry import NUMBERS
-from rljob_trainer.gateway.samples import Samples
+from rljob_trainer.gateway.registry import MOST_NUMBERS, NUMBERS
+from rljob_trainer.gateway.samples import MOST_OPEN, Samples
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire.routes import API, Routes
 from rljob_trainer.machine import free_port
@@ -218,6 +218,15 @@ async def test_all_that_a_lost_gateway_may_have_had_is_said_once_to_who_has_not_
         cursor = (await sampler.poll(), sampler.cursor)[1]
     async with again(tmp_path, name) as sampler:
         assert set(await sampler.poll(cursor=cursor)) == {f"{name}:{seq}" for seq in range(24, 41)}
+
+
+async def test_of_numbers_with_gaps_a_next_gateway_says_a_bounded_number_and_the_newest(tmp_path: Path) -> None:
+    async with sampler_of(tmp_path) as sampler:
+        await sampler.ask(0, complete=False)
+        newest, name = await sampler.ask(COPIES - 1, complete=False), sampler.name
+    async with again(tmp_path, name) as sampler:
+        lost = await sampler.poll(cursor=0)
+        assert newest in lost and MOST_OPEN < len(lost) == MOST_NUMBERS
 
 
 @asynccontextmanager

@@ -11,6 +11,8 @@ from rljob_trainer.wire.rollout_server import Adapter, SampleRequest
 
 NUMBERS = 128
 """Of requests for samples, that are written down at once."""
+MOST_NUMBERS = 2**15
+"""Of a queue that a gateway may have, if it is lost: clients choose how far these are apart. It is several times as many as a gateway has open."""
 
 
 @dataclass
@@ -138,7 +140,8 @@ class Names:
 
     def _add_numbers(self, queue: str, first: int, beyond: int) -> None:
         known = self.numbers.get(queue)
-        self.numbers[queue] = SampleNumbers(first, max(beyond, known.beyond if known else 0))
+        beyond = max(beyond, known.beyond if known else 0)
+        self.numbers[queue] = SampleNumbers(max(first, beyond - MOST_NUMBERS), beyond)
 
     def _restore(self) -> None:
         for fields, _ in self._journal.records:
