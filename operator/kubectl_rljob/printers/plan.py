@@ -171,6 +171,8 @@ def verdict(broken: Sequence[Violation], misfits: Sequence[Violation]) -> str:
 
 def batch(spec: RLJobSpec, whole: bool) -> list[str]:
     """Samples of a step; and, if they can be divided, of a mini-batch, of a data-parallel rank, of the job."""
+    if spec.task == "service":
+        return ["what clients send in one call"]
     a, t, (drawn, sample) = Amounts.of(spec), spec.train, NOUNS[spec.task]
     lines = [f"{_of(a.groups_per_step, a.group, spec)}{plural(a.samples_per_step, sample)} per step"]
     if not whole:
@@ -200,12 +202,15 @@ def _total(spec: RLJobSpec) -> str:
 
 def tokens(spec: RLJobSpec) -> list[str]:
     """Of a sample, a step and a micro-batch."""
+    packed = f"at most {spec.train.tokens_per_micro_batch:,} per micro-batch and data-parallel rank"
+    if spec.task == "service":
+        return [packed]
     a, (_, sample) = Amounts.of(spec), NOUNS[spec.task]
     prompt, response = spec.data.max_prompt_tokens, spec.rollout.sampling.max_tokens
     parts = "" if spec.supervised else f"{prompt:,} of the prompt + {response:,} of the response = "
     return [
         f"at most {parts}{a.longest:,} per {sample}, {a.longest * a.samples_per_step:,} per step",
-        f"at most {spec.train.tokens_per_micro_batch:,} per micro-batch and data-parallel rank",
+        packed,
     ]
 
 
@@ -214,7 +219,7 @@ HEADER = (
     *("GENERATE", "TRAIN", "UPDATE", "TOKENS/S"),
 )
 
-ON_HOST = "With the optimizer on GPUs none fits: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
+ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
 
 
 def suggestions(base: Plan, search: Search) -> str:
