@@ -109,7 +109,7 @@ class Autoscaling(Model):
     min_replicas: Annotated[int, Field(ge=1, le=MOST_PODS)] = 1
     """Number of pods that there always are."""
     calls_per_replica: Annotated[int, Field(ge=1, le=16384)] = 64
-    """Calls that a pod runs at a time. While more run and wait together, there is another pod for them, up to `replicas`."""
+    """Calls that a pod runs at a time, if its processes have room for them. While more run and wait together, there is another pod for them."""
     down_seconds: Annotated[int, Field(ge=1, le=86400)] = 300
     """For how long fewer pods must have been enough before others go, longer than the part of a step in which nothing is generated."""
 

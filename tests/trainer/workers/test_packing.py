@@ -116,6 +116,24 @@ async def test_the_load_says_what_the_calls_need_and_what_was_enough() -> None:
         assert needed.now() == WorkerLoad(calls=1, needed=1, enough=2), "a call runs in the second pod"
 
 
+async def test_calls_for_which_the_processes_of_a_pod_have_no_room_need_other_pods() -> None:
+    clock = 0.0
+    scaling = Autoscaling(calls_per_replica=64, down_seconds=60)
+    places = PackedPlaces[Process](lambda p: p.room, lambda p: p.gone, lambda p: p.pod, scaling, lambda: clock)
+    needed = PodsNeeded(places, scaling, lambda: clock)
+    for process in (Process(0, room=1) for _ in range(8)):
+        places.add(process)
+    async with AsyncExitStack() as stack:
+        await taken(places, stack, 8)
+        others = [asyncio.create_task(places.one().__aenter__()) for _ in range(56)]
+        await asyncio.sleep(0)
+        assert needed.now().needed == 1, "more processes of the pod may be about to come"
+        clock = 30.0
+        assert needed.now() == WorkerLoad(calls=64, needed=8)
+        for other in others:
+            other.cancel()
+
+
 def test_a_peak_is_that_of_the_last_seconds_once_there_have_been_so_many() -> None:
     clock = 100.0
     peak = Peak(10, lambda: clock)

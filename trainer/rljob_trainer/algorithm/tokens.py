@@ -10,7 +10,8 @@ import torch
 class Predictions(NamedTuple):
     """A language model's prediction of the next token at each position. float32, [t] except `candidates`. All but `correct` carry gradients.
 
-    Everything is 0 at positions whose next token is not in the loss: their logits are not computed."""
+    Everything is 0 at positions whose next token is not in the loss, since their logits are not computed. Only where a micro-batch has no token in
+    the loss, its first position has numbers, which nobody reads."""
 
     log_probs: torch.Tensor
     """Of the actual next token."""

@@ -39,11 +39,11 @@ class PodsNeeded[P]:
     """Measured by whoever asks, again and again."""
 
     def __init__(self, places: PackedPlaces[P], autoscaling: Autoscaling, clock: Callable[[], float] = time.monotonic):
-        self._places, self._calls_per_replica = places, autoscaling.calls_per_replica
+        self._places = places
         self._peak = Peak(autoscaling.down_seconds, clock)
 
     def now(self) -> WorkerLoad:
         calls = self._places.waiting + self._places.running
-        needed = self._peak.of(-(-calls // self._calls_per_replica))
+        needed = self._peak.of(-(-calls // self._places.calls_of_pod))
         enough = max(needed, self._places.busy) if self._peak.is_whole else None
         return WorkerLoad(calls=calls, needed=needed, enough=enough)

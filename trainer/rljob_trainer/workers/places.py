@@ -1,12 +1,16 @@
 """Places for calls in processes: who gets one next, and how others wait for one."""
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 
 from rljob_api.spec.common import MOST_PODS
 from rljob_api.spec.processes import Autoscaling
+
+SETTLING_SECONDS = 30.0
+"""From the first process of a pod that connects to the last one."""
 
 
 class Places[P]:
@@ -120,10 +124,13 @@ class PackedPlaces[P](Places[P]):
         gone: Callable[[P], bool],
         ordinal: Callable[[P], int],
         autoscaling: Autoscaling,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """`ordinal`: of the pod that a process is in."""
         super().__init__(room, gone)
-        self._ordinal, self._autoscaling = ordinal, autoscaling
+        self._ordinal, self._autoscaling, self._clock = ordinal, autoscaling, clock
+        self._since = dict[int, float]()
+        """When the first process of each pod came, by ordinal."""
         self._pods = dict[int, list[P]]()
         """Processes by ordinal, in this order."""
         self._calls = Counter[P]()
@@ -138,8 +145,17 @@ class PackedPlaces[P](Places[P]):
         """One more than the highest ordinal of a pod in which a call runs; 0: none does."""
         return max((self._ordinal(process) + 1 for process, calls in self._calls.items() if calls), default=0)
 
+    @property
+    def calls_of_pod(self) -> int:
+        """Calls that one pod can run: `callsPerReplica`, or what the processes of the largest pod have room for, once they have all come."""
+        settled = (self._pods[i] for i, since in self._since.items() if self._clock() - since >= SETTLING_SECONDS)
+        most = max((sum(self._room(process) for process in processes) for processes in settled), default=0)
+        limit = self._autoscaling.calls_per_replica
+        return min(limit, most or limit)
+
     def add(self, process: P) -> None:
         self._pods.setdefault(self._ordinal(process), []).append(process)
+        self._since.setdefault(self._ordinal(process), self._clock())
         self._pods = dict(sorted(self._pods.items()))
         super().add(process)
 
@@ -147,7 +163,7 @@ class PackedPlaces[P](Places[P]):
         pod = self._pods[self._ordinal(process)]
         pod.remove(process)
         if not pod:
-            del self._pods[self._ordinal(process)]
+            del self._pods[self._ordinal(process)], self._since[self._ordinal(process)]
         del self._calls[process]
         super().remove(process)
 
