@@ -94,7 +94,16 @@ class SchedulerCache:
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
         limit = job.validation.policy.reserve_after_seconds
         claims = partial(self.claimed, job.meta, spec, job.validation.policy)
-        return JobView(job=job.meta, spec=spec, status=status, pods=pods, now=now, reserve_after=limit, claimed=claims)
+        return JobView(
+            job=job.meta,
+            spec=spec,
+            status=status,
+            pods=pods,
+            now=now,
+            node_loss_seconds=spec.lifecycle.node_loss_seconds,
+            reserve_after=limit,
+            claimed=claims,
+        )
 
     def claimed(self, job: RLJobMeta, spec: RLJobSpec, policy: JobPolicy) -> Claimed:
         """What the claims of the job's pods take."""

@@ -32,6 +32,8 @@ class JobView:
     status: JobStatus
     pods: Sequence[Pod]
     now: float
+    node_loss_seconds: float
+    """After which a silent node counts as lost: the limit in force, also where an attempt runs another spec."""
     reserve_after: int = DEFAULT_POLICY.reserve_after_seconds
     """Seconds after which a job that waits reserves nodes."""
     claimed: Callable[[], Claimed] = Claimed
@@ -137,8 +139,7 @@ def _by_number(pods: Sequence[str], current: Mapping[str, str]) -> dict[int, str
 
 
 def _ordinals(view: JobView, leaving: Collection[str] = ()) -> dict[str, list[int]]:
-    limit = view.spec.lifecycle.node_loss_seconds
-    return wanted_ordinals(view.status, view.pods, view.spec, limit, view.now, leaving, ahead=True)
+    return wanted_ordinals(view.status, view.pods, view.spec, view.node_loss_seconds, view.now, leaving, ahead=True)
 
 
 def pod_names(job: str, spec: RLJobSpec, ordinals: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
@@ -171,7 +172,7 @@ def _current(view: JobView, wanted: Mapping[str, Sequence[str]], node: Callable[
     def node_of(role: str, name: str) -> str:
         pod = pods.get(name)
         if pod and pod.node and not pod.deleting:
-            lost = is_lost(pod, view.spec.lifecycle.node_loss_seconds, view.now)
+            lost = is_lost(pod, view.node_loss_seconds, view.now)
             return "" if lost or node(pod.node) is None else pod.node
         there = node(assigned.get(name, ""))
         on_its_way = pod is not None and pod.ungated_at is not None and not pod.deleting

@@ -152,7 +152,14 @@ class GangScheduler:
         limit = s.policy.reserve_after_seconds
         claims = partial(self._cache.claimed, s.job, spec, s.policy)
         return JobView(
-            job=s.job, spec=spec, status=s.status, pods=s.pods, now=s.now, reserve_after=limit, claimed=claims
+            job=s.job,
+            spec=spec,
+            status=s.status,
+            pods=s.pods,
+            now=s.now,
+            node_loss_seconds=s.lifecycle.node_loss_seconds,
+            reserve_after=limit,
+            claimed=claims,
         )
 
     def _known(self, request: SchedulingRequest) -> SchedulingResult | None:
