@@ -142,6 +142,7 @@ generate: setup ## Write the CRD, known keys, reference pages and pictures again
 	$(PY) -W ignore -m rljob_trainer.commands.known_keys
 	$(PY) -m rljob_api.schema.docs docs/reference
 	$(PY) -m kubectl_rljob.reference docs/reference/cli.md
+	$(PY) -m rljob_operator.reference docs/reference/operator-metrics.md
 	$(PY) -m rljob_trainer.reference docs/reference/trainer.md
 	$(PY) -m rljob_import.reference docs/reference/import.md
 	$(PY) -m docs.pictures docs/images
@@ -152,6 +153,7 @@ generate-check: setup ## Fail when a generated file has drifted
 	$(PY) -m rljob_api.schema.crd $$tmp/crd && diff -u crds/rljob.yaml $$tmp/crd && diff -u crds/rljob.yaml charts/rljob/files/rljob.yaml && \
 	$(PY) -m rljob_api.schema.files rights $$tmp/backends && diff -u charts/rljob/files/backends.yaml $$tmp/backends && \
 	mkdir $$tmp/reference && $(PY) -m rljob_api.schema.files editor $$tmp/reference/rljob.schema.json && $(PY) -m rljob_api.schema.docs $$tmp/reference && $(PY) -m kubectl_rljob.reference $$tmp/reference/cli.md && \
+	$(PY) -m rljob_operator.reference $$tmp/reference/operator-metrics.md && \
 	$(PY) -m rljob_trainer.reference $$tmp/reference/trainer.md && $(PY) -m rljob_import.reference $$tmp/reference/import.md && \
 	$(PY) charts/values_reference.py $$tmp/schema $$tmp/reference/values.md $$tmp/README.md && diff -u charts/rljob/values.schema.json $$tmp/schema && \
 	diff -u charts/rljob/README.md $$tmp/README.md && \

@@ -137,6 +137,10 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
+    def families(self) -> Iterable[Metric]:
+        """All metrics, with what they say now."""
+        return self._registry.collect()
+
 
 class _Observed(Collector):
     """Read from the cache at every scrape."""
