@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +21,9 @@ MIB = 2**20
 by_encoding = pytest.mark.parametrize(("encoding", "compress"), COMPRESSED.items())
 
 
-def body_of(desk: Desk, seq: int, tokens: int = 3) -> bytes:
-    """A pass of so many tokens, and without targets, which its future fails for."""
-    chunk = sdk.Chunk(encoded_text=sdk.EncodedTextChunk(tokens=bytes(4 * tokens)))
+def body_of(desk: Desk, seq: int, tokens: int = 3, text: bytes = b"") -> bytes:
+    """A pass of so many tokens, or of a text, and without targets, which its future fails for."""
+    chunk = sdk.Chunk(encoded_text=sdk.EncodedTextChunk(tokens=text or bytes(4 * tokens)))
     request = sdk.ForwardBackwardRequest(model_id=desk.model, seq_id=seq, data=[sdk.Datum(model_input=[chunk])])
     return bytes(request.SerializeToString())
 
@@ -49,6 +50,17 @@ async def test_a_compressed_body_that_is_too_large_fails_its_future_and_the_mode
     monkeypatch.setattr(routes, "LARGEST_BODY", 10_000)
     async with opened(tmp_path) as desk:
         sent = compress(body_of(desk, 1, tokens=100 * MIB))
+        assert (await desk.bytes("forward_backward", sent, encoding)).status == 200
+        assert desk.service.books[desk.model].line.entries[1].kind == "Failure"
+
+
+@by_encoding
+async def test_a_body_that_is_too_large_as_it_came_fails_its_future_and_the_model_goes_on(
+    tmp_path: Path, encoding: str, compress: Compress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "LARGEST_BODY", MIB)
+    async with opened(tmp_path) as desk:
+        sent = compress(body_of(desk, 1, text=random.Random(0).randbytes(2 * MIB)))
         assert (await desk.bytes("forward_backward", sent, encoding)).status == 200
         assert desk.service.books[desk.model].line.entries[1].kind == "Failure"
 

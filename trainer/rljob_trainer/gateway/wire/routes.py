@@ -16,7 +16,7 @@ from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
-from rljob_trainer.gateway.wire.content import PLAIN, received
+from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
 from rljob_trainer.gateway.wire.downloads import Downloads
 from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, sampler_name
 from rljob_trainer.gateway.wire.requests import (
@@ -199,6 +199,8 @@ class Routes:
     async def _forward_backward(self, client: str, request: web.Request) -> RouteAnswer:
         with self._service.memory.taking(client, min(request.content_length or LARGEST_BODY, LARGEST_BODY)):
             came = await received(request, LARGEST_BODY)
+            if came.size > LARGEST_BODY:
+                return await self._pass(client, await came.plain(SMALL), came.size)
             if came.encoding == PLAIN:
                 return await self._pass(client, came.body, came.size)
             async with self._decompressing:
