@@ -34,7 +34,7 @@ class SavedModel:
     rank: int
     mlp: bool
     attention: bool
-    expires: float | None = None
+    expires: float | None
     """When it is deleted; None: when the client deletes it."""
 
 
