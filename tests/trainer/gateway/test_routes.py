@@ -232,6 +232,20 @@ async def test_a_wrong_number_of_samples_fails_its_future_and_not_its_submission
             assert f"num_samples is {count}; it must be from 1 to 1024" in await found.text()
 
 
+async def test_samples_with_more_values_than_are_answered_at_once_fail_their_future_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path) as desk:
+        given = {"session_id": desk.session, "sampling_session_seq_id": 0, "base_model": "base"}
+        await desk.post("create_sampling_session", **given)
+        prompt = {"chunks": [{"type": "encoded_text", "tokens": [1]}]}
+        asked = {"sampling_session_id": f"{desk.session}:sample:0", "prompt": prompt, "num_samples": 1024}
+        for seq, (params, likeliest) in enumerate((({}, 0), ({"max_tokens": 1000}, 16), ({}, 4))):
+            await desk.post("asample", **asked, seq_id=seq, sampling_params=params, topk_sample_logprobs=likeliest)
+        assert desk.samples.waiting == 1, "4095 tokens of 1024 samples are taken"
+        for seq, values in ((1, 1024 * 1000 * 17), (2, 1024 * 4095 * 5)):
+            found = await desk.post("retrieve_future", request_id=f"{desk.session}:sample:0:{seq}")
+            assert f"have {values} values, and 16777216 is the most" in (await found.json())["error"]
+
+
 @pytest.mark.parametrize("call", ["optim_step", "asample", "retrieve_future", "not_served"])
 async def test_a_body_of_json_is_bounded_so_that_nobody_waits_for_its_reading(tmp_path: Path, call: str) -> None:
     async with opened(tmp_path) as desk:

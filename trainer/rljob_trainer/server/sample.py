@@ -7,6 +7,7 @@ Statuses: 400 invalid request, 401 no token, 409 a higher attempt owns the serve
 disconnects, its samples are aborted.
 """
 
+import asyncio
 import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
@@ -85,6 +86,11 @@ async def _samples(engine: Any, asked: SampleRequest) -> SampleAnswer:
     prompt: Any = {"type": "token", "prompt_token_ids": tokens}
     async for output in engine.generate(prompt, _parameters(asked), secrets.token_hex(8), lora_request=adapter):
         final = output
+    return await asyncio.to_thread(_answer, asked, final)
+
+
+def _answer(asked: SampleRequest, final: Any) -> SampleAnswer:
+    """Of the engine's last output. With many likeliest tokens it takes seconds."""
     samples = tuple(_sample(output, asked.likeliest) for output in final.outputs)
     return SampleAnswer(samples, *_of_prompt(asked, final.prompt_logprobs))
 

@@ -18,7 +18,8 @@ TARGETS = "target_tokens"
 _MODEL_ID, _SEQ_ID = 0x0A, 0x10
 """What stands in a body before these fields: number and type."""
 MOST_VALUES = 2**24
-"""In all tensors of a call. A body has no room for more of them, but a sparse tensor is small in a body."""
+"""In all tensors of a call: a body has no room for more of them, but a sparse tensor is small in a body. And in all samples that are asked for at
+once: tokens, and the likeliest ones at each."""
 PROTOBUF = "application/x-protobuf"
 
 

@@ -1,6 +1,7 @@
 """What clients ask about what they have, and about samplers and samples: runs, which are models, what these have saved, and sessions. They see
 nothing of other clients."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -220,7 +221,11 @@ class SamplingRoutes:
         answer = await self._samples.result(client, name, seconds)
         if answer is None:
             return bodies.again(name, "waiting for a server")
-        return bodies.failed(answer) if isinstance(answer, Failure) else bodies.of_samples(answer)
+        if isinstance(answer, Failure):
+            return bodies.failed(answer)
+        if answer.size > requests.LARGE:
+            return await asyncio.to_thread(bodies.of_samples, answer)
+        return bodies.of_samples(answer)
 
 
 def sampler_name(session: str, number: int) -> str:

@@ -12,6 +12,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.completions import COPIES
 from rljob_trainer.gateway.samples import MOST_OPEN
+from rljob_trainer.gateway.wire.bodies import MOST_VALUES
 from rljob_trainer.gateway.wire.content import whole
 from rljob_trainer.wire.rollout_server import SampleRequest
 from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, Failure, OptimStep
@@ -30,7 +31,7 @@ POLL_SECONDS = 35.0
 MOST_NAMES = 2**20
 """Bytes of a body with the names of MOST_OPEN requests."""
 LARGE = 2**14
-"""Bytes of a body that is not read in the event loop."""
+"""Bytes of a body that is not read or written in the event loop."""
 FIELDS = web.RequestKey("fields", object)
 """Where a request keeps what was read of its body."""
 MOST_SAMPLES = 1024
@@ -178,7 +179,9 @@ class SampleParams(ClientRequest):
     def request(self, n: int, seed: int, longest: int) -> SampleRequest | Failure:
         """`seed`: for clients that name none. `longest`: most tokens of prompt and sample."""
         params, tokens = self.sampling_params, [t for chunk in self.prompt.chunks for t in chunk.tokens]
-        why = _no_count(n) or self._refusal(tokens, longest)
+        most = longest - len(tokens) if params.max_tokens is None else params.max_tokens
+        values = n * most * (1 + self.topk_sample_logprobs)
+        why = _no_count(n) or self._refusal(tokens, longest) or _no_room(values)
         if why:
             return Failure(message=why)
         stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
@@ -186,7 +189,7 @@ class SampleParams(ClientRequest):
             tokens=np.asarray(tokens, "<i4"),
             n=n,
             seed=seed if params.seed is None else params.seed % 2**62,
-            max_tokens=longest - len(tokens) if params.max_tokens is None else params.max_tokens,
+            max_tokens=most,
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=max(params.top_k, 0),
@@ -216,6 +219,16 @@ class SampleParams(ClientRequest):
 
 def _no_count(n: int) -> str:
     return "" if 1 <= n <= MOST_SAMPLES else f"num_samples is {n}; it must be from 1 to {MOST_SAMPLES}"
+
+
+def _no_room(values: int) -> str:
+    """`values`: tokens of all samples, and the likeliest ones at each."""
+    if values <= MOST_VALUES:
+        return ""
+    return (
+        f"these samples can have {values} values, and {MOST_VALUES} is the most: ask for fewer samples at a time, fewer max_tokens, or a lower "
+        f"topk_sample_logprobs"
+    )
 
 
 class RetrieveFuture(ClientRequest):
