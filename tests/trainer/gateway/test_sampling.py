@@ -26,6 +26,8 @@ class Server:
         self.name, self.dead, self.asked, self.port = name, False, 0, free_port()
         self.endpoint = RolloutEndpoint(pod=name, pod_uid=name, url=f"http://127.0.0.1:{self.port}")
         self._runner: web.AppRunner | None = None
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def start(self) -> None:
         app = web.Application()
@@ -40,6 +42,7 @@ class Server:
 
     async def _sample(self, request: web.Request) -> web.Response:
         self.asked += 1
+        await self.may_answer.wait()
         if self.dead:
             return web.json_response({"error": "EngineDeadError"}, status=500)
         found = ServedSample(np.array([ord(self.name)], "<i4"), np.zeros(1, "<f4"), "stop")
@@ -92,6 +95,23 @@ async def test_a_server_that_is_gone_gets_no_samples_while_another_one_answers(m
             answers.append(await known.sample(REQUEST))
         assert {answer.samples[0].tokens[0] for answer in answers} == {ord("c")}
         assert dead.asked <= 25 and alive.asked == 25
+
+
+async def test_no_more_samples_are_sent_at_a_time_than_files_can_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "most_open_files", lambda: 8)
+    server = Server("a")
+    server.may_answer.clear()
+    await server.start()
+    async with listed(server) as known:
+        asked = [asyncio.create_task(known.sample(REQUEST)) for _ in range(20)]
+        async with asyncio.timeout(60):
+            while server.asked < 4:  # noqa: ASYNC110 what a server hears is no event here
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert server.asked == 4
+        asked.pop().cancel()
+        server.may_answer.set()
+        assert len(await asyncio.wait_for(asyncio.gather(*asked), 60)) == 19
 
 
 async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import os
+import resource
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
+import pytest
 
 from api.specs import raw_spec
 from rljob_api import names
@@ -82,6 +84,15 @@ async def running(directory: Path) -> AsyncIterator[Pod]:
         await asyncio.wait({task})
 
 
+@pytest.fixture
+def few_open_files() -> Iterator[None]:
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+
+
+@pytest.mark.usefixtures("few_open_files")
 async def test_a_gateway_serves_while_it_is_named_and_what_clients_have_outlives_its_process(tmp_path: Path) -> None:
     async with running(tmp_path) as pod:
         pod.command(named=False)
@@ -89,6 +100,8 @@ async def test_a_gateway_serves_while_it_is_named_and_what_clients_have_outlives
         pod.command()
         assert (await pod.says(0)).state == "running" and await pod.health() == 200
         await pod.post("create_session")
+        allowed, most = pod.process.rlimit(psutil.RLIMIT_NOFILE)
+        assert allowed == most, "a sample is an open file"
         pod.process.kill()
         lost = await pod.channel.wait(lambda r: r.failure is not None)
         assert lost.state == "idle" and lost.failure and "SIGKILL" in lost.failure.exception

@@ -20,6 +20,7 @@ from rljob_trainer.gateway.files import GatewaySuperseded
 from rljob_trainer.gateway.samples import Samples, SamplingServers
 from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire.routes import Routes
+from rljob_trainer.machine import raise_open_files
 from rljob_trainer.textfile import read_text, replace
 from rljob_trainer.wire.gateway import DONE, DRAINING, DRIVER, JOB, NEXT, NEXT_SECONDS, SUPERSEDED, TICKET
 from rljob_trainer.wire.launcher_files import follow_control, report_file
@@ -119,6 +120,7 @@ async def run(channel: Path, token: str, address: str | None, port: int, work_po
     except GatewaySuperseded as superseded:
         log.error("%s", superseded)
         return SUPERSEDED
+    raise_open_files()
     servers = SamplingServers(token)
     samples = Samples(servers.sample, service.desk.tally.sampled)
     keys = Keys(Path(spec.service.keys) if spec.service.keys else None)

@@ -14,6 +14,7 @@ from rljob_trainer.gateway.clients import BusyError
 from rljob_trainer.gateway.completions import Completions, number_of, queue_of
 from rljob_trainer.gateway.registry import session_of
 from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
+from rljob_trainer.machine import most_open_files
 from rljob_trainer.wire.rollout_client import ReplicaLost, ReplicaUnreachable, RequestRefusedError, RolloutClient
 from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest
 from rljob_trainer.wire.service import Failure
@@ -52,6 +53,8 @@ class SamplingServers:
         self._avoided = dict[str, float]()
         """By the UID of a pod: until when nothing is sent there, since nothing answered."""
         self._changed = asyncio.Event()
+        self._places = asyncio.Semaphore(int(min(MOST_OPEN, most_open_files() / 2)))
+        """Of samples that are sent: each is an open file, and clients' connections need some, too."""
 
     def follow(self, attempt: int, endpoints: Sequence[RolloutEndpoint]) -> None:
         """The servers of an attempt."""
@@ -68,6 +71,10 @@ class SamplingServers:
 
     async def sample(self, request: SampleRequest) -> SampleAnswer:
         """Waits for a server, as long as it takes. Raises RequestRefusedError, and ReplicaLost when MOST_SENT servers were lost with it."""
+        async with self._places:
+            return await self._sent(request)
+
+    async def _sent(self, request: SampleRequest) -> SampleAnswer:
         lost, avoided = 0, dict[str, float]()
         while True:
             endpoint = await self._free(avoided)
