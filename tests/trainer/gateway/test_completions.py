@@ -14,7 +14,7 @@ from tinker import types
 
 from rljob_api.spec.service import ServiceSpec
 from rljob_trainer.gateway.clients import Keys
-from rljob_trainer.gateway.completions import COPIES
+from rljob_trainer.gateway.completions import COPIES, Completions
 from rljob_trainer.gateway.registry import MOST_NUMBERS, NUMBERS
 from rljob_trainer.gateway.samples import MOST_OPEN, Samples
 from rljob_trainer.gateway.service import GatewayService
@@ -185,6 +185,30 @@ async def test_copies_of_a_sampler_in_other_processes_hear_of_their_own(tmp_path
         own, of_copy = await sampler.ask(0), await sampler.ask(7 * COPIES + 1)
         assert await sampler.poll(copy=7, cursor=0) == {of_copy: "failed"}
         assert await sampler.poll(copy=0, cursor=0) == {own: "failed"}
+
+
+async def test_a_queue_is_kept_while_somebody_waits_or_something_is_complete() -> None:
+    completions, name = Completions(), "s:sample:0:1"
+    for copy in range(3):
+        assert await completions.after(f"s:sample:0:{copy}", 0, 0.0) == ([], completions._first)
+    assert not completions._queues
+    waiting = [asyncio.create_task(completions.after("s:sample:0:0", 0, seconds)) for seconds in (0.0, SECONDS)]
+    await waiting[0]
+    completions.add(name, failed=False)
+    assert [found.name for found in (await waiting[1])[0]] == [name] and completions._queues
+    completions.forget(name)
+    assert not completions._queues
+
+
+async def test_a_client_hears_late_of_an_answer_that_is_not_kept_any_more_and_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rljob_trainer.gateway.samples.GRACE_SECONDS", -1.0)
+    async with opened(tmp_path) as desk:
+        await (sampler := Sampler(desk)).begin()
+        name = await sampler.ask(0)
+        desk.samples.sweep()
+        assert await sampler.poll(cursor=0) == {name: "failed"} and await sampler.fetch(name) == 410
 
 
 async def test_nobody_hears_of_samples_of_another_client(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ class _Queue:
     completions: dict[str, CompletedRequest] = field(default_factory=dict)
     """By name; the oldest first."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0
+    """Polls."""
 
 
 class Completions:
@@ -49,9 +51,10 @@ class Completions:
 
     def forget(self, name: str) -> None:
         """Its client has the answer, or does not want it any more."""
-        queue = self._queues.get(queue_of(name))
-        if queue:
-            queue.completions.pop(name, None)
+        queue = queue_of(name)
+        if queue in self._queues:
+            self._queues[queue].completions.pop(name, None)
+            self._drop_unused(queue)
 
     def end(self, session: str) -> None:
         """A session has ended, and its queues with it."""
@@ -67,13 +70,24 @@ class Completions:
         known = self._queues[queue]
         heard = cursor if self.is_ours(cursor) else self._first
         known.completions = {name: done for name, done in known.completions.items() if done.cursor > heard}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not known.completions:
-                    known.changed.clear()
-                    await known.changed.wait()
+        known.waiting += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not known.completions:
+                        known.changed.clear()
+                        await known.changed.wait()
+        finally:
+            known.waiting -= 1
+            self._drop_unused(queue)
         completed = list(known.completions.values())
         return completed, completed[-1].cursor if completed else heard
+
+    def _drop_unused(self, queue: str) -> None:
+        """Clients may ask for any queue. `queue`: one that may have ended meanwhile."""
+        known = self._queues.get(queue)
+        if known and not known.completions and not known.waiting:
+            del self._queues[queue]
 
 
 def queue_of(name: str) -> str:

@@ -218,7 +218,7 @@ class Samples:
             self._read_until[known.directory] = time.monotonic() + ABORT_SECONDS
 
     def sweep(self) -> None:
-        """Forget answers that were fetched, and those that nobody fetches."""
+        """Forget answers that were fetched, and those that nobody fetches: who hears late that one is complete asks for it, and then again."""
         now = time.monotonic()
         for name, known in list(self._known.items()):
             since = known.finished if known.fetched is None else known.fetched
