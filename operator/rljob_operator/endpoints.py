@@ -78,7 +78,7 @@ PER_JOB: Mapping[str, tuple[str, Callable[[CachedJob, JobStatus], float | None]]
         lambda job, s: _of_service(s, s.service.trained_tokens),
     ),
     "rljob_job_service_sampled_tokens": (
-        "Tokens that were sampled for clients since then",
+        "Tokens that were sampled for clients since the gateway's process began",
         lambda job, s: _of_service(s, s.service.sampled_tokens),
     ),
 }
