@@ -10,6 +10,7 @@ import yaml
 
 from e2e.conftest import Lab
 from e2e.job import EXAMPLES
+from e2e.kube import CommandFailed, wait_for
 
 pytestmark = pytest.mark.extra
 
@@ -63,6 +64,16 @@ def service(empty_lab: Lab) -> str:
     objects[0]["spec"]["template"]["spec"]["containers"][0]["image"] = empty_lab.provider.environment_image
     empty_lab.kube.apply(*objects)
     empty_lab.kube.kubectl("rollout", "status", f"deployment/{SERVICE}", "--timeout=300s", timeout=330)
+
+    def answers() -> bool:
+        """A pod may be ready before the nodes know that its Service leads to it."""
+        try:
+            empty_lab.python(f"import socket; socket.create_connection(({SERVICE!r}, 8080), 5)")
+        except CommandFailed:
+            return False
+        return True
+
+    wait_for("the Service leads to its pod", answers, 60)
     return f"http://{SERVICE}:8080"
 
 
