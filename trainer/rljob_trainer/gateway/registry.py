@@ -189,3 +189,7 @@ def _of_others[T](named: dict[str, T], session: str) -> dict[str, T]:
 def session_of(name: str) -> str:
     """The session of a model, sampler or queue."""
     return name.partition(":")[0]
+
+
+def sampler_name(session: str, number: int) -> str:
+    return f"{session}:sample:{number}"

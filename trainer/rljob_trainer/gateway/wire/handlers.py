@@ -11,7 +11,7 @@ from aiohttp import web
 from pydantic import Field
 
 from rljob_trainer.gateway.completions import number_of, queue_named, queue_of
-from rljob_trainer.gateway.registry import SavedModel, session_of
+from rljob_trainer.gateway.registry import SavedModel, sampler_name, session_of
 from rljob_trainer.gateway.samples import Samples
 from rljob_trainer.gateway.service import GatewayService, UnknownError, creation, seed_of
 from rljob_trainer.gateway.wire import bodies, requests
@@ -226,7 +226,3 @@ class SamplingRoutes:
         if answer.size > requests.LARGE:
             return await asyncio.to_thread(bodies.of_samples, answer)
         return bodies.of_samples(answer)
-
-
-def sampler_name(session: str, number: int) -> str:
-    return f"{session}:sample:{number}"

@@ -3,7 +3,7 @@ more."""
 
 import asyncio
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from aiohttp import web
@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from rljob_api.type_errors import first_problem
 from rljob_trainer.gateway.completions import COPIES
+from rljob_trainer.gateway.registry import sampler_name, session_of
 from rljob_trainer.gateway.samples import MOST_OPEN
 from rljob_trainer.gateway.wire.bodies import MOST_VALUES
 from rljob_trainer.gateway.wire.content import whole
@@ -98,22 +99,30 @@ Ttl = Annotated[int, Field(ge=LEAST_TTL, le=MOST_TTL)]
 
 
 class SaveWeights(ClientRequest):
+    PART: ClassVar[str] = WEIGHTS
     path: Name | None = None
     ttl_seconds: Ttl | None = None
 
+    def saved_as(self, model: str, seq: int) -> str:
+        """What the client calls what is saved. `model`, `seq`: of the request."""
+        return f"{SCHEME}{model}/{self.PART}/{self.path or seq}"
+
 
 class SaveWeightsForSampler(SaveWeights):
+    PART = SAMPLER_WEIGHTS
     sampling_session_seq_id: Count | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
     """`inflight` asks for what is saved now or later: a snapshot is that, too."""
 
-    @property
-    def is_unnamed(self) -> bool:
-        """Whether it is saved for a sampler alone, and goes with it."""
-        return self.path is None and self.sampling_session_seq_id is not None
+    def saved_as(self, model: str, seq: int) -> str:
+        """Without a path it is saved for a sampler alone, and goes with it."""
+        if self.path is None and self.sampling_session_seq_id is not None:
+            return sampler_name(session_of(model), self.sampling_session_seq_id)
+        return super().saved_as(model, seq)
 
 
 class SaveWeightsExternal(SaveWeights):
+    PART = EXTERNAL_WEIGHTS
     age_encryption_recipients: Annotated[list[Text], Field(max_length=0)] | None = None
     """Nothing is encrypted."""
 

@@ -18,13 +18,10 @@ from rljob_trainer.gateway.wire import bodies, requests
 from rljob_trainer.gateway.wire.bodies import Pass, beginning
 from rljob_trainer.gateway.wire.content import PLAIN, SMALL, received
 from rljob_trainer.gateway.wire.downloads import Downloads
-from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes, sampler_name
+from rljob_trainer.gateway.wire.handlers import ListingRoutes, RouteAnswer, SamplingRoutes
 from rljob_trainer.gateway.wire.requests import (
     EXTERNAL_WEIGHTS,
     POLL_SECONDS,
-    SAMPLER_WEIGHTS,
-    SCHEME,
-    WEIGHTS,
     read,
     read_rest,
 )
@@ -226,14 +223,14 @@ class Routes:
         return await self._ask(client, piece, asked.model_id, asked.seq_id)
 
     async def _save_weights(self, client: str, request: web.Request) -> RouteAnswer:
-        return await self._save(client, request, requests.SaveWeights, work.SaveState, WEIGHTS)
+        return await self._save(client, request, requests.SaveWeights, work.SaveState)
 
     async def _save_for_sampler(self, client: str, request: web.Request) -> RouteAnswer:
-        return await self._save(client, request, requests.SaveWeightsForSampler, work.SaveForSampler, SAMPLER_WEIGHTS)
+        return await self._save(client, request, requests.SaveWeightsForSampler, work.SaveForSampler)
 
     async def _save_external(self, client: str, request: web.Request) -> RouteAnswer:
         """A snapshot that is not sampled from, but downloaded."""
-        return await self._save(client, request, requests.SaveWeightsExternal, work.SaveForSampler, EXTERNAL_WEIGHTS)
+        return await self._save(client, request, requests.SaveWeightsExternal, work.SaveForSampler)
 
     async def _save(
         self,
@@ -241,17 +238,13 @@ class Routes:
         request: web.Request,
         kind: type[requests.SaveWeights],
         piece: type[work.SaveState | work.SaveForSampler],
-        part: str,
     ) -> RouteAnswer:
-        """`part`: of the path, between model and name."""
         asked = await read(request, requests.Numbered)
         rest = await read_rest(request, kind)
         if isinstance(rest, Failure):
             return await self._ask(client, rest, asked.model_id, asked.seq_id)
-        name = f"{SCHEME}{asked.model_id}/{part}/{rest.path or asked.seq_id}"
-        if isinstance(rest, requests.SaveWeightsForSampler) and rest.is_unnamed:
-            name = sampler_name(asked.model_id.partition(":")[0], rest.sampling_session_seq_id or 0)
         saving = piece(model=asked.model_id, seq=asked.seq_id, path="")
+        name = rest.saved_as(asked.model_id, asked.seq_id)
         return await self._ask(client, saving, saves=name, ttl=rest.ttl_seconds or 0)
 
     async def _unserved(self, client: str, request: web.Request) -> RouteAnswer:
