@@ -1,4 +1,4 @@
-"""A pod that its kubelet evicts for what it stores: a failure that counts, told in the kubelet's words. The job waits, and continues."""
+"""A pod that its kubelet evicts for what it stores: a failure that counts, in the kubelet's words. The job waits, and continues."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.makers import NOW, make_event, make_job, make_spec, make_supervised, running
+from kubectl_rljob.__main__ import main
 from kubectl_rljob.job import Job
 from kubectl_rljob.leaving import Leaving
 from kubectl_rljob.planning import Plan
@@ -113,3 +114,14 @@ def test_a_stored_job_of_any_kind_is_printed(spec: Any, state: Any, width: int) 
     assert status.page(job, [make_event("Started", "message", minutes=3)], NOW, width)
     if last := job.status.last_failure:
         assert failure.screen(job, last, NOW, str)
+
+
+MANIFESTS = [f for f in sorted(EXAMPLES.glob("*/*.yaml")) if "\nkind: RLJob\n" in f.read_text()]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=[str(f.relative_to(EXAMPLES)) for f in MANIFESTS])
+def test_the_examples_break_no_rule(capsys: pytest.CaptureFixture[str], manifest: Path) -> None:
+    assert main(["plan", "-f", str(manifest), "--offline"]) == 0
+    page = capsys.readouterr().out
+    assert page.endswith("\nValid.\n")
+    assert all(f"\n{fact}:" in page for fact in ("Layout", "Batch", "Tokens", "Model"))

@@ -274,18 +274,6 @@ def test_a_missing_file_or_model_says_so(tmp_path: Path, capsys: pytest.CaptureF
     assert "--model: cannot read " in capsys.readouterr().err
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-MANIFESTS = [f for f in sorted(EXAMPLES.glob("*/*.yaml")) if "\nkind: RLJob\n" in f.read_text()]
-
-
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=[str(f.relative_to(EXAMPLES)) for f in MANIFESTS])
-def test_the_examples_break_no_rule(capsys: pytest.CaptureFixture[str], manifest: Path) -> None:
-    assert main(["plan", "-f", str(manifest), "--offline"]) == 0
-    page = capsys.readouterr().out
-    assert page.endswith("\nValid.\n")
-    assert all(f"\n{fact}:" in page for fact in ("Layout", "Batch", "Tokens", "Model"))
-
-
 def test_workers_have_a_line_of_their_own_and_no_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16, "workers": {"replicas": 4}}
     spec = make_spec(rollout={"agent": agent, "sampling": {"maxTokens": 8}})

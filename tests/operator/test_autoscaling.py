@@ -1,4 +1,4 @@
-"""How many worker pods there are where their calls decide: the policy by itself, with what the driver counts, and in a life of a job."""
+"""How many worker pods there are where their calls decide: the policy alone, with what the driver counts, and in a life of a job."""
 
 from typing import Any
 
@@ -97,8 +97,8 @@ def test_no_pod_goes_that_was_needed_within_down_seconds_however_often_the_opera
             continue
         seen.append((clock, needed))
         before, pods = pods, wanted(bounds, pods, load(most, most if peak.is_whole else None))
-        lately = max(count for at, count in seen if at >= clock - DOWN)
-        assert pods >= min(lately, bounds.replicas)
+        most_needed = max(count for at, count in seen if at >= clock - DOWN)
+        assert pods >= min(most_needed, bounds.replicas)
         assert pods <= max(before, most, bounds.fewest)
         assert pods >= before or clock >= DOWN, "nobody has counted for so long"
 

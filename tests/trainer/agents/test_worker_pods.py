@@ -8,7 +8,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rljob_api.protocol import WorkerLoad
 from rljob_trainer.agents import python_file
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
@@ -18,36 +17,20 @@ from rljob_trainer.wire.channel import encode
 from rljob_trainer.workers import remote
 from rljob_trainer.workers.remote import frame
 from rljob_trainer.workers.workers import TRIES
-from trainer.agents.talker import TWO_TURNS, Talker, first_step, with_agent
+from trainer.agents.in_pods import bench_of_agents, each_once, in_pods, saying_where
+from trainer.agents.talker import Talker, first_step, with_agent
 from trainer.driver.bench import Bench
 from trainer.pod.pods import SECONDS, until
-from trainer.workers.pods import TOKEN, Pod, impatient_bench
+from trainer.workers.pods import TOKEN, Pod
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    found = impatient_bench(tmp_path, monkeypatch)
-    found.spec["rewards"] = []
-    found.spec["train"]["promptsPerStep"] = 12
-    return found
-
-
-def in_pods(bench: Bench, tmp_path: Path, code: str = TWO_TURNS, processes: int = 1, **agent: object) -> None:
-    with_agent(bench.spec, tmp_path, code, workers={"replicas": 2, "processes": processes}, **agent)
+    return bench_of_agents(tmp_path, monkeypatch)
 
 
 def ids(batch: Batch) -> list[tuple[int, ...]]:
     return [tuple(sample.tokens.tolist()) for sample in batch.samples]
-
-
-def each_once(batch: Batch) -> bool:
-    return [(s.group, s.sample) for s in batch.samples] == [(g, i) for g in range(12) for i in range(3)]
-
-
-def saying_where(directory: Path) -> str:
-    """The agent, whose processes write there."""
-    mark = f"    import os\n    open(f'{directory}/{{os.environ[\"RLJOB_FAMILY\"]}}', 'a').write('x')\n    context ="
-    return TWO_TURNS.replace("    context =", mark, 1)
 
 
 async def test_pods_make_the_trajectories_that_processes_next_to_the_driver_make(
@@ -142,35 +125,6 @@ async def test_a_trajectory_outlives_any_number_of_pods_that_leave(bench: Bench,
     found, _ = await first_step(bench, Talker("demo-rollout-0"))
     assert len(found.samples) == 1 and found.metrics["agent/failed"] == 0.0
     await (await leaving).end()
-
-
-async def test_calls_wait_for_pods_that_come_with_them_and_the_driver_says_how_many_it_needs(
-    bench: Bench, tmp_path: Path
-) -> None:
-    where = tmp_path / "where"
-    where.mkdir()
-    in_pods(bench, tmp_path, saying_where(where))
-    scaling = {"callsPerReplica": 4, "downSeconds": 60}
-    bench.spec["rollout"]["agent"]["workers"] |= {"autoscaling": scaling}
-    first, loads = Pod(bench), list[WorkerLoad]()
-    step = asyncio.create_task(first_step(bench, Talker("demo-rollout-0"), delay=0.3))
-
-    def counted() -> WorkerLoad:
-        file = bench.directory / "progress.json"
-        return (bench.progress().workers if file.exists() else {}).get("worker", WorkerLoad())
-
-    await until(lambda: counted().calls > 8)
-    second = Pod(bench, "demo-worker-1")
-    while not step.done():
-        loads.append(counted())
-        await asyncio.sleep(0.05)
-    found, _ = await step
-    assert each_once(found) and found.metrics["agent/failed"] == 0.0
-    assert max(load.calls for load in loads) <= 36 and all(load.needed >= load.calls / 4 for load in loads)
-    assert {load.enough for load in loads} == {None}, "it has not been counted for a minute"
-    assert len(list(where.iterdir())) == 2, "who waited went to the pod that came"
-    await first.end()
-    await second.end()
 
 
 POISON = """

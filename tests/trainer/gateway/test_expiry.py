@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ async def test_what_is_saved_for_some_time_is_deleted_after_it_with_its_files(
         assert [(tmp_path / directories[name]).is_dir() for name in ("some", "always")] == [False, True]
 
 
+async def at_once(one: Awaitable[None], other: Awaitable[None], first: bool) -> None:
+    """`first`: whether `one` begins."""
+    await asyncio.gather(*(one, other) if first else (other, one))
+
+
 async def saved(desk: Desk, names: str) -> list[str]:
     """States for some time: what the client calls them."""
     paths = [await save(desk, "save_weights", seq, name, ttl_seconds=TTL) for seq, name in enumerate(names, 1)]
@@ -80,8 +86,7 @@ async def test_what_a_client_keeps_longer_while_things_expire_stays(
     async with opened(tmp_path) as desk:
         path = (await saved(desk, "ab"))[1]
         directory = tmp_path / desk.service.named("anybody", path).directory
-        both = [desk.service.keep("anybody", path, 4 * HOUR), later(desk, TTL + 60, monkeypatch)]
-        await asyncio.gather(*both if first else reversed(both))
+        await at_once(desk.service.keep("anybody", path, 4 * HOUR), later(desk, TTL + 60, monkeypatch), first)
         assert set(await kept(desk)) == {"b"} and directory.is_dir()
     async with opened(tmp_path) as desk:
         assert set(await kept(desk)) == {"b"}
@@ -101,8 +106,7 @@ async def test_what_a_client_deletes_while_it_expires_is_deleted_once(
 ) -> None:
     async with opened(tmp_path) as desk:
         path = (await saved(desk, "ab"))[1]
-        both = [desk.service.delete("anybody", path), later(desk, TTL + 60, monkeypatch)]
-        await asyncio.gather(*both if first else reversed(both))
+        await at_once(desk.service.delete("anybody", path), later(desk, TTL + 60, monkeypatch), first)
         assert not await kept(desk)
 
 

@@ -96,8 +96,9 @@ async def opened(root: Path, keys: Path | None = None) -> AsyncIterator[Desk]:
 
 async def test_a_session_hears_that_the_output_layer_is_not_trained_and_what_the_sdk_is_to_do(tmp_path: Path) -> None:
     async with opened(tmp_path) as desk:
-        told = types.CreateSessionResponse(**await (await desk.post("create_session")).json())
-        assert told.session_id and told.info_message and "train_unembed is taken as false" in told.info_message
+        session = types.CreateSessionResponse(**await (await desk.post("create_session")).json())
+        assert session.session_id and session.info_message
+        assert "train_unembed is taken as false" in session.info_message
         flags = types.ClientConfigResponse(**await (await desk.post("client/config")).json())
         assert flags.proto_compress_fwdbwd and flags.sample_use_retrieve_futures
         later = types.ClientDynamicConfigResponse(**await (await desk.post("client/dynamic_config")).json())

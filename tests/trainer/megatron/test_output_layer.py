@@ -53,7 +53,7 @@ def with_tools(sample: Trajectory) -> Trajectory:
 
 @contextmanager
 def of_all_tokens(whole: bool) -> Iterator[None]:
-    """Networks that are made inside compute the logits of all tokens, if `whole`, as megatron-core does by itself."""
+    """Networks that are made inside compute the logits of all tokens, if `whole`, as megatron-core does without it."""
     from rljob_trainer.megatron.network import Network
 
     make = Network.__init__

@@ -49,7 +49,7 @@ async def test_the_lowest_pods_are_filled_first_and_the_highest_become_free() ->
             await asyncio.sleep(0)
             assert not late.done() and (places.running, places.waiting) == (12, 1), "each pod has what it may have"
             with_pods(places, 3)
-            assert (await late).pod == 3, "who waits goes to the pod that comes"
+            assert (await late).pod == 3, "a call that waits goes to the pod that comes"
         assert places.busy == 4
     assert (places.running, places.busy) == (1, 4)
 
