@@ -108,8 +108,8 @@ class GangScheduler:
         For jobs that other schedulers place, all nodes or none, as far as their capacity tells: all of their pods are replaced, which then could not
         go back to a cordoned node.
         """
-        view = self._view(s)
-        if not leaving or view is None:
+        view = self._view(s) if leaving else None
+        if view is None:
             return None
         request = relocation(view, self._cache.node, frozenset(leaving))
         known = self._refuges.get(request.job)
