@@ -19,7 +19,7 @@ from rljob_operator.model.scheduling import MOST_NODES, REMEMBERED_SECONDS, excl
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import Cause, recorded_cause
 from rljob_operator.policies.change import Change, Event, just_ended, set_
-from rljob_operator.schedulers.builtin.request import pod_names, required_names
+from rljob_operator.schedulers.builtin.request import required_names, wanted_names
 from rljob_operator.times import seconds, stamp
 
 RETRY = 60.0
@@ -72,7 +72,7 @@ def _is_stuck(s: Snapshot, status: JobStatus) -> bool:
     following = target(s, status)
     if following is None or following.spec.scheduling.facts.assigns_nodes or is_open(status.attempt):
         return False
-    required = required_names(following.spec, pod_names(s.job.name, following.spec, following.ahead))
+    required = required_names(following.spec, wanted_names(s.job.name, following))
     stuck = (p for p in s.pods if p.unschedulable and not p.deleting and p.created + STUCK_SECONDS <= s.now)
     return any(p.name in required for p in stuck)
 

@@ -21,7 +21,7 @@ from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
     is_scheduled_here,
-    pod_names,
+    wanted_names,
 )
 from rljob_operator.times import seconds, stamp
 
@@ -191,7 +191,7 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
 
 def _names(s: Snapshot) -> PodNames:
     current = target(s, s.status)
-    return pod_names(s.job.name, current.spec, current.ahead) if current else {}
+    return wanted_names(s.job.name, current) if current else {}
 
 
 def _assignments(s: Snapshot, result: SchedulingResult, wanted: PodNames) -> list[PodAssignment]:

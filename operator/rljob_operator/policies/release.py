@@ -23,7 +23,7 @@ from rljob_operator.policies.change import Change, Event, drained, set_
 from rljob_operator.policies.lifecycle import is_suspension_wanted
 from rljob_operator.policies.opening import may_open
 from rljob_operator.policies.progress import current_progress
-from rljob_operator.schedulers.builtin.request import pod_names, required_names
+from rljob_operator.schedulers.builtin.request import required_names, wanted_names
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
 
@@ -90,7 +90,7 @@ def _without_node(s: Snapshot, status: JobStatus) -> str:
     wanted, pods = target(s, status), {pod.name: pod for pod in s.pods}
     if wanted is None:
         return ""
-    for name in required_names(wanted.spec, pod_names(s.job.name, wanted.spec, wanted.ahead)):
+    for name in required_names(wanted.spec, wanted_names(s.job.name, wanted)):
         pod = pods.get(name)
         if pod is None or not pod.node:
             return f"{name} has no node" + (f": {pod.unschedulable}" if pod and pod.unschedulable else "")

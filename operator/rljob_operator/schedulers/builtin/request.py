@@ -13,6 +13,7 @@ from rljob_api.status_parts import PodAssignment
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, wanted_ordinals
 from rljob_operator.model.scheduling import SchedulingRequest, excluded
+from rljob_operator.model.snapshot import Target
 from rljob_operator.schedulers.builtin.reservations import remaining
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node
@@ -58,7 +59,7 @@ def scheduling_request(
     spec, status = view.spec, view.status
     if not is_scheduled_here(spec, status):
         return None
-    wanted = pod_names(view.job.name, spec, _ordinals(view) if ordinals is None else ordinals)
+    wanted = _pod_names(view.job.name, spec, _ordinals(view) if ordinals is None else ordinals)
     assigned = {assignment.pod: assignment for assignment in status.placement.assignments} if status.placement else {}
     current = _current(view, wanted, node)
     everyone = [name for of_role in wanted.values() for name in of_role]
@@ -72,7 +73,7 @@ def scheduling_request(
 def relocation(view: JobView, node: Callable[[str], Node | None], leaving: frozenset[str]) -> SchedulingRequest:
     """What the job would ask for if its pods left these nodes, and no others that it avoids now, whichever scheduler it has."""
     view = replace(view, status=view.status.model_copy(update={"nodes": []}))
-    wanted = pod_names(view.job.name, view.spec, _ordinals(view, leaving))
+    wanted = _pod_names(view.job.name, view.spec, _ordinals(view, leaving))
     current = {pod: there for pod, there in _current(view, wanted, node).items() if there not in leaving}
     request = _request(view, wanted, current, {role: {} for role in view.spec.gang_sizes})
     return replace(request, excluded=request.excluded | leaving)
@@ -142,8 +143,12 @@ def _ordinals(view: JobView, leaving: Collection[str] = ()) -> dict[str, list[in
     return wanted_ordinals(view.status, view.pods, view.spec, view.node_loss_seconds, view.now, leaving, ahead=True)
 
 
-def pod_names(job: str, spec: RLJobSpec, ordinals: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
-    """Names of the pods that need nodes, by role. `ordinals`: as `Target.ahead` has them: none for a lost member in whose place a spare will be."""
+def wanted_names(job: str, wanted: Target) -> dict[str, list[str]]:
+    """Names of the pods that need nodes, by role: none for a lost member in whose place a spare will be."""
+    return _pod_names(job, wanted.spec, wanted.ahead)
+
+
+def _pod_names(job: str, spec: RLJobSpec, ordinals: Mapping[str, Sequence[int]]) -> dict[str, list[str]]:
     return {role: [names.pod(job, role, i) for i in ordinals[role]] for role in placed_pods(spec)}
 
 
