@@ -20,6 +20,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # Failing twice is a failure. Failing once is a race: the log names it, and somebody looks for it
 PYTEST_TWICE = run() { $(PY) -m pytest -q -o cache_dir=.pytest_cache/$@ "$$@"; }; \
 	twice() { run "$$@" || { echo "== $@: what failed, once more"; run "$$@" --last-failed --last-failed-no-failures none; }; }; twice
+# End to end the tests of a file follow one job: a file that failed runs once more as a whole, in a new namespace
+E2E_TWICE = run() { $(PY) -m pytest -q -o cache_dir=.pytest_cache/$@-e2e "$$@" --durations=0 --durations-min=1; }; \
+	failed() { sed -n 's/^ *"\(e2e[^:]*\)::.*/\1/p' .pytest_cache/$@-e2e/v/cache/lastfailed | sort -u; }; \
+	twice() { run "$$@" e2e || { again=$$(failed); test -n "$$again" || return 1; echo "== $@: $$again, once more"; run "$$@" $$again; }; }; twice
 
 ##@ For users
 .PHONY: demo
@@ -74,11 +78,12 @@ fast-rest: setup
 .PHONY: test
 test: check ## Everything: check, the trainer on real megatron-core and vLLM, end to end on the cluster
 	$(AT_ONCE) slow-operator slow-rest slow-megatron
-	$(PYTEST_TWICE) -m "not extra" e2e --durations=0 --durations-min=1
+	$(E2E_TWICE) -m "not extra"
 
 .PHONY: test-all
 test-all: test ## Everything, with the tests that take longest
-	$(PYTEST_TWICE) -m extra tests e2e
+	$(PYTEST_TWICE) -m extra tests
+	$(E2E_TWICE) -m extra
 
 .PHONY: slow-operator
 slow-operator: cluster
@@ -112,7 +117,7 @@ test-kubernetes: setup ## The tests of API server and cluster on another Kuberne
 	@test -f e2e/cluster/components/kubernetes/$(VERSION)/go.mod || { echo "VERSION is one of $$(ls e2e/cluster/components/kubernetes | xargs)"; exit 1; }
 	$(MAKE) --no-print-directory cluster
 	$(PYTEST_TWICE) -m "slow and not extra" tests/apiserver --durations=10
-	$(PYTEST_TWICE) -m "not extra" e2e --durations=0 --durations-min=1
+	$(E2E_TWICE) -m "not extra"
 
 .PHONY: format
 format: setup ## Format and mend what the linter can

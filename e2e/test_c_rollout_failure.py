@@ -128,6 +128,7 @@ def test_weights_of_an_old_attempt_are_refused(lab: Lab, job: Job) -> None:
 
 
 def test_suspend_drains_to_a_checkpoint_and_frees_the_pods(lab: Lab, job: Job) -> None:
+    job.wait_for_step(11)  # two checkpoints before that of the drain: the last test goes back to the first of them
     lab.kube.plugin("suspend", job.name)
     status = job.wait_for_state("Suspended")
     job.wait("no pods", lambda _: job.pods() == [], 180)
@@ -146,7 +147,8 @@ def test_resume_goes_on_from_the_drained_step(lab: Lab, job: Job) -> None:
 
 def test_resume_from_a_step_goes_back_to_it(lab: Lab, job: Job) -> None:
     status = job.status()
-    back = [c.step for c in status.checkpoint.kept if c.step < (status.progress.started_from or 0)][-2]
+    assert status.progress.started_from is not None
+    back = [c.step for c in status.checkpoint.kept if c.step < status.progress.started_from][-2]
     lab.kube.plugin("resume", job.name, "--from-step", str(back))
     job.wait("an attempt from there", lambda s: s.attempt.number == 3 and s.progress.started_from == back, 400)
     status = job.wait_for_state("Succeeded", timeout=600)

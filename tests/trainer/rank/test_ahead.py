@@ -131,7 +131,10 @@ def test_it_learns_and_a_resume_goes_on_in_exactly_the_order_of_the_data(run: Ru
     assert all(metrics[step]["train_rollout/log_prob_diff_mean"] < 1e-3 for step in fresh), (
         "the rollouts' policy is the trainer's"
     )
-    assert metrics[2]["train_rollout/log_prob_diff_mean"] > 1e-3, "it is one update older"
+    # an update without a right answer among its samples moves nothing, which happens to the first once in fifty times
+    assert max(metrics[step]["train_rollout/log_prob_diff_mean"] for step in metrics if step not in fresh) > 1e-3, (
+        "theirs is one update older"
+    )
     probed = {
         step: m["train_rollout/probe_diff_max"] for step, m in metrics.items() if "train_rollout/probe_diff_max" in m
     }
