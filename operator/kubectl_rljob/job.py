@@ -46,6 +46,12 @@ class Job:
         """For messages."""
         return f"rljob {self.name} in namespace {self.namespace}"
 
+    @property
+    def other_controller(self) -> str:
+        """Who runs the job in place of the operator (spec.managedBy); empty: the operator."""
+        named: str = self.raw["spec"].get("managedBy", names.CONTROLLER)
+        return "" if named == names.CONTROLLER else named
+
     def command(self, verb: str, rest: str = "") -> str:
         """A command line about this job."""
         return f"kubectl rljob {verb} {self.name} -n {self.namespace} {rest}".rstrip()

@@ -152,6 +152,10 @@ PATTERNS = {
         "must be the key of a label",
         "use letters, digits, `-`, `_` and `.`, after a DNS name and `/` if any",
     ),
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9._~/]+$": (
+        "must be a domain and a path",
+        "write for example kueue.x-k8s.io/multikueue",
+    ),
     r"^[^\s:]+$": ("must be a name without blanks and `:`", "choose such a name, for example Qwen/Qwen3-8B"),
     r"^https?://[^\s]+$": ("must be an http or https address without blanks", "begin it with http:// or https://"),
     r"^(hf|s3|gs)://[^\s/]+/[^\s]+$|^https?://[^\s/]+/[^\s]+$|^file:///[^\s]+$": (

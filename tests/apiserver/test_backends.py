@@ -112,21 +112,21 @@ def test_kueue_knows_every_label_and_annotation_that_we_write() -> None:
     assert len(keys) == 6 and keys <= constants(*KUEUE)
 
 
-def test_kueues_crds_take_the_queues_of_the_example(plane: ControlPlane, tmp_path: Path) -> None:
+def test_kueues_crds_take_the_objects_of_the_example(plane: ControlPlane, tmp_path: Path) -> None:
     bases = source(*KUEUE) / "config" / "components" / "crd" / "bases"
-    objects = list(yaml.safe_load_all((ROOT / "examples" / "kueue" / "queues.yaml").read_text()))
-    plurals = {"Topology": "topologies"} | {
-        k: f"{k.lower()}s" for k in ("ResourceFlavor", "ClusterQueue", "LocalQueue")
-    }
+    files = ("queues.yaml", "multikueue.yaml", "workload.yaml")
+    objects = [o for file in files for o in yaml.safe_load_all((ROOT / "examples" / "kueue" / file).read_text())]
+    ours = [obj for obj in objects if obj["apiVersion"].startswith("kueue.")]
+    plurals = {kind: "topologies" if kind == "Topology" else f"{kind.lower()}s" for kind in {o["kind"] for o in ours}}
     for plural in plurals.values():
         crd = yaml.safe_load((bases / f"kueue.x-k8s.io_{plural}.yaml").read_text())
         crd["spec"].pop("conversion", None)  # a webhook of Kueue's between its versions; the example has the stored one
         (tmp_path / plural).write_text(yaml.safe_dump(crd))
         plane.install_crd(tmp_path / plural)
-    for obj in objects:
+    for namespace in {obj["metadata"].get("namespace") for obj in ours} - {None}:
+        plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    for obj in ours:
         namespace = obj["metadata"].get("namespace")
-        if namespace:
-            plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
         where = f"/apis/{obj['apiVersion']}/" + (f"namespaces/{namespace}/" if namespace else "")
         made = plane.call("POST", f"{where}{plurals[obj['kind']]}?fieldValidation=Strict", obj)
         assert made["metadata"]["name"] == obj["metadata"]["name"]

@@ -247,3 +247,6 @@ def test_nodes_that_are_reserved_for_a_job_that_waits_are_named(api: FakeApi, rl
     assert f"\n{said}\n" in rljob("plan", "-f", job).out
     api.add(make_job("large", placement=waits | {"expectedAt": "2026-11-26T12:40:00Z"}))
     assert "(expected at 2026-11-26T12:40:00Z)" in rljob("plan", "-f", job).out
+    copied = make_spec(managedBy="kueue.x-k8s.io/multikueue")
+    api.add(make_job("large", copied, placement=waits))
+    assert "reserved" not in rljob("plan", "-f", job).out, "these nodes are of another cluster"

@@ -145,6 +145,14 @@ def test_a_job_without_rewards_speaks_of_its_loss_and_of_no_rollouts(api: FakeAp
 def test_a_job_that_no_operator_has_seen_says_so(api: FakeApi, rljob: Rljob) -> None:
     api.add(make_job())
     assert rljob("status", "demo").out == NEW
+    api.add(make_job(observedGeneration=-1))  # as the API server fills it in
+    assert rljob("status", "demo").out == NEW
+
+
+def test_a_job_that_another_controller_runs_waits_for_no_operator(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(spec=make_spec(managedBy="kueue.x-k8s.io/multikueue")))
+    said = "kueue.x-k8s.io/multikueue runs this job (spec.managedBy), and has written no status yet"
+    assert said in rljob("status", "demo").out
 
 
 def test_a_finished_job_shows_what_it_learned_and_where_the_model_is(api: FakeApi, rljob: Rljob) -> None:

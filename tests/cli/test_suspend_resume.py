@@ -37,6 +37,14 @@ def test_suspend_writes_a_request_for_this_object_and_leaves_the_spec(api: FakeA
     assert job["spec"] == spec
 
 
+def test_no_request_is_written_into_a_job_that_another_controller_runs(api: FakeApi, rljob: Rljob) -> None:
+    api.add(make_job(spec=make_spec(managedBy="kueue.x-k8s.io/multikueue"), **running()))
+    for verb in ("suspend", "restart"):
+        screen = rljob(verb, "demo")
+        assert screen.code == 1 and "kueue.x-k8s.io/multikueue (spec.managedBy), which reads no requests" in screen.err
+    assert "PATCH" not in [method for method, *_ in api.requests]
+
+
 def test_every_request_has_a_fresh_nonce(api: FakeApi, rljob: Rljob) -> None:
     job = make_job(**running())
     api.add(job)

@@ -16,7 +16,7 @@ from simulator.makers import META
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kueue"
 QUEUES = list(yaml.safe_load_all((EXAMPLE / "queues.yaml").read_text()))
 JOB = yaml.safe_load((EXAMPLE / "rljob.yaml").read_text())
-SPEC = RLJobSpec.model_validate(JOB["spec"])
+SPEC, SPEC_NAME = RLJobSpec.model_validate(JOB["spec"]), JOB["metadata"]["name"]
 
 
 def named(kind: str, name: str, namespace: str | None = None) -> dict[str, Any]:
@@ -67,3 +67,18 @@ def test_the_whole_gang_fits_into_the_teams_own_quota() -> None:
     assert wanted.keys() <= quota.keys()
     assert {name: amount for name, amount in wanted.items() if amount > quota[name]} == {}
     assert wanted["nvidia.com/gpu"] == quota["nvidia.com/gpu"], "two nodes, all of it"
+
+
+def test_the_workload_of_a_job_for_another_cluster_counts_the_gpus_of_its_pods() -> None:
+    workload = yaml.safe_load((EXAMPLE / "workload.yaml").read_text())
+    (owner,) = workload["metadata"]["ownerReferences"]
+    assert (owner["apiVersion"], owner["kind"], owner["name"]) == (JOB["apiVersion"], JOB["kind"], SPEC_NAME)
+    counted = {s["name"]: (s["count"], s["template"]["spec"]["containers"]) for s in workload["spec"]["podSets"]}
+    assert counted.keys() == SPEC.pod_counts.keys()
+    for role, (count, (container,)) in counted.items():
+        wanted = SPEC.container_resources(role)["limits"]["nvidia.com/gpu"]
+        assert (count, str(container["resources"]["limits"]["nvidia.com/gpu"])) == (SPEC.pod_counts[role], wanted)
+    manager = list(yaml.safe_load_all((EXAMPLE / "multikueue.yaml").read_text()))
+    (queue,) = (o for o in manager if o["kind"] == "LocalQueue")
+    assert workload["spec"]["queueName"] == queue["metadata"]["name"]
+    assert workload["metadata"]["namespace"] == queue["metadata"]["namespace"]

@@ -114,9 +114,10 @@ def restarts(job: Job) -> str:
 
 def message(job: Job, width: int) -> list[str]:
     """The operator's words, and a request that it has not taken up."""
-    if job.status.observed_generation == 0:
+    if job.status.observed_generation < 1:
         unseen = f"no operator has seen this job yet: is one installed, and does it watch {job.namespace}?"
-        return [cut(f"{'Message:':<{KEY}}{unseen}", width)]
+        elsewhere = f"{job.other_controller} runs this job (spec.managedBy), and has written no status yet"
+        return [cut(f"{'Message:':<{KEY}}{elsewhere if job.other_controller else unseen}", width)]
     room = max(1, width - KEY)
     words = [part for line in job.status.message.split("\n") for part in textwrap.wrap(one_line(line), room)]
     lines = [f"{'Message:' if not i else '':<{KEY}}{text}" for i, text in enumerate(words[:MESSAGE_LINES])]

@@ -121,6 +121,12 @@ def send(cluster: Cluster, terminal: Terminal, job: Job, action: Action, from_st
     """Write the request with a fresh nonce; warn when a GitOps tool owns the object."""
     if job.metadata.get("deletionTimestamp"):
         raise UserError(f"{job.title} is being deleted", f"kubectl get rljob {job.name} -n {job.namespace} -w")
+    if job.other_controller:
+        raise UserError(
+            f"{job.title} is run by {job.other_controller} (spec.managedBy), which reads no requests: "
+            "send them to the cluster in which its pods are",
+            job.command("status"),
+        )
     request = Request(job_uid=job.uid, nonce=secrets.token_hex(8), action=action, from_step=from_step)
     cluster.annotate(job, names.ANNOTATION_REQUEST, request.dump_json())
     if tool := gitops_owner(job.metadata):

@@ -251,7 +251,7 @@ def _site(session: Session, policy: JobPolicy, job: Manifest, read: Read) -> Sit
 def _waiting(session: Session) -> list[tuple[str, PlacementStatus]]:
     try:
         jobs = session.cluster().jobs(all_namespaces=True)
-        placements = [(f"{job.namespace}/{job.name}", job.status.placement) for job in jobs]
+        placements = [(f"{job.namespace}/{job.name}", job.status.placement) for job in jobs if not job.other_controller]
     except UserError:  # who may not read the jobs of all namespaces plans without them
         return []
     return [(name, placement) for name, placement in placements if placement and placement.reserved]

@@ -27,7 +27,16 @@ IMMUTABLE = {
     "task": "the checkpoints are of this one; create a new job",
     "checkpoint.path": "a run does not move; create a new job",
     "model.path": "the checkpoints hold this model; create a new job",
+    "managedBy": "no controller can take a job from another; create a new job",
 }
+"""Reasons why fields may not change, by path."""
+OPTIONAL = ("managedBy",)
+"""Those that may be absent."""
+
+
+def _value(spec: str, path: str) -> str:
+    """CEL of a field of IMMUTABLE; absent ones are empty texts. (The API server refuses an optional's `==`, whose cost it cannot bound.)"""
+    return f"(has({spec}.{path}) ? {spec}.{path} : '')" if path in OPTIONAL else f"{spec}.{path}"
 
 
 def validations() -> dict[tuple[str, ...], list[Validation]]:
@@ -36,7 +45,10 @@ def validations() -> dict[tuple[str, ...], list[Validation]]:
     for rule in OBJECT_RULES:
         by_path.setdefault((*rule.items.split("."), "[]") if rule.items else (), []).append(rule.kubernetes())
     by_path[()] += [
-        {"rule": f"self.{path} == oldSelf.{path}", "message": f"spec.{path} is immutable: {why}"}
+        {
+            "rule": f"{_value('self', path)} == {_value('oldSelf', path)}",
+            "message": f"spec.{path} is immutable: {why}",
+        }
         for path, why in IMMUTABLE.items()
     ]
     return by_path

@@ -45,6 +45,10 @@ DnsName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$", max_length=253)
 ]
 """Name of a RuntimeClass or a scheduler."""
+ControllerName = Annotated[
+    str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9._~/]+$", max_length=63)
+]
+"""A domain and a path, as in `spec.managedBy` of a Kubernetes Job."""
 Key = Annotated[str, StringConstraints(max_length=256)]
 """Key of a row of data."""
 MOST_NODES, MOST_SPARES, MOST_PROCESSES, MOST_PODS = 1024, 64, 64, 4096

@@ -11,6 +11,7 @@ from rljob_api.base import Model
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, SftSpec
 from rljob_api.spec.common import (
+    ControllerName,
     DnsName,
     Environment,
     EnvironmentSources,
@@ -104,6 +105,9 @@ class RLJobSpec(Model):
     """Failures and time limits."""
     suspend: bool = False
     """Finish the step, save and delete the pods. `kubectl rljob resume` overrides it without editing the spec."""
+    managed_by: ControllerName | None = None
+    """Who runs the job, as in a Kubernetes Job. Unset or `rljob.dev/operator`: the operator; it leaves all others alone, for example
+    `kueue.x-k8s.io/multikueue`."""
     image: Image | None = None
     """Image of trainer and rollout pods. Required, unless the administrator has set a default (`jobs.defaults.image` of the chart)."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

@@ -52,6 +52,8 @@ class Cache[T]:
     for which it raises is logged and ignored.
 
     `predicate(before, after)` says whether a change calls for a reconcile. Methods that change the cache return the groups for which it does.
+
+    `wanted(object)`: whether the object belongs into the cache.
     """
 
     def __init__(
@@ -59,8 +61,9 @@ class Cache[T]:
         transform: Callable[[Object, T | None], T],
         predicate: Callable[[T, T], bool] = lambda a, b: a != b,
         group: Callable[[Object], Key | None] = job_of,
+        wanted: Callable[[Object], bool] = lambda obj: True,
     ) -> None:
-        self._transform, self._predicate, self._group = transform, predicate, group
+        self._transform, self._predicate, self._group, self._wanted = transform, predicate, group, wanted
         self._objects: dict[Key, Entry[T]] = {}
         self._groups: dict[Key, dict[Key, Entry[T]]] = {}
         self._deleted: dict[Key, int] = {}
@@ -92,6 +95,8 @@ class Cache[T]:
 
     def put(self, obj: Object, known: T | None = None) -> set[Key]:
         """Takes the object, unless a newer version of it, or its deletion, is known. `known`: the value, if there is no need to make it."""
+        if not self._wanted(obj):
+            return self.discard(obj)
         key, version = key_of(obj), version_of(obj)
         old = self._objects.get(key)
         if version <= (old.version if old else self._gone(key)):

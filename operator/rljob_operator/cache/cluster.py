@@ -39,8 +39,6 @@ class PodCache:
         return self._put(obj)
 
     def _put(self, obj: Object) -> set[Key]:
-        if not is_of_a_job(obj):
-            return self._ours.discard(obj)
         changed = self._ours.put(obj)
         entry = self._ours.get(key_of(obj))
         if entry and entry.group:
@@ -66,8 +64,10 @@ class ClusterCache:
     """The caches of all kinds. `clock`: seconds since the epoch. `policy`: what the administrator sets for all jobs."""
 
     def __init__(self, clock: Callable[[], float], policy: JobPolicy = DEFAULT_POLICY) -> None:
-        self.jobs: Cache[CachedJob] = Cache(partial(jobs.transform, policy=policy), jobs.predicate, group=key_of)
-        self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj))
+        self.jobs: Cache[CachedJob] = Cache(
+            partial(jobs.transform, policy=policy), jobs.predicate, group=key_of, wanted=jobs.is_run_here
+        )
+        self.pods: Cache[Pod] = Cache(lambda obj, _: parse_pod(obj), wanted=is_of_a_job)
         self.clock, self.failed = clock, FailedPods(clock)
         self._leave, self._requested = policy.leave_nodes, dict[str, str]()
         """By what nodes are left, and why objects ask for it, by node."""

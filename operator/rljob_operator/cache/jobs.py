@@ -6,6 +6,7 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
+from rljob_api import names
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import ValidationResult, Violation
 from rljob_api.rules.validator import extent
@@ -102,6 +103,11 @@ class CachedJob:
                 "the status of %s/%s cannot be read: %s", self.meta.namespace, self.meta.name, first_problem(error)
             )
             return None
+
+
+def is_run_here(obj: Object) -> bool:
+    """Whether the operator runs the job, or leaves it alone because spec.managedBy names another controller, which then also writes the status."""
+    return (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) == names.CONTROLLER
 
 
 def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
