@@ -112,11 +112,13 @@ class Operator:
         await self._queue.run(self._metrics.timed(partial(self._reconcile, reconciler)))
 
     async def _reconcile(self, reconciler: Reconciler, key: Key) -> float | None:
+        """A job that is gone is forgotten whether its namespace is served or not: nobody will ask for it again."""
         if key == CAPACITY:
             for job in await reconciler.offer_capacity():
                 self._queue.add_after(job, 0.0)
             return None
-        return await reconciler(key) if self._relist.serves(key[0]) else None
+        is_gone = self._cache.jobs.get(key) is None
+        return await reconciler(key) if is_gone or self._relist.serves(key[0]) else None
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -68,6 +68,7 @@ class Reconciler:
             self._scheduler.forget(key)
             self._cache.forget(key)
             self._specs.forget(key)
+            self._writer.forget(key)
             self._events.forget(key)
             return None
         job = entry.value

@@ -54,6 +54,10 @@ class Writer:
             self._unanswered[key[0], key[1]] = status
             raise
 
+    def forget(self, job: Key) -> None:
+        """Drops what is known of a job that was deleted."""
+        self._unanswered.pop(job, None)
+
     async def children(self, s: Snapshot, wanted: list[Object]) -> tuple[ChildProblem, ...]:
         """Creates what is missing, corrects what is ours, and leaves alone what is not. Returns the children that could not be written.
 
