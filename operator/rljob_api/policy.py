@@ -244,6 +244,8 @@ class JobPolicy(Model):
     defaults: JobDefaults = JobDefaults()
     leave_nodes: LeaveNodes = LeaveNodes()
     service_account: PodAccount = PodAccount()
+    agent_sandbox: bool = False
+    """Whether pods of environments are made by the objects of kubernetes-sigs/agent-sandbox, which the cluster then has to have."""
     pod_patch: PodPatch = NO_PATCH
 
     def admit(self, spec: Mapping[str, Any], name: str, model_config: dict[str, Any] | None = None) -> "Admitted":

@@ -9,7 +9,7 @@ from functools import partial
 
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_operator import endpoints
-from rljob_operator.cache.cluster import CAPACITY, ClusterCache
+from rljob_operator.cache.cluster import CAPACITY, SANDBOX_KINDS, ClusterCache
 from rljob_operator.endpoints import Metrics
 from rljob_operator.kube.api import Key
 from rljob_operator.kube.client import KubernetesApi, RateLimiter
@@ -17,7 +17,7 @@ from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.reconcile.queue import WorkQueue
 from rljob_operator.reconcile.reconciler import Reconciler
-from rljob_operator.watch.events import EventHandlers, Relist
+from rljob_operator.watch.events import SERVED, EventHandlers, Relist
 from rljob_operator.watch.kopf_side import KopfSide
 from rljob_operator.watch.polled import DeviceInventory, DrainRequests
 from rljob_operator.watch.reflector import Watches, reflect
@@ -57,7 +57,8 @@ class Operator:
         self._cache = ClusterCache(time.time, options.job_policy)
         self._queue = WorkQueue()
         self._handlers = EventHandlers(self._cache, self._queue.add_after, options.progress_interval)
-        self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed)
+        kinds = (*SERVED, *(SANDBOX_KINDS if options.job_policy.agent_sandbox else ()))
+        self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed, kinds)
         self._metrics = Metrics(
             self._cache,
             self._api.calls,

@@ -31,6 +31,8 @@ class Operator:
     identity: str = "one"
     others: tuple[str, ...] = ()
     """Namespaces that it serves as well."""
+    options: tuple[str, ...] = ()
+    """Further ones of its command line."""
     lease_namespace: str = ""
     """If not the first that it serves."""
     health_port: int = 0
@@ -57,7 +59,7 @@ class Operator:
         with self.log.open("ab") as log:
             env = os.environ | {"KUBECONFIG": str(self.kubeconfig)}
             self._process = subprocess.Popen(
-                [*command, "--health-port", str(self.health_port)], env=env, stdout=log, stderr=log
+                [*command, *self.options, "--health-port", str(self.health_port)], env=env, stdout=log, stderr=log
             )
 
     def end(self) -> int:
@@ -124,13 +126,20 @@ async def until(ready: Callable[[], bool], seconds: float = 180.0) -> None:
 
 
 @asynccontextmanager
-async def lab(plane: ControlPlane, namespace: str, faults: Faults, deaths: int = 0) -> AsyncIterator[Lab]:
-    """`deaths`: how often the operator may end without being asked to."""
+async def lab[L: Lab](
+    plane: ControlPlane,
+    namespace: str,
+    faults: Faults,
+    deaths: int = 0,
+    options: tuple[str, ...] = (),
+    kind: type[L] = Lab,  # type: ignore[assignment]
+) -> AsyncIterator[L]:
+    """`deaths`: how often the operator may end without being asked to; `options`: of the operator, further ones; `kind`: of the world."""
     api = administrator(plane)
     async with proxy(plane.url, faults, Random(0)) as address:
         config = plane.write_kubeconfig(plane.directory / f"{namespace}.kubeconfig", address)
-        operator = Operator(config, namespace, plane.directory / f"operator-{namespace}.log")
-        world = Lab(api=api, namespace=namespace, save_every=1000, operator_process=operator)
+        operator = Operator(config, namespace, plane.directory / f"operator-{namespace}.log", options=options)
+        world = kind(api=api, namespace=namespace, save_every=1000, operator_process=operator)
         try:
             await world.prepare()
             yield world

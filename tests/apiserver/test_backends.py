@@ -3,12 +3,9 @@
 KAI's module cannot be had here. Its PodGroup has the fields of pkg/apis/scheduling/v2alpha2/podgroup_types.go that a user sets, as of KAI 0.15.
 """
 
-import json
 import re
 import shutil
-import subprocess
 import urllib.error
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import pytest
 import yaml
 
 from api.specs import make_spec
+from apiserver.go_modules import source
 from e2e.control_plane import ControlPlane
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
@@ -52,15 +50,6 @@ KAI_CRD = {
     "metadata": {"name": "podgroups.scheduling.run.ai"},
     "spec": {"group": "scheduling.run.ai", "names": KAI_NAMES, "scope": "Namespaced", "versions": [KAI_VERSION]},
 }
-
-
-@cache
-def source(module: str, digest: str) -> Path:
-    """Of a Go module, with the hash that go.sum would have."""
-    done = subprocess.run(("go", "mod", "download", "-json", module), check=True, capture_output=True, timeout=300)
-    found = json.loads(done.stdout)
-    assert found["Sum"] == digest
-    return Path(found["Dir"])
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from chart.chart import (
     render,
     rules,
 )
-from rljob_operator.cache.cluster import CHILD_KINDS
+from rljob_operator.cache.cluster import CHILD_KINDS, SANDBOX_KINDS
 from rljob_operator.kube.api import KINDS
 from rljob_operator.render.access import access
 from rljob_placement.devices import KINDS as DEVICE_KINDS
@@ -62,6 +62,14 @@ def test_the_operator_holds_these_rights_and_no_others() -> None:
         ("rbac.authorization.k8s.io", "rolebindings"): children,
         ("networking.k8s.io", "networkpolicies"): children,
     }
+
+
+def test_agent_sandboxs_objects_are_written_only_where_the_administrator_says_so() -> None:
+    held = rules(render("jobs.agentSandbox=true")[("ClusterRole", "rljob")])
+    more = held - rules(render()[("ClusterRole", "rljob")])
+    kinds = {KINDS[kind][1] for kind in SANDBOX_KINDS}
+    verbs = ("get", "list", "watch", "create", "patch", "delete")
+    assert more == {("extensions.agents.x-k8s.io", plural, verb) for plural in kinds for verb in verbs}
 
 
 def test_a_namespaced_installation_has_a_role_in_each_namespace_and_only_reads_nodes_and_pods_elsewhere() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from rljob_operator.kube.api import AlreadyExists, ApiError, Conflict, Listing, NotFound, Object, kind_of
+from rljob_operator.kube.api import OUTLASTING, AlreadyExists, ApiError, Conflict, Listing, NotFound, Object, kind_of
 from rljob_operator.times import stamp
 from simulator.canonical import canonical
 from simulator.objects import copied, merge, node_object, operate, prune
@@ -107,7 +107,7 @@ class FakeCluster:
         live = self._find(kind, namespace, name)
         if live["metadata"]["uid"] != uid:
             raise Conflict(409, "uid mismatch")
-        if kind == "Pod" and not force:
+        if kind in ("Pod", *OUTLASTING) and not force:
             live["metadata"].setdefault("deletionTimestamp", "2026-01-01T00:00:00Z")
             self.touch(live)
         else:

@@ -4,6 +4,7 @@ from collections import Counter
 
 from rljob_api import names
 from rljob_operator.kube.api import Object
+from simulator.agent_sandbox import sync_agent_sandbox
 from simulator.cluster import FakeCluster
 from simulator.objects import copied
 
@@ -11,7 +12,8 @@ from simulator.objects import copied
 def sync_stateful_sets(cluster: FakeCluster) -> None:
     """Pods that are missing are made, and run at once unless they are gated; those that are too many go at once, as do failed ones, which are
     replaced, and those of a set that is gone (the garbage collector's work)."""
-    sets = {o["metadata"]["uid"] for key, o in cluster.objects.items() if key[0] == "StatefulSet"}
+    sync_agent_sandbox(cluster)
+    sets = {o["metadata"]["uid"] for key, o in cluster.objects.items() if key[0] in ("StatefulSet", "Sandbox")}
     for key, pod in list(cluster.objects.items()):
         if key[0] == "Pod" and (owner := owner_of(pod)) and owner not in sets:
             cluster.remove(pod)

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from simulator.world import World
 
 
@@ -25,7 +26,9 @@ Story = Callable[[World], Awaitable[object]]
 """What happens in a world, and what of its end must not depend on when the operator died."""
 
 
-async def kill_after_writes(every: int, story: Story | None = None, steps: int = 12, **changes: Any) -> object:
+async def kill_after_writes(
+    every: int, story: Story | None = None, steps: int = 12, policy: JobPolicy = DEFAULT_POLICY, **changes: Any
+) -> object:
     """An operator that is killed after the first write of a story, after that and `every` more, and so on, ends each like the one that was not.
 
     Returns that end. `story`: the whole life above, of a job with these `changes`, if there is no other."""
@@ -34,10 +37,10 @@ async def kill_after_writes(every: int, story: Story | None = None, steps: int =
         return end(await live(world, **changes))
 
     story = story or life
-    undisturbed = World(steps=steps)
+    undisturbed = World(steps=steps, policy=policy)
     expected = await story(undisturbed)
     for crash_after in range(1, len(undisturbed.cluster.writes), every):
-        world = World(steps=steps)
+        world = World(steps=steps, policy=policy)
         world.cluster.crash_after = crash_after
         assert await story(world) == expected, f"killed after {world.cluster.writes[crash_after - 1]}"
         assert world.crashes == 1

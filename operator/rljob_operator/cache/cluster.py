@@ -22,6 +22,8 @@ CAPACITY: Key = ("", "capacity")
 """Key in the work queue of a scheduling cycle for all jobs that wait: no job has an empty namespace."""
 CHILD_KINDS = ("NetworkPolicy", "Service", "ServiceAccount", "Role", "RoleBinding", "StatefulSet")
 """Kinds of a job's children, without ConfigMaps, whose cache parses control messages and reports."""
+SANDBOX_KINDS = ("SandboxTemplate", "SandboxWarmPool", "SandboxClaim")
+"""Kinds of children that are watched where jobs.agentSandbox says that the cluster has them."""
 UNWATCHED = tuple(map(str, backends.KINDS))
 """Kinds of children that are not watched, since not every cluster has them: only our own writes and reads enter their caches."""
 NO_OFFER: tuple[Resources, Resources] = ({}, {})
@@ -80,7 +82,7 @@ class ClusterCache:
         self.config_maps: Cache[CachedConfigMap] = Cache(reports.transform(clock), reports.predicate)
         self.children: dict[str, Cache[Object]] = {
             kind: Cache(lambda obj, _: strip_managed_fields(obj, "status"), lambda a, b: not same_but_version(a, b))
-            for kind in (*CHILD_KINDS, *UNWATCHED)
+            for kind in (*CHILD_KINDS, *SANDBOX_KINDS, *UNWATCHED)
         }
         self.capacity = Capacity(self.nodes, self.usage, self.jobs)
         self._on_change: Callable[[str, set[Key]], None] = lambda kind, groups: None

@@ -30,6 +30,8 @@ class Pod:
     uid: str
     role: str
     ordinal: int
+    claim: str = ""
+    """The SandboxClaim whose pod it is; empty: it is a StatefulSet's."""
     created: float = 0.0
     """Seconds since the epoch, by the API server's clock."""
     node: str = ""
@@ -83,23 +85,34 @@ class Pod:
 
 
 def is_of_a_job(pod: Object) -> bool:
-    """Whether its controller is a StatefulSet of the job that its labels name. A pod that somebody made with the same labels is not."""
+    """Whether its controller is a StatefulSet of the job that its labels name, or a Sandbox that a claim of the job has. A pod that somebody made
+    with the same labels is not, nor is one that waits in a SandboxWarmPool."""
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     gang = names.gang(labels.get(names.LABEL_JOB, ""), labels.get(names.LABEL_ROLE, ""))
     owner: Object = next((o for o in meta.get("ownerReferences") or [] if o.get("controller")), {})
+    if owner.get("kind") == "Sandbox":
+        return is_ours(pod) and _claim(meta) != "" and str(owner.get("name")).startswith(f"{gang}-")
     return is_ours(pod) and (owner.get("kind"), owner.get("name")) == ("StatefulSet", gang)
+
+
+def _claim(meta: Object) -> str:
+    """The ordinal of the claim that has it; empty: none has."""
+    given = str((meta.get("annotations") or {}).get(names.ANNOTATION_CLAIM, ""))
+    labels = meta.get("labels") or {}
+    return given if given.isdecimal() and names.is_sandbox_role(labels.get(names.LABEL_ROLE, "")) else ""
 
 
 def parse_pod(pod: Object) -> Pod:
     """All fields but those about its node, which the observer adds. Only the job's own container counts, not those that service meshes inject."""
     meta, status = pod["metadata"], pod.get("status", {})
-    role = (meta.get("labels") or {}).get(names.LABEL_ROLE, "")
+    labels = meta.get("labels") or {}
+    role, claim = labels.get(names.LABEL_ROLE, ""), _claim(meta)
     own = names.container(role)
     container: Object = next((c for c in status.get("containerStatuses", []) if c["name"] == own), {})
     state = container.get("state", {})
     ended = state.get("terminated") or container.get("lastState", {}).get("terminated")
-    ordinal, notes = meta["name"].rpartition("-")[2], meta.get("annotations") or {}
+    ordinal, notes = claim or meta["name"].rpartition("-")[2], meta.get("annotations") or {}
     ready = condition_of(status, "Ready")
     gates = tuple(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", []))
     return Pod(
@@ -107,6 +120,7 @@ def parse_pod(pod: Object) -> Pod:
         uid=meta["uid"],
         role=role,
         ordinal=int(ordinal) if ordinal.isdecimal() else -1,
+        claim=names.pod(labels.get(names.LABEL_JOB, ""), role, int(claim)) if claim else "",
         created=_time(meta.get("creationTimestamp")) or 0.0,
         node=pod.get("spec", {}).get("nodeName", ""),
         ip=status.get("podIP", ""),

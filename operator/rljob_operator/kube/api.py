@@ -25,11 +25,16 @@ KINDS = {
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "SandboxClaim": ("/apis/extensions.agents.x-k8s.io/v1beta1", "sandboxclaims"),
+    "SandboxTemplate": ("/apis/extensions.agents.x-k8s.io/v1beta1", "sandboxtemplates"),
+    "SandboxWarmPool": ("/apis/extensions.agents.x-k8s.io/v1beta1", "sandboxwarmpools"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     **{str(kind): (f"/apis/{kind.group}/{kind.version}", kind.plural) for kind in backends.KINDS},
 }
-"""Path prefix and plural, by kind. Kinds of Kubernetes and our own are called by their name; those of scheduler backends by name and group, as
-`PodGroup.scheduling.volcano.sh`, since several groups have kinds of one name."""
+"""Path prefix and plural, by kind. Kinds of Kubernetes, of agent-sandbox and our own are called by their name; those of scheduler backends by name
+and group, as `PodGroup.scheduling.volcano.sh`, since several groups have kinds of one name."""
+OUTLASTING = ("SandboxClaim",)
+"""Kinds that are deleted after what they own: until its pod has ended, no other claim gets its name."""
 _COLLECTIONS = {collection: kind for kind, collection in KINDS.items()}
 
 

@@ -14,7 +14,7 @@ import aiohttp
 
 from rljob_api import names
 from rljob_api.text import load_json, one_line
-from rljob_operator.kube.api import ApiError, Listing, NotFound, Object, error, kind_of, path, resource
+from rljob_operator.kube.api import OUTLASTING, ApiError, Listing, NotFound, Object, error, kind_of, path, resource
 from rljob_operator.kube.credentials import Credentials
 
 
@@ -142,7 +142,8 @@ class KubernetesApi:
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str, *, force: bool = False) -> None:
         """`force`: without waiting for the kubelet, right only when its node cannot run anything."""
-        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        policy = "Foreground" if kind in OUTLASTING else "Background"
+        body: Object = {"preconditions": {"uid": uid}, "propagationPolicy": policy}
         await self._request(
             "DELETE", kind, path(kind, namespace, name), body | ({"gracePeriodSeconds": 0} if force else {})
         )

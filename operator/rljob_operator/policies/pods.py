@@ -187,18 +187,22 @@ def replace_sandboxes(s: Snapshot, status: JobStatus) -> Change:
     spec = s.spec_of(status.attempt)
     later, delete = [], []
     for pod in pods:
-        if pod.exited and not is_ahead(_due(pod), LEAST_SECONDS, s.now):
+        ended = pod.exited or (pod.claim and pod.phase == "Failed")  # of a StatefulSet, its controller replaces it
+        if ended and not is_ahead(_due(s, pod), LEAST_SECONDS, s.now):
             delete.append(pod)
-        elif pod.exited:
-            later.append(_due(pod))
+        elif ended:
+            later.append(_due(s, pod))
         elif spec and (freed_at := _freed_at(pod, spec)) is not None:
             delete += [pod] if freed_at <= s.now else []
             later += [freed_at] if freed_at > s.now else []
     return Change(status, due=tuple(sorted(later)[:1]), delete=tuple(delete))
 
 
-def _due(pod: Pod) -> float:
-    return pod.created + LEAST_SECONDS
+def _due(s: Snapshot, pod: Pod) -> float:
+    """A pod may have waited for its claim."""
+    claim = s.children.get(("SandboxClaim", pod.claim))
+    since = seconds(claim["metadata"]["creationTimestamp"]) if claim else pod.created
+    return since + LEAST_SECONDS
 
 
 def _freed_at(pod: Pod, spec: RLJobSpec) -> float | None:

@@ -18,6 +18,7 @@ from rljob_operator.reconcile.events import EventRecorder
 from rljob_operator.reconcile.large_specs import LargeSpecs
 from rljob_operator.reconcile.writer import ForeignStatus, Writer
 from rljob_operator.render import render
+from rljob_operator.render.agent_sandbox import unneeded
 from rljob_operator.schedulers.builtin.scheduler import GangScheduler
 
 log = logging.getLogger(__name__)
@@ -105,7 +106,10 @@ class Reconciler:
     async def _act(self, s: Snapshot, decision: Decision) -> tuple[ChildProblem, ...]:
         """Writes what follows from the decided status. Returns the children that could not be written."""
         namespace = s.job.namespace
-        conflicts = await self._writer.children(s, render(s, decision.status))
+        wanted = render(s, decision.status)
+        conflicts = await self._writer.children(s, wanted)
+        if wanted:  # without a valid spec nobody knows
+            await self._writer.delete(unneeded(s, wanted))
         await self._writer.delete_pods(namespace, decision.delete)
         await self._writer.delete_pods(namespace, decision.force, force=True)
         if decision.status.cleaned_up:

@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api import names, reasons
 from rljob_api.status import JobStatus
 from rljob_operator.cache.cache import job_of
-from rljob_operator.cache.cluster import UNWATCHED, ClusterCache
+from rljob_operator.cache.cluster import SANDBOX_KINDS, UNWATCHED, ClusterCache
 from rljob_operator.cache.pods import Pod
 from rljob_operator.cache.reports import control_text
 from rljob_operator.kube.api import AlreadyExists, Api, ApiError, Conflict, Key, NotFound, Object, kind_of
@@ -146,8 +146,23 @@ class Writer:
             self._cache.put(obj, s.messages.get(control_text(obj)) if s else None)
 
     async def delete_pods(self, namespace: str, pods: tuple[Pod, ...], *, force: bool = False) -> None:
+        """So that others take their places: of one that a SandboxClaim has, the claim is deleted. `force`: without waiting for the kubelet, after
+        which the claim gets another pod."""
         for pod in pods:
-            await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
+            if pod.claim and not force:
+                await self._delete_claim(namespace, pod.claim)
+            else:
+                await self._delete("Pod", namespace, pod.name, pod.uid, force=force)
+
+    async def _delete_claim(self, namespace: str, name: str) -> None:
+        known = self._cache.children["SandboxClaim"].get((namespace, name))
+        if known and "deletionTimestamp" not in known.value["metadata"]:
+            await self._delete("SandboxClaim", namespace, name, known.uid)
+
+    async def delete(self, objects: list[Object]) -> None:
+        for obj in objects:
+            kind, namespace, name = _name(obj)
+            await self._delete(kind, namespace, name, obj["metadata"]["uid"])
 
     async def delete_children(self, s: Snapshot) -> None:
         """Deletes all children but the token's Secret, which goes with the job: we may create Secrets and nothing else."""
@@ -184,14 +199,18 @@ def waves(children: list[Object]) -> list[list[Object]]:
     """Children in groups, each of which is written at once when the group before it exists. Pods that are gated may exist before what they need;
     StatefulSets of others come last."""
     first = [child for child in children if child["kind"] in FIRST]
-    last = [child for child in children if child["kind"] == "StatefulSet" and not _makes_gated_pods(child)]
+    last = [child for child in children if _makes_pods_at_once(child)]
     rest = [child for child in children if child not in first and child not in last]
     return [first, sorted(rest, key=lambda child: child["kind"] != "StatefulSet"), last]
 
 
-def _makes_gated_pods(stateful_set: Object) -> bool:
-    gates = stateful_set["spec"]["template"]["spec"].get("schedulingGates", [])
-    return any(gate["name"] == names.GATE for gate in gates)
+def _makes_pods_at_once(child: Object) -> bool:
+    if child["kind"] in SANDBOX_KINDS:
+        return True
+    if child["kind"] != "StatefulSet":
+        return False
+    gates = child["spec"]["template"]["spec"].get("schedulingGates", [])
+    return all(gate["name"] != names.GATE for gate in gates)
 
 
 async def together[T](work: list[Coroutine[Any, Any, T]]) -> list[T]:

@@ -17,6 +17,7 @@ from rljob_operator.render.access import (
     sandbox_account,
     sandbox_network_policy,
 )
+from rljob_operator.render.agent_sandbox import claimed_sandboxes
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.template import newest_hashes, newest_templates, resized, stateful_set, token
 from rljob_operator.schedulers import scheduler_of
@@ -42,7 +43,11 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects += _for_clients(s, spec)
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
-    sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in sizes}
+    claimed = _claimed(s, status, freed)
+    for role, ordinals in claimed.items():
+        objects += claimed_sandboxes(s, role, ordinals, newest_templates(s, spec, status)[role], in_use)
+    others = [role for role in sizes if role not in claimed]
+    sets = {role: s.children.get(("StatefulSet", names.gang(s.job.name, role))) for role in others}
     absent = [role for role, live in sets.items() if live is None and not _has_terminating_pods(s, role)]
     if spec.has_token and (not (freed or in_use) or absent):
         filled = {role: live for role, live in sets.items() if sizes[role]}
@@ -55,7 +60,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
             template = newest_templates(s, spec, status)[role]
             leaves = freed and not _remains(status, role)
             objects.append(stateful_set(s.job, role, 0 if leaves else sizes[role], template))
-    return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sizes]
+    return objects + [resized(s.job, live, role, 0) for role, live in _sets(s).items() if role not in sets]
 
 
 def _reporting(sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -127,6 +132,16 @@ def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
     return {
         role: 0 if waits and not (names.is_placed(role) or names.stays(role)) else size for role, size in sizes.items()
     }
+
+
+def _claimed(s: Snapshot, status: JobStatus, freed: bool) -> dict[str, list[int]]:
+    """Ordinals of the pods of environments that agent-sandbox makes, by role."""
+    current = target(s, status)
+    if current is None or not s.policy.agent_sandbox:
+        return {}
+    none = freed or _waits_for_nodes(s, status, current.spec)
+    roles = filter(names.is_sandbox_role, current.ordinals)
+    return {role: [] if none else list(current.ordinals[role]) for role in roles}
 
 
 def _waits_for_nodes(s: Snapshot, status: JobStatus, spec: RLJobSpec) -> bool:

@@ -16,17 +16,17 @@ import aiohttp
 
 from rljob_api import names
 from rljob_operator.cache.cache import job_of, key_of
-from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, ClusterCache
+from rljob_operator.cache.cluster import CAPACITY, CHILD_KINDS, SANDBOX_KINDS, ClusterCache
 from rljob_operator.kube.api import Api, ApiError, Key, Object, scope_of
 
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 EVERYWHERE = ("Node", "Pod")
 """Kinds that are watched in all namespaces, because they decide what is free on the nodes."""
 SERVED = ("RLJob", "ConfigMap", *CHILD_KINDS)
-"""Kinds that are watched in the namespaces whose jobs are served."""
+"""Kinds that are watched in the namespaces whose jobs are served, in every cluster."""
 REFLECTED = ("RLJob", "Pod", "ConfigMap")
 """Kinds that kopf does not watch (see reflector.py)."""
-SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS), OURS)
+SELECTORS = dict.fromkeys((*EVERYWHERE, "RLJob"), "") | dict.fromkeys(("ConfigMap", *CHILD_KINDS, *SANDBOX_KINDS), OURS)
 """By kind, the label selector with which the API server narrows lists and watches."""
 CAPACITY_DELAY = 5.0
 """Seconds after capacity has grown until it is offered to waiting jobs: in a busy cluster, pods end all the time."""
@@ -68,18 +68,24 @@ RETRY, RELIST_INTERVAL = 5.0, 600.0
 
 
 class Relist:
-    """`namespaces`: those that are served; empty: all. `changed(kind, groups)` is called with the groups of a cache that a list has changed.
+    """`namespaces`: those that are served; empty: all. `changed(kind, groups)` is called with the groups of a cache that a list has changed. `kinds`:
+    that are watched in these namespaces.
 
     A namespace is served while all of its kinds, and those of the whole cluster, can be listed. When a namespace is deleted, the operator loses its
     rights in it: it is served again as soon as it can be listed again, and the others are served meanwhile.
     """
 
     def __init__(
-        self, api: Api, cache: ClusterCache, namespaces: Sequence[str], changed: Callable[[str, set[Key]], None]
+        self,
+        api: Api,
+        cache: ClusterCache,
+        namespaces: Sequence[str],
+        changed: Callable[[str, set[Key]], None],
+        kinds: Sequence[str] = SERVED,
     ) -> None:
-        self._api, self._cache, self._changed = api, cache, changed
+        self._api, self._cache, self._changed, self.kinds = api, cache, changed, kinds
         self._namespaces: Sequence[str | None] = namespaces or [None]
-        self.scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(SERVED, self._namespaces)}
+        self.scopes = {*_scopes(EVERYWHERE, [None]), *_scopes(kinds, self._namespaces)}
         self._due, self._listed, self._forbidden = set[Scope](), set[Scope](), set[Scope]()
         self._watched = set[Scope]()
         """Those that kopf has listed."""
@@ -189,7 +195,7 @@ class Relist:
     def _serve(self) -> None:
         """Updates which namespaces are served, and reconciles the jobs of those that are from now on."""
         before, everywhere = self._served, _scopes(EVERYWHERE, [None])
-        self._served = {n for n in self._namespaces if self._listed >= {*everywhere, *_scopes(SERVED, [n])}}
+        self._served = {n for n in self._namespaces if self._listed >= {*everywhere, *_scopes(self.kinds, [n])}}
         if new := self._served - before:
             jobs = self._cache.jobs.groups_of(lambda job: None in new or job.meta.namespace in new)
             self._changed("RLJob", jobs)

@@ -14,10 +14,11 @@ from typing import Any
 
 import kopf
 
+from rljob_operator.cache.cluster import SANDBOX_KINDS
 from rljob_operator.kube.api import ApiError, resource
 from rljob_operator.kube.client import KubernetesApi, RateLimiter, WatchLimiter
 from rljob_operator.kube.credentials import LIFETIME, Credentials
-from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SELECTORS, SERVED, EventHandlers, Relist
+from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SELECTORS, EventHandlers, Relist
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +89,9 @@ class KopfSide:
 
     def _watched(self) -> Iterator[tuple[Sequence[str], Sequence[str]]]:
         """Kinds and namespaces (empty: all) of each of kopf's operators: kopf has one list of namespaces for all kinds, so there may be two."""
-        everywhere, served = ([kind for kind in kinds if kind not in REFLECTED] for kinds in (EVERYWHERE, SERVED))
+        everywhere, served = (
+            [kind for kind in kinds if kind not in REFLECTED] for kinds in (EVERYWHERE, self._relist.kinds)
+        )
         if self._namespaces:
             yield everywhere, ()
             yield served, self._namespaces
@@ -118,13 +121,18 @@ class KopfSide:
         )
 
     async def _startup(self, **_: Any) -> None:
-        """Waits for the CRD: kopf never watches a kind that it cannot discover when it starts."""
+        """Waits for the CRDs: kopf never watches a kind that it cannot discover when it starts."""
+        for kind in self._relist.kinds:
+            if kind == "RLJob" or kind in SANDBOX_KINDS:
+                await self._installed(kind)
+
+    async def _installed(self, kind: str) -> None:
         waiting = False
         while True:
             try:
-                if await self._api.serves("RLJob"):
+                if await self._api.serves(kind):
                     return
-                log.log(logging.DEBUG if waiting else logging.INFO, "the CRD of RLJobs is not installed yet")
+                log.log(logging.DEBUG if waiting else logging.INFO, "the CRD of %ss is not installed yet", kind)
                 waiting = True
             except ApiError as error:
                 log.warning("%s", error)
