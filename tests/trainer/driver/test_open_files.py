@@ -11,7 +11,7 @@ from rljob_trainer.driver.pod_listener import PodListener, PodsOfWorkers
 from rljob_trainer.failure import ConfigurationError
 
 
-def spec(agents: dict[str, int] | None, scorers: dict[str, int] | None = None) -> RLJobSpec:
+def spec(agents: dict[str, Any] | None, scorers: dict[str, Any] | None = None) -> RLJobSpec:
     """A job with these workers."""
     agent: dict[str, Any] = {"python": {"path": "/data/agent.py"}, "maxTurns": 2, "maxTokens": 16}
     rewards = [{"rule": "math"} | ({"workers": scorers} if scorers else {})]
@@ -42,3 +42,34 @@ async def test_a_machine_that_does_not_let_a_connection_be_open_for_each_process
         "spec.rewards[0].workers.replicas = 85: the driver has a connection for each of 776 worker processes and 256 other files, "
         "and its machine lets it open 1024; lower replicas or processes"
     )
+
+
+def limited(cpu: object, **workers: int) -> dict[str, Any]:
+    """Workers whose pods may use so many CPUs."""
+    return {"template": {"resources": {"limits": {"cpu": cpu}}}, **workers}
+
+
+@pytest.mark.parametrize(
+    ("workers", "connections"),
+    [
+        (limited("4", replicas=192), 768),
+        (limited("4", replicas=193), 772),
+        (limited("3900m", replicas=257), 771),
+        (limited("500m", replicas=768), 768),
+        (limited("500m", replicas=769), 769),
+        (limited("64", replicas=96), 768),
+        (limited("64", replicas=97), 776),
+        (limited("64", replicas=384, processes=2), 768),
+        (limited("1", replicas=385, processes=2), 770),
+        ({"replicas": 769}, 769),
+    ],
+)
+def test_processes_that_the_spec_does_not_count_are_those_of_the_pods_limit_of_cpus(
+    monkeypatch: pytest.MonkeyPatch, workers: dict[str, Any], connections: int
+) -> None:
+    monkeypatch.setattr(pod_listener, "most_open_files", lambda: 1024)
+    if connections <= 768:
+        pod_listener.require_open_files(spec(workers))
+    else:
+        with pytest.raises(ConfigurationError, match=f"each of {connections} worker processes"):
+            pod_listener.require_open_files(spec(workers))

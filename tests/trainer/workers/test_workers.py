@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rljob_api.spec.processes import Workers
+from rljob_api.spec.processes import Autoscaling, Workers
 from rljob_trainer.agents.python_file import AT_ONCE, AgentPods, AgentProcess
 from rljob_trainer.machine import loopback
 from rljob_trainer.workers import workers
@@ -119,6 +119,34 @@ async def test_one_pod_that_cannot_load_the_agent_decides_for_no_other(monkeypat
     pods._refuse("worse", WorkerLost("no module named nowhere"))
     with pytest.raises(NotLoaded, match="no such file"):
         await asyncio.wait_for(waiting, SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("given", "pods_that_refuse", "fails"),
+    [
+        (Workers(replicas=1), 1, True),
+        (Workers(replicas=2), 1, False),
+        (Workers(replicas=16), 2, True),
+        (Workers(replicas=16, autoscaling=Autoscaling(calls_per_replica=8)), 1, True),
+        (Workers(replicas=16, autoscaling=Autoscaling(calls_per_replica=8, min_replicas=3)), 1, False),
+        (Workers(replicas=16, autoscaling=Autoscaling(calls_per_replica=8, min_replicas=3)), 2, True),
+    ],
+)
+async def test_what_all_pods_that_there_are_cannot_load_fails_the_job_at_once(
+    given: Workers, pods_that_refuse: int, fails: bool
+) -> None:
+    """Where their number follows their calls, no other would ever come: nothing is called before one has loaded it."""
+    pods = AgentPods(AgentProcess, 5.0, given)
+    for i in range(pods_that_refuse):
+        pods._refuse(f"pod-{i}", WorkerLost(f"no such file on {i}"))
+    waiting = asyncio.create_task(pods.start())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert waiting.done() is fails
+    if fails:
+        with pytest.raises(NotLoaded, match="no such file on 0"):
+            await waiting
+    waiting.cancel()
 
 
 async def test_one_pod_alone_fails_the_job_when_no_other_has_loaded_the_agent_in_time(

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-from rljob_api import names
+from rljob_api import names, quantity
 from rljob_api.protocol import Control, WorkerLoad
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.agents.python_file import AgentPods, AgentProcess
@@ -19,6 +19,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import most_open_files
 from rljob_trainer.rewards.python_file import RewardPods, RewardProcess
 from rljob_trainer.wire.channel import write
+from rljob_trainer.workers.process import MAX_PROCESSES
 
 HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
 """Limits of the first message of a connection, whose sender is not authenticated yet."""
@@ -120,9 +121,8 @@ OTHER_FILES = 256
 
 
 def require_open_files(spec: RLJobSpec) -> None:
-    """Raises ConfigurationError if the machine allows fewer files than all of the spec's workers have connections. Pods whose processes the spec does
-    not count have one each."""
-    connections = {role: pods.replicas * (pods.processes or 1) for role, pods in spec.workers.items()}
+    """Raises ConfigurationError if the machine allows fewer files than all of the spec's workers have connections."""
+    connections = {role: pods.replicas * _processes(spec, role) for role, pods in spec.workers.items()}
     total, most = sum(connections.values()), most_open_files()
     if connections and total + OTHER_FILES > most:
         largest = max(connections, key=connections.__getitem__)
@@ -132,6 +132,14 @@ def require_open_files(spec: RLJobSpec) -> None:
         )
         fix = "lower replicas or processes, or raise the limit of open files where the trainer runs (LimitNOFILE)"
         raise ConfigurationError(f"{spec.field_of(largest)}.replicas", spec.workers[largest].replicas, rule, fix)
+
+
+def _processes(spec: RLJobSpec, role: str) -> int:
+    """Of each pod of a role of workers, as the pod counts them where the spec does not (pod/worker_life.py): one for each CPU of its limit. Without a
+    limit they follow the CPUs of its node, which nobody knows here: at least one."""
+    limit = spec.container_resources(role).get("limits", {}).get("cpu")
+    cpus = quantity.parse(limit) // 1000 if limit else 1
+    return spec.workers[role].processes or max(1, min(cpus, MAX_PROCESSES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,8 @@ from rljob_trainer.workers.process import (
 from rljob_trainer.workers.remote import Remote
 
 MOST_REFUSALS = 2
-"""Pods that could not load what they should run, before any has, after which none is waited for: one may be on a node whose volume is missing."""
+"""Pods that could not load what they should run, before any has, after which none is waited for: one may be on a node whose volume is missing. Of
+pods whose number follows their calls, there are no more than the fewest before one has loaded it."""
 REFUSAL_SECONDS = 120.0
 """After the first of them, until when another one may load it."""
 TRIES = 3
@@ -118,7 +119,7 @@ class PodWorkers[P: WorkerProcess]:
 
     def __init__(self, kind: type[P], seconds: float, workers: Workers):
         """`seconds`: that one call may take."""
-        self._kind, self._seconds, self._most_refusals = kind, seconds, min(workers.replicas, MOST_REFUSALS)
+        self._kind, self._seconds, self._most_refusals = kind, seconds, min(workers.fewest, MOST_REFUSALS)
         self.changed: Callable[[], None] = lambda: None
         """Called when `ready` may be another."""
         self._pods = dict[P, str]()
