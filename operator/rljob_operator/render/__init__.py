@@ -136,8 +136,8 @@ def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
 
 def _claimed(s: Snapshot, status: JobStatus, freed: bool) -> dict[str, list[int]]:
     """Ordinals of the pods of environments that agent-sandbox makes, by role."""
-    current = target(s, status)
-    if current is None or not s.policy.agent_sandbox:
+    current = target(s, status) if s.policy.agent_sandbox else None
+    if current is None:
         return {}
     none = freed or _waits_for_nodes(s, status, current.spec)
     roles = filter(names.is_sandbox_role, current.ordinals)

@@ -46,6 +46,8 @@ def claimed_sandboxes(
 
 def unneeded(s: Snapshot, wanted: Iterable[Object]) -> list[Object]:
     """Live objects of agent-sandbox that the job does not want any more. `wanted`: all children."""
+    if not s.policy.agent_sandbox:
+        return []
     kept = {(child["kind"], child["metadata"]["name"]) for child in wanted}
     return [dict(live) for (kind, name), live in _live(s) if (kind, name) not in kept]
 
