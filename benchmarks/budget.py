@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from rljob_api.sizing.layout import Layout
-from rljob_api.sizing.shape import Work
+from rljob_api.sizing.shape import PassCost
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.advantages import ADVANTAGES, estimate
@@ -28,7 +28,7 @@ from rljob_trainer.wire.batch import Columns
 
 GROUP, PROMPT, LONGEST, MEDIAN, SPREAD = 16, 512, 65_536, 12_000, 0.9
 """Responses to a prompt; tokens of a prompt, and of the longest and the middle response; deviation of the logarithm of their lengths."""
-WORK = Work(token=44_000_000_000, square=94 * 2 * 64 * 128)
+WORK = PassCost(token=44_000_000_000, square=94 * 2 * 64 * 128)
 """Of Qwen3-235B-A22B: 22 billion parameters take part; 94 layers with 64 heads of 128."""
 EXPERT_GROUP = 8
 """Data-parallel ranks that wait for each other in every layer."""
@@ -73,7 +73,7 @@ class Size:
         )
 
 
-def planner(layout: Layout, work: Work = WORK) -> Planner:
+def planner(layout: Layout, work: PassCost = WORK) -> Planner:
     spec = RLJobSpec.model_validate(
         {
             "model": {"path": "/none"},
@@ -138,7 +138,7 @@ def timed[T](function: Callable[[], T]) -> tuple[float, T]:
 
 def measure(columns: Columns, layout: Layout) -> None:
     seconds, plan = timed(lambda: planner(layout).plan(columns))
-    by_tokens = planner(layout, Work(token=1, square=0)).plan(columns)
+    by_tokens = planner(layout, PassCost(token=1, square=0)).plan(columns)
     own = episodes(columns, largest_part(plan, columns))
     once, each = sent_by_rank_0(plan, columns, layout)
     print(f"\n{layout}: {len(plan.mini_batches[0][0])} micro-batches a rank, {len(own.mask) / 1e6:.1f} M own tokens")

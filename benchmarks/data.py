@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.data.encoding import Workers
+from rljob_trainer.data.encoding import EncodingWorkers
 from rljob_trainer.data.examples import ExampleSet
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Cursor
@@ -113,7 +113,7 @@ def measure(root: Path, file: Path) -> None:
     )
     tokenizer, before = load_tokenizer(spec), anonymous_mib()
     began = time.monotonic()
-    workers = Workers(spec)
+    workers = EncodingWorkers(spec)
     examples = load_examples(spec, "train", tokenizer, root / "scratch", workers)
     opened = time.monotonic() - began
     print(f"  opened in {opened:.1f} s, with {anonymous_mib() - before:.0f} MiB", flush=True)

@@ -89,10 +89,10 @@ def work(scratch: Path, layout: str, which: str, deterministic: bool) -> None:
 
 
 def save(engine: Any, directory: Path, alongside: bool) -> None:
-    from rljob_trainer.checkpoint.saving import Part
+    from rljob_trainer.checkpoint.saving import CheckpointPart
     from rljob_trainer.wire.collective import Ranks
 
-    part = Part(engine, Ranks(LIMIT_SECONDS))
+    part = CheckpointPart(engine, Ranks(LIMIT_SECONDS))
     part.begin(STEPS, directory, alongside)
     part.complete(wait=True)
 

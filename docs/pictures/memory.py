@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from docs.pictures.svg import Canvas
-from rljob_api.sizing.memory import GIB, Phase, phases
+from rljob_api.sizing.memory import GIB, PhaseMemory, phases
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 
@@ -53,7 +53,7 @@ def axis(c: Canvas) -> None:
     c.text(edge, bottom + 20, f"{DEVICE} GiB", 12, "bad", "middle")
 
 
-def bar(c: Canvas, y: float, phase: Phase) -> None:
+def bar(c: Canvas, y: float, phase: PhaseMemory) -> None:
     c.text(10, y + 13, phase.name, 14, bold=True)
     c.text(10, y + 28, MEANING[phase.name], 11, "muted")
     x = float(LEFT)

@@ -43,7 +43,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterClient:
     """A connection and the namespace that commands work in."""
 
     client: ApiClient
@@ -52,7 +52,7 @@ class Cluster:
     @staticmethod
     def connect(
         kubeconfig: str | None, context: str | None, namespace: str | None, user: str | None = None
-    ) -> "Cluster":
+    ) -> "ClusterClient":
         """As kubectl chooses them: flag, KUBECONFIG or ~/.kube/config; the context's namespace, else `default`. Acts as `user` if one is given."""
         files = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
         settings = Configuration()
@@ -74,7 +74,7 @@ class Cluster:
         client = ApiClient(settings)
         if user:
             client.set_default_header("Impersonate-User", user)
-        return Cluster(client, namespace or chosen.get("namespace") or "default")
+        return ClusterClient(client, namespace or chosen.get("namespace") or "default")
 
     def job(self, name: str) -> Job:
         return Job(

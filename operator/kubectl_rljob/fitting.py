@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from rljob_api.rules import Violation
-from rljob_api.sizing.devices import Device
-from rljob_api.sizing.memory import GIB, Phase, TrainerMemory
+from rljob_api.sizing.devices import Gpu
+from rljob_api.sizing.memory import GIB, PhaseMemory, TrainerMemory
 from rljob_api.spec import RLJobSpec
 
 FIX = "docs/sizing.md has what to change, by its cost"
@@ -12,17 +12,17 @@ SMALLER_WEIGHTS = ("quantization", "cpu-offload-gb")
 """vLLM's arguments by which fewer bytes of weights are on a GPU than the estimate counts."""
 
 
-def tight(phases: Sequence[Phase], device: Device) -> list[Phase]:
+def tight(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
     """Phases that do not fit by the estimate alone."""
     return [p for p in phases if p.certain <= device.bytes < p.total]
 
 
-def refused(phases: Sequence[Phase], device: Device) -> list[Phase]:
+def refused(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
     """Phases that do not fit whatever is estimated: ranks refuse to start."""
     return [p for p in phases if p.certain > device.bytes]
 
 
-def of_trainer(phases: Sequence[Phase], device: Device) -> Iterator[Violation]:
+def of_trainer(phases: Sequence[PhaseMemory], device: Gpu) -> Iterator[Violation]:
     never, hardly = ([f"{p.name} ({gib(p.total)})" for p in chosen(phases, device)] for chosen in (refused, tight))
     if never:
         also = f", and by the estimate not in {', '.join(hardly)}" if hardly else ""
@@ -30,7 +30,7 @@ def of_trainer(phases: Sequence[Phase], device: Device) -> Iterator[Violation]:
         yield Violation("spec.trainer", _gpu(device), rule, FIX)
 
 
-def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Device) -> Iterator[Violation]:
+def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Gpu) -> Iterator[Violation]:
     for role, needed in gangs.items():
         certain = needed.weights + needed.gradients + needed.optimizer
         if certain > device.bytes:
@@ -38,7 +38,7 @@ def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Device
             yield Violation(spec.field_of(role), _gpu(device), rule, FIX)
 
 
-def of_servers(spec: RLJobSpec, caches: Mapping[str, float], device: Device) -> Iterator[Violation]:
+def of_servers(spec: RLJobSpec, caches: Mapping[str, float], device: Gpu) -> Iterator[Violation]:
     """`caches`: bytes that are left for keys and values, by role."""
     for role, there in caches.items():
         args = next((p.vllm_args for p in spec.pools if p.name == role), spec.rollout.vllm_args)
@@ -56,7 +56,7 @@ def of_host(role: str, held: float, limit: float) -> Iterator[Violation]:
         yield Violation(f"spec.{role}.template.resources.limits.memory", gib(limit), rule, fix)
 
 
-def _gpu(device: Device) -> str:
+def _gpu(device: Gpu) -> str:
     return f"GPUs of {gib(device.bytes)}"
 
 

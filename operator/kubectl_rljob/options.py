@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.cluster import ClusterClient
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.terminal import Terminal
@@ -31,9 +31,9 @@ class Session:
     user: str | None = None
     """Whom to act as."""
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterClient:
         """Raises UserError."""
-        return Cluster.connect(self.kubeconfig, self.context, self.namespace, self.user)
+        return ClusterClient.connect(self.kubeconfig, self.context, self.namespace, self.user)
 
     def job(self, name: str) -> Job:
         """Raises UserError."""

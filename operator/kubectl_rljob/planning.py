@@ -14,12 +14,12 @@ from rljob_api.rules import Violation
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing import network
-from rljob_api.sizing.devices import Device, smallest
+from rljob_api.sizing.devices import Gpu, smallest
 from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.memory import (
     CacheMemory,
     HostMemory,
-    Phase,
+    PhaseMemory,
     cache_memory,
     gang_memory,
     host_memory,
@@ -91,7 +91,7 @@ class Plan:
     """Defaults of the cluster that are in the spec, by path."""
     unread: str
     """Why the cluster's could not be read."""
-    device: Device | None
+    device: Gpu | None
     """The GPU that it is held against, if one is known."""
     cards: Cards | None = None
     """The network cards of a node, if they were named."""
@@ -102,7 +102,7 @@ class Plan:
         model: dict[str, Any] | None,
         policy: JobPolicy,
         unread: str = "",
-        device: Device | None = None,
+        device: Gpu | None = None,
         others: Mapping[str, Shape] = NO_OTHERS,
         adapters: dict[str, Any] | None = None,
         cards: Cards | None = None,
@@ -157,7 +157,7 @@ class Plan:
         pools = [pool for pool in self.spec.pools if pool.name in self.others]
         return {pool.name: pool_cache(pool, self.others[pool.name], self.device.bytes) for pool in pools}
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[PhaseMemory]:
         """Of a trainer's GPU, where one was named and the model is known."""
         counted = self._counted()
         return phases(*counted, self.device.bytes) if counted and self.device else []

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kubectl_rljob.cluster import Cluster, Place
+from kubectl_rljob.cluster import ClusterClient, Place
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import Session
@@ -124,7 +124,7 @@ PATIENCE, POLL = 300.0, 1.0
 
 
 @contextmanager
-def volume_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
+def volume_pod(session: Session, cluster: ClusterClient, job: Job) -> Iterator[Place]:
     """A container that runs until the context ends. Raises UserError."""
     body = manifest(job, job.readable_spec(), cluster.pod_spec(job, names.ROLE_TRAINER))
     with temporary(session, cluster, job.namespace, body) as place:
@@ -132,7 +132,7 @@ def volume_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
 
 
 @contextmanager
-def temporary(session: Session, cluster: Cluster, namespace: str, body: dict[str, Any]) -> Iterator[Place]:
+def temporary(session: Session, cluster: ClusterClient, namespace: str, body: dict[str, Any]) -> Iterator[Place]:
     """The pod `body`, from `manifest`, until the context ends. Raises UserError."""
     with _ended_by_signals():
         name = cluster.create_pod(namespace, body)
@@ -144,7 +144,7 @@ def temporary(session: Session, cluster: Cluster, namespace: str, body: dict[str
 
 
 @contextmanager
-def reading_pod(session: Session, cluster: Cluster, job: Job) -> Iterator[Place]:
+def reading_pod(session: Session, cluster: ClusterClient, job: Job) -> Iterator[Place]:
     """A container that has the job's volumes: a trainer's that runs, or else one that is made for it. Raises UserError."""
     if running := cluster.pods(job, names.ROLE_TRAINER, running=True):
         yield Place(job.namespace, running[0], names.container(names.ROLE_TRAINER))
@@ -222,7 +222,7 @@ def _container(job: Job, spec: RLJobSpec, trainer: Mapping[str, Any]) -> dict[st
     }
 
 
-def _until_running(session: Session, cluster: Cluster, namespace: str, name: str) -> None:
+def _until_running(session: Session, cluster: ClusterClient, namespace: str, name: str) -> None:
     """On standard error what it waits for, whenever that changes."""
     said, deadline = "", time.monotonic() + PATIENCE
     while (pod := cluster.pod(namespace, name))["status"].get("phase") != "Running":
@@ -243,7 +243,7 @@ def _trouble(status: Mapping[str, Any]) -> str:
     return next((": ".join(x[k] for k in ("reason", "message") if x.get(k)) for x in states if x.get("reason")), "")
 
 
-def _delete(session: Session, cluster: Cluster, namespace: str, name: str) -> None:
+def _delete(session: Session, cluster: ClusterClient, namespace: str, name: str) -> None:
     try:
         cluster.delete_pod(namespace, name)
     except UserError as error:

@@ -43,7 +43,7 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class Suggested:
     """Suggestions, and how much was looked at for them."""
 
     suggestions: list[Suggestion]
@@ -89,20 +89,20 @@ def elsewhere(violations: Iterable[Violation]) -> list[Violation]:
     return [v for v in violations if not v.field.startswith(CHANGED)]
 
 
-def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) -> Search:
+def suggest(manifest: Manifest, base: Plan, machine: Machine, planned: Planned) -> Suggested:
     """`base`: the plan of the manifest as it is. Its layout may break rules; whatever else it breaks, every suggestion would.
 
     Where no layout fits, steps of the optimizer on the host are tried, which take time and host memory."""
     shape = Shape.of(base.model) if base.model else None
     if base.spec is None or shape is None or base.model is None:
-        return Search([], {}, True)
+        return Suggested([], {}, True)
     spec, config = base.spec, base.model
 
-    def search(updated: bool) -> Search:
+    def search(updated: bool) -> Suggested:
         looked = _look(spec, config, shape, machine, updated)
         suggestions = [*_proven(manifest, looked, shape, machine, planned)]
         whole = looked.whole and bool(suggestions or not looked.reasons[""])
-        return Search(suggestions, looked.reasons, whole, updated)
+        return Suggested(suggestions, looked.reasons, whole, updated)
 
     as_given = search(updated=False)
     critic = shared_critic(spec)

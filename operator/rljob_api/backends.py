@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 BackendName = Literal["builtin", "none", "kueue", "volcano", "native", "kai"]
 
 
-class Kind(NamedTuple):
+class ObjectKind(NamedTuple):
     """A kind of objects that the operator makes for a backend. Not every cluster has it, so nobody watches it."""
 
     group: str
@@ -38,7 +38,7 @@ class Backend:
     """Whether rollouts may come and go while an attempt runs."""
     starts_whole_gangs: bool = False
     """Whether it starts the pods of a gang together or not at all, also when all of them have been replaced."""
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[ObjectKind, ...] = ()
     """Kinds of the objects that are created for it. From here the operator has its rights over them (charts/rljob/files/backends.yaml)."""
 
 
@@ -67,10 +67,10 @@ BACKENDS: Mapping[BackendName, Backend] = {
         pod_keys=frozenset({"scheduling.k8s.io/group-name", "volcano.sh/task-spec"}),
         scheduler_name="volcano",
         starts_whole_gangs=True,
-        kinds=(Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),),
+        kinds=(ObjectKind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),),
     ),
     "native": Backend(
-        kinds=(Kind("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups"),),
+        kinds=(ObjectKind("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups"),),
     ),
     "kai": Backend(
         fields=frozenset({"queue"}),
@@ -83,7 +83,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
         ),
         scheduler_name="kai-scheduler",
         starts_whole_gangs=True,
-        kinds=(Kind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups"),),
+        kinds=(ObjectKind("scheduling.run.ai", "v2alpha2", "PodGroup", "podgroups"),),
     ),
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-Device = Literal["cpu", "gpu"]
+DeviceType = Literal["gpu", "cpu"]
 Method = Literal["mtp", "eagle3", "ngram"]
 """What guesses tokens: `rollout.speculation.method`."""
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -48,7 +48,7 @@ class Family:
     """Whether queries, keys and values, and gate and up, are one tensor each in the family's files: their adapters have one A."""
     vision: bool = False
     """Reads images: a vision tower and the projector behind it come before the language model."""
-    servers: tuple[Device, ...] = ("cpu", "gpu")
+    servers: tuple[DeviceType, ...] = ("cpu", "gpu")
     """Devices on which vLLM's weights can be updated and its log-probabilities equal the trainer's: as shown by the tests on CPU, and by
     benchmarks/families.py on GPUs."""
     multi_token: bool = False

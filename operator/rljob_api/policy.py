@@ -18,21 +18,21 @@ from rljob_api.spec.common import (
     MAX_ID,
     MOST_PODS,
     DnsName,
-    Environment,
     EnvironmentSources,
+    EnvVars,
     Id,
-    Image,
+    ImageName,
     ObjectName,
     PodSecurity,
     PullSecrets,
-    Texts,
+    StringMap,
     Tolerations,
-    Volumes,
+    VolumeList,
 )
 from rljob_api.spec.run import LabelKey, SchedulingSpec
 from rljob_api.type_errors import path_of
 
-Location = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 """Keys and indices from the root of the object."""
 CLAIMS = ("name", "mountPath")
 """Fields that identify an entry of a list: a default is left out if the job has an entry with the same value."""
@@ -51,7 +51,7 @@ class Completed:
     """The defaults that were put in, by their path in the spec."""
 
 
-def merged(given: Any, default: Any, at: Location) -> Completed:
+def merged(given: Any, default: Any, at: FieldPath) -> Completed:
     """`given` with the defaults filled in. An empty list counts as left open, since the API server adds one where there is none. A value of another
     type than the default is kept: validation says what is wrong with it."""
     if given is None or given == []:
@@ -64,7 +64,7 @@ def merged(given: Any, default: Any, at: Location) -> Completed:
     return Completed(given)
 
 
-def _lists(given: list[Any], default: list[Any], at: Location) -> Completed:
+def _lists(given: list[Any], default: list[Any], at: FieldPath) -> Completed:
     if at[-1] in SECTIONS:
         parts = [merged(g, d, (*at, i)) for i, (g, d) in enumerate(zip(given, default, strict=True))]
         return Completed([part.value for part in parts], _all_taken(parts))
@@ -78,7 +78,7 @@ def _claimed(default: dict[str, Any], given: Any) -> bool:
     return isinstance(given, dict) and any(key in default and default[key] == given.get(key) for key in CLAIMS)
 
 
-def _leaves(value: Any, at: Location) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, at: FieldPath) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, (*at, key))
@@ -116,9 +116,9 @@ class TemplateDefaults(Model):
 
     tolerations: Tolerations | None = None
     """Kubernetes tolerations, for roles that have none of their own."""
-    labels: Texts | None = None
+    labels: StringMap | None = None
     """Further labels of pods."""
-    annotations: Texts | None = None
+    annotations: StringMap | None = None
     """Further annotations of pods."""
     priority_class_name: ObjectName | None = None
     """Name of a Kubernetes PriorityClass, for roles that have none of their own."""
@@ -128,15 +128,15 @@ class JobDefaults(Model):
     """What is unset here, and what a job writes itself, is the job's. Maps are merged key by key; of `env`, `imagePullSecrets` and `volumes` a job
     gets the entries whose names and mount paths it does not use itself; other lists are taken whole."""
 
-    image: Image | None = None
+    image: ImageName | None = None
     """Image of trainer and rollout pods."""
     image_pull_secrets: PullSecrets | None = None
     """Secrets with which the image is pulled: `{name: NAME}`. They have to exist in the namespaces of jobs."""
-    env: Environment | None = None
+    env: EnvVars | None = None
     """Environment variables of all containers. No secrets: every user of the cluster can read them here."""
     env_from: EnvironmentSources | None = None
     """Kubernetes `envFrom` sources of all containers."""
-    volumes: Volumes | None = None
+    volumes: VolumeList | None = None
     """Volumes of all pods. What they refer to has to exist in the namespaces of jobs."""
     scheduling: SchedulingDefaults = SchedulingDefaults()
     """Placement of the pods on nodes."""
@@ -214,7 +214,7 @@ class Range(Model):
 class PodAccount(Model):
     """The ServiceAccount of a job's pods."""
 
-    annotations: Texts = {}
+    annotations: StringMap = {}
     """By which clouds give its pods an identity of theirs (`eks.amazonaws.com/role-arn`, `iam.gke.io/gcp-service-account`)."""
 
 

@@ -15,7 +15,7 @@ NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,
 LONGEST = 64
 """Characters of a quantity, at most: the time to read a number grows with the square of its digits."""
 
-Resources = dict[str, int]
+Thousandths = dict[str, int]
 """Thousandths by resource name."""
 
 
@@ -70,9 +70,9 @@ def exact(thousandths: int) -> str:
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
-def add(one: Resources, other: Resources) -> Resources:
+def add(one: Thousandths, other: Thousandths) -> Thousandths:
     return {name: one.get(name, 0) + other.get(name, 0) for name in one | other}
 
 
-def most(one: Resources, other: Resources) -> Resources:
+def most(one: Thousandths, other: Thousandths) -> Thousandths:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in one | other}

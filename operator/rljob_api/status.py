@@ -106,7 +106,7 @@ class Restarts(Wire):
     """When the next attempt may start at the earliest: the end of the delay before a restart."""
 
 
-class Override(Wire):
+class SuspendOverride(Wire):
     """A request to suspend or resume. It applies until spec.suspend changes or a newer request comes."""
 
     suspend: bool
@@ -205,7 +205,7 @@ class JobStatus(Wire):
     """Whether the pods are deleted because of spec.suspend or a request, or since nobody asks a service for anything."""
     asleep: bool = False
     """Whether a service should be suspended because nobody has asked it for anything for `service.idleSeconds`. The next request wakes it."""
-    override: Override | None = None
+    override: SuspendOverride | None = None
     """A request to suspend or resume that overrides `spec.suspend`."""
     token: int = 1
     """Number of the Secret that holds the rollout servers' token. If the Secret is deleted or changed, all pods get one with the next number."""

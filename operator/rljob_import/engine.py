@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 from rljob_api.base import Model
 from rljob_api.spec import RLJobSpec
 from rljob_import import Options
-from rljob_import.settings import REFUSED, Given, NotANumber, Rule, Settings, System, said_of_rows, show
+from rljob_import.settings import REFUSED, Given, NotANumber, Settings, SettingsRule, System, said_of_rows, show
 from rljob_import.table import Field, Note, Outcome, Problem, Said
 
 NAME = "metadata.name"
@@ -37,12 +37,12 @@ class Imported:
 class Answer:
     """What a rule says, and the keys that it asked for."""
 
-    rule: Rule
+    rule: SettingsRule
     said: tuple[Said, ...]
     looked_at: frozenset[str]
 
     @staticmethod
-    def of(rule: Rule, settings: Settings) -> "Answer":
+    def of(rule: SettingsRule, settings: Settings) -> "Answer":
         settings.looked_at.clear()
         said = tuple(said_by(rule, settings))
         return Answer(rule, said, frozenset(settings.looked_at))
@@ -137,7 +137,7 @@ def _section(annotation: Any) -> type[Model] | None:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Model)), None)
 
 
-def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:
+def said_by(rule: SettingsRule, settings: Settings) -> Iterator[Said]:
     """What a rule says, up to a value that it cannot compute with, and further such values."""
     wrong: Given | None
     try:
@@ -155,7 +155,7 @@ def said_by(rule: Rule, settings: Settings) -> Iterator[Said]:
         yield from _of_other_values(rule, _without(settings, [wrong]))
 
 
-def _of_other_values(rule: Rule, settings: Settings) -> Iterator[Problem]:
+def _of_other_values(rule: SettingsRule, settings: Settings) -> Iterator[Problem]:
     """Only what is wrong with keys of the file: what else the rule says follows from the key that is left out."""
     names = {given.name for given in settings.given.values()}
     yield from (said for said in said_by(rule, settings) if isinstance(said, Problem) and said.key in names)

@@ -15,7 +15,7 @@ from rljob_api.type_errors import path_of
 from rljob_api.yaml_text import documents
 from rljob_import import Options
 from rljob_import.engine import NAME, Imported, convert
-from rljob_import.readers.hydra import Unreadable, document
+from rljob_import.readers.hydra import UnreadableFile, document
 from rljob_import.systems import SYSTEMS
 from rljob_import.table import Note, Outcome, Problem
 
@@ -32,7 +32,7 @@ ORDER = [field.alias for field in RLJobSpec.model_fields.values()]
 
 
 @dataclass(frozen=True)
-class Result:
+class Conversion:
     manifest: str
     """The commented RLJob; empty: there are problems."""
     report: str
@@ -41,7 +41,7 @@ class Result:
     """Whether no rule is broken."""
 
 
-def imported(system: str, text: str, file: str, options: Options) -> Result:
+def imported(system: str, text: str, file: str, options: Options) -> Conversion:
     """`file`: its name, for the heading. Raises Unreadable."""
     source = SYSTEMS[system].read(text, options.environment)
     job = convert(source.system, source.values, options)
@@ -52,9 +52,9 @@ def imported(system: str, text: str, file: str, options: Options) -> Result:
     elif checked.spec is None:
         wrong = [_unfit(job, violation) for violation in checked.violations]
     if wrong:
-        return Result("", report([*source.notes, *job.notes], ()), tuple(wrong), valid=False)
+        return Conversion("", report([*source.notes, *job.notes], ()), tuple(wrong), valid=False)
     manifest = write(job, f"Imported from {file} ({source.system.title}) by `kubectl rljob import {system}`")
-    return Result(manifest, report([*source.notes, *job.notes], checked.violations), valid=checked.valid)
+    return Conversion(manifest, report([*source.notes, *job.notes], checked.violations), valid=checked.valid)
 
 
 def _further(job: Imported, keys: Iterable[str]) -> list[Problem]:
@@ -115,9 +115,9 @@ def data_sets(text: str) -> dict[str, Any]:
     """LLaMA-Factory's data sets by name: JSON, which is YAML as well, or YAML. Raises Unreadable."""
     sets = document(text)
     if wrong := repeated(text):
-        raise Unreadable(f"cannot be read:\n{problems(wrong)}")
+        raise UnreadableFile(f"cannot be read:\n{problems(wrong)}")
     if not isinstance(sets, dict):
-        raise Unreadable("holds no data sets by name")
+        raise UnreadableFile("holds no data sets by name")
     return sets
 
 

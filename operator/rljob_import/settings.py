@@ -28,7 +28,7 @@ class Given:
         return Note(outcome, f"{self.name} = {show(self.value)}", text, (self.name,))
 
 
-Rule = Callable[["Settings"], Iterator[Said]]
+SettingsRule = Callable[["Settings"], Iterator[Said]]
 """What several keys say together."""
 
 
@@ -38,7 +38,7 @@ class System:
 
     title: str
     rows: tuple[Row, ...]
-    rules: tuple[Rule, ...]
+    rules: tuple[SettingsRule, ...]
     read_from: str
     """The version of the other system whose keys and defaults the rows have."""
     unread: Callable[["Settings"], dict[str, str]] = lambda settings: {}
@@ -46,7 +46,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class Source:
+class Configuration:
     system: System
     values: dict[str, Any]
     """Leaves by dotted path."""

@@ -4,10 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rljob_api.quantity import Resources, add, most, parse
+from rljob_api.quantity import Thousandths, add, most, parse
 from rljob_placement.devices import Devices
 
-Object = Mapping[str, Any]
+ApiObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Node:
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Object, ...] = ()
+    taints: tuple[ApiObject, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)
     size: Mapping[str, int] = field(default_factory=dict)
     """Allocatable: what would be free on it without any pods."""
@@ -43,15 +43,15 @@ class Cluster:
     nodes: tuple[Node, ...]
 
     @staticmethod
-    def of(nodes: Iterable[Object], pods: Iterable[Object]) -> "Cluster":
+    def of(nodes: Iterable[ApiObject], pods: Iterable[ApiObject]) -> "Cluster":
         """The cluster, from its nodes and the pods of all namespaces. Pods that are on no node, or have ended, take nothing."""
-        taken: dict[str, Resources] = {}
+        taken: dict[str, Thousandths] = {}
         for pod in pods:
             if name := occupied(pod):
                 taken[name] = add(taken.get(name, {}), requests(pod["spec"]))
         return Cluster(tuple(parse_node(n, taken.get(n["metadata"]["name"], {})) for n in nodes))
 
-    def without(self, taken: Mapping[str, Resources]) -> "Cluster":
+    def without(self, taken: Mapping[str, Thousandths]) -> "Cluster":
         """The cluster with this much less free, by node."""
         if not taken:
             return self
@@ -80,7 +80,7 @@ class Cluster:
         return self.closing(quarantined, "quarantined") if quarantined else self
 
 
-def parse_node(obj: Object, taken: Resources, quarantine: str = "") -> Node:
+def parse_node(obj: ApiObject, taken: Thousandths, quarantine: str = "") -> Node:
     spec, status = obj.get("spec", {}), obj.get("status", {})
     ready = next((c["status"] for c in status.get("conditions", []) if c["type"] == "Ready"), "Unknown")
     allocatable = {k: parse(v) for k, v in status.get("allocatable", {}).items()}
@@ -99,7 +99,7 @@ OCCUPYING = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that take resources, see `occupied`."""
 
 
-def essential(pod: Object) -> dict[str, Any]:
+def essential(pod: ApiObject) -> dict[str, Any]:
     """The part of a pod that `Cluster.of` reads, which is a small one of a large object."""
     spec = {key: pod["spec"][key] for key in ("nodeName", "overhead", "resources") if key in pod["spec"]}
     for kind in ("containers", "initContainers"):
@@ -108,26 +108,26 @@ def essential(pod: Object) -> dict[str, Any]:
     return {"spec": spec, "status": {"phase": pod.get("status", {}).get("phase")}}
 
 
-def occupied(pod: Object) -> str:
+def occupied(pod: ApiObject) -> str:
     """Name of the node on which a pod takes resources; empty: it is on none yet, or has ended."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     node: str = "" if ended else pod["spec"].get("nodeName", "")
     return node
 
 
-def less(node: Node, taken: Resources) -> Node:
+def less(node: Node, taken: Thousandths) -> Node:
     """The node with this much less free."""
     return replace(node, free={k: v - taken.get(k, 0) for k, v in node.free.items()})
 
 
-def requests(pod: Object) -> Resources:
+def requests(pod: ApiObject) -> Thousandths:
     """Requests of a pod's spec as kube-scheduler counts them: those of containers and sidecars together, or of the largest init container if that is
     more; pod-level requests in their place (KEP-2837); the overhead; and one of `pods`."""
-    total: Resources = {}
+    total: Thousandths = {}
     for container in pod.get("containers", []):
         total = add(total, _container(container))
-    largest: Resources = {}
-    sidecars: Resources = {}
+    largest: Thousandths = {}
+    sidecars: Thousandths = {}
     for container in pod.get("initContainers", []):
         if container.get("restartPolicy") == "Always":
             sidecars = add(sidecars, _container(container))
@@ -140,7 +140,7 @@ def requests(pod: Object) -> Resources:
     return add(add(counted, overhead), {"pods": 1000})
 
 
-def _container(container: Object) -> Resources:
+def _container(container: ApiObject) -> Thousandths:
     """Requests of a container. A limit without a request counts as the request."""
     resources = container.get("resources", {})
     return {k: _amount(v) for k, v in {**resources.get("limits", {}), **resources.get("requests", {})}.items()}

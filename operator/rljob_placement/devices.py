@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rljob_api.pod_patch import PodPatch
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Thousandths, add
 from rljob_api.sizing.layout import placed_pods
 from rljob_api.spec import RLJobSpec
-from rljob_placement.selectors import Device, Unreadable, selects
+from rljob_placement.selectors import Device, UnreadableSelector, selects
 
-Object = Mapping[str, Any]
+ApiObject = Mapping[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
 DeviceId = tuple[str, str, str]
@@ -40,34 +40,37 @@ class Allocation:
     pod: Key | None
     """The only pod that it is for; None: there is none, or more than one."""
     node: str
-    amounts: Resources
+    amounts: Thousandths
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
     """What the objects of `resource.k8s.io` say of devices."""
 
-    nodes: Mapping[str, Resources] = field(default_factory=dict)
+    nodes: Mapping[str, Thousandths] = field(default_factory=dict)
     """Devices of each node, held or not, by resource."""
     allocations: Sequence[Allocation] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     """Why the devices of a resource cannot be counted."""
-    templates: Mapping[Key, Resources | str] = field(default_factory=dict)
+    templates: Mapping[Key, Thousandths | str] = field(default_factory=dict)
     """What each ResourceClaimTemplate asks for; a text: why that cannot be counted."""
     problem: str = ""
     """Why it is not known what the cluster has; empty: it is."""
 
     @staticmethod
     def of(
-        slices: Iterable[Object], classes: Iterable[Object], claims: Iterable[Object], templates: Iterable[Object]
+        slices: Iterable[ApiObject],
+        classes: Iterable[ApiObject],
+        claims: Iterable[ApiObject],
+        templates: Iterable[ApiObject],
     ) -> "Devices":
         claims, resources = list(claims), resources_of(classes)
         there = _published(slices, {_id(result) for claim in claims for result in _held(claim)})
-        refused, members, nodes = dict[str, str](), dict[DeviceId, list[str]](), dict[str, Resources]()
+        refused, members, nodes = dict[str, str](), dict[DeviceId, list[str]](), dict[str, Thousandths]()
         for name, device_class in resources.items():
             try:
                 chosen = [one for one in there if _matches(device_class, one)]
-            except Unreadable as error:
+            except UnreadableSelector as error:
                 refused[name] = f"DeviceClass {device_class['metadata']['name']} {error}"
                 continue
             for one in chosen:
@@ -88,7 +91,7 @@ class _Published:
     """Why it cannot be counted as one; empty: it can."""
 
 
-def _published(slices: Iterable[Object], held: Collection[DeviceId]) -> list[_Published]:
+def _published(slices: Iterable[ApiObject], held: Collection[DeviceId]) -> list[_Published]:
     """Devices of the newest generation of each pool. Kubernetes gives nobody those that a taint closes, and those of a pool of which slices are
     missing: of these, only those that claims hold are here, since the pods that have them count them, too."""
     specs = [one["spec"] for one in slices]
@@ -107,15 +110,15 @@ def _published(slices: Iterable[Object], held: Collection[DeviceId]) -> list[_Pu
     return there
 
 
-def _pool(spec: Object) -> Key:
+def _pool(spec: ApiObject) -> Key:
     return spec["driver"], spec["pool"]["name"]
 
 
-def _generation(spec: Object) -> int:
+def _generation(spec: ApiObject) -> int:
     return int(spec["pool"].get("generation", 0))
 
 
-def _device(spec: Object, one: Object) -> _Published:
+def _device(spec: ApiObject, one: ApiObject) -> _Published:
     problem = ""
     if not spec.get("nodeName"):
         problem = "has devices that several nodes share"
@@ -127,13 +130,13 @@ def _device(spec: Object, one: Object) -> _Published:
     return _Published((*_pool(spec), one["name"]), spec.get("nodeName") or "", seen, problem)
 
 
-def _is_closed(one: Object) -> bool:
+def _is_closed(one: ApiObject) -> bool:
     return any(taint.get("effect") in ("NoSchedule", "NoExecute") for taint in one.get("taints") or [])
 
 
-def resources_of(classes: Iterable[Object]) -> dict[str, Object]:
+def resources_of(classes: Iterable[ApiObject]) -> dict[str, ApiObject]:
     """DeviceClass by resource. Of several with one extendedResourceName, the newest counts, and of those the first by name, as in Kubernetes."""
-    by_resource = dict[str, Object]()
+    by_resource = dict[str, ApiObject]()
     by_name = sorted(classes, key=lambda c: str(c["metadata"]["name"]), reverse=True)
     for one in sorted(by_name, key=lambda c: str(c["metadata"].get("creationTimestamp") or "")):
         by_resource[IMPLICIT + one["metadata"]["name"]] = one
@@ -142,19 +145,19 @@ def resources_of(classes: Iterable[Object]) -> dict[str, Object]:
     return by_resource
 
 
-def _matches(device_class: Object, one: _Published) -> bool:
+def _matches(device_class: ApiObject, one: _Published) -> bool:
     """Raises Unreadable."""
     selectors = device_class["spec"].get("selectors") or []
     chosen = all(selects(selector["cel"]["expression"], one.device) for selector in selectors)
     if chosen and one.problem:
-        raise Unreadable(one.problem)
+        raise UnreadableSelector(one.problem)
     return chosen
 
 
 def _allocations(
-    claim: Object, at: Mapping[DeviceId, str], members: Mapping[DeviceId, Sequence[str]]
+    claim: ApiObject, at: Mapping[DeviceId, str], members: Mapping[DeviceId, Sequence[str]]
 ) -> Iterable[Allocation]:
-    amounts = dict[str, Resources]()
+    amounts = dict[str, Thousandths]()
     for device in map(_id, _held(claim)):
         if device in at:
             amounts[at[device]] = add(amounts.get(at[device], {}), dict.fromkeys(members.get(device, ()), 1000))
@@ -162,17 +165,17 @@ def _allocations(
     return [Allocation(pod, node, resources) for node, resources in amounts.items() if resources]
 
 
-def _held(claim: Object) -> list[Object]:
+def _held(claim: ApiObject) -> list[ApiObject]:
     """The devices of a claim that nobody else gets."""
     results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or []
     return [one for one in results if not one.get("adminAccess")]
 
 
-def _id(result: Object) -> DeviceId:
+def _id(result: ApiObject) -> DeviceId:
     return result["driver"], result["pool"], result["device"]
 
 
-def _consumer(claim: Object) -> Key | None:
+def _consumer(claim: ApiObject) -> Key | None:
     pods = [
         one["name"] for one in (claim.get("status") or {}).get("reservedFor") or [] if one.get("resource") == "pods"
     ]
@@ -181,12 +184,12 @@ def _consumer(claim: Object) -> Key | None:
     return (claim["metadata"].get("namespace", ""), users[0]) if len(users) == 1 else None
 
 
-def _asked(template: Object, refused: Mapping[str, str]) -> Resources | str:
+def _asked(template: ApiObject, refused: Mapping[str, str]) -> Thousandths | str:
     """What a claim of this template takes."""
     devices = template["spec"]["spec"].get("devices") or {}
     if devices.get("constraints"):
         return "its devices have constraints on each other"
-    total = Resources()
+    total = Thousandths()
     for request in devices.get("requests") or []:
         asked = _of_request(request)
         if isinstance(asked, str):
@@ -195,7 +198,7 @@ def _asked(template: Object, refused: Mapping[str, str]) -> Resources | str:
     return next((refused[name] for name in total if name in refused), total)
 
 
-def _of_request(request: Object) -> Resources | str:
+def _of_request(request: ApiObject) -> Thousandths | str:
     exactly = request.get("exactly")
     if not exactly:
         return "has several alternatives (firstAvailable)"
@@ -214,7 +217,7 @@ def _of_request(request: Object) -> Resources | str:
     return {IMPLICIT + exactly["deviceClassName"]: count * 1000}
 
 
-def _key(obj: Object) -> Key:
+def _key(obj: ApiObject) -> Key:
     return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
 
 
@@ -222,7 +225,7 @@ def _key(obj: Object) -> Key:
 class Claimed:
     """Devices that each pod of a role takes, besides what its containers request."""
 
-    by_role: Mapping[str, Resources] = field(default_factory=dict)
+    by_role: Mapping[str, Thousandths] = field(default_factory=dict)
     problem: str = ""
     """Why they cannot be counted; empty: they can."""
 
@@ -250,7 +253,7 @@ def claimed(
     spec: RLJobSpec, patch: PodPatch, namespace: str, devices: Devices, offered: Callable[[str], bool]
 ) -> Claimed:
     """`namespace`: of the job. `offered`: whether some node offers a resource without these devices."""
-    by_role = dict[str, Resources]()
+    by_role = dict[str, Thousandths]()
     for role in placed_pods(spec):
         for claim in claims_of(spec, role, patch):
             amounts = _amounts(claim, namespace, devices)
@@ -263,7 +266,7 @@ def claimed(
     return Claimed(by_role)
 
 
-def _amounts(claim: Mapping[str, Any], namespace: str, devices: Devices) -> Resources | str:
+def _amounts(claim: Mapping[str, Any], namespace: str, devices: Devices) -> Thousandths | str:
     name = claim.get("resourceClaimTemplateName")
     if not name:
         return f"ResourceClaim {claim.get('resourceClaimName')} is one for several pods: use a ResourceClaimTemplate"

@@ -7,29 +7,29 @@ from functools import cache
 from typing import Any
 
 from rljob_api import names
-from rljob_api.quantity import Resources, add, show
+from rljob_api.quantity import Thousandths, add, show
 from rljob_api.sizing.layout import required_rollout_pods, rollout_pods
 from rljob_api.sizing.shape import NOMINAL, Shape
 from rljob_api.sizing.traffic import Link, gang_links, links
 from rljob_api.spec import RLJobSpec
 from rljob_placement.cluster import Node, requests
 
-Term = Mapping[str, Any]
+NodeSelectorTerm = Mapping[str, Any]
 """A nodeSelectorTerm of a required node affinity."""
-NO_DEVICES: Mapping[str, Resources] = {}
+NO_DEVICES: Mapping[str, Thousandths] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What each pod of a role requests, and what it demands of its node."""
 
-    requests: Resources
+    requests: Thousandths
     selector: Mapping[str, str]
-    terms: tuple[Term, ...] = ()
+    terms: tuple[NodeSelectorTerm, ...] = ()
     tolerations: tuple[Mapping[str, Any], ...] = ()
 
     @staticmethod
-    def of(spec: RLJobSpec, role: str, devices: Mapping[str, Resources] = NO_DEVICES) -> "Demand":
+    def of(spec: RLJobSpec, role: str, devices: Mapping[str, Thousandths] = NO_DEVICES) -> "Demand":
         """`devices`: what claims take besides, by role."""
         t = spec.template(role)
         affinity = (t.affinity or {}).get("nodeAffinity") or {}
@@ -117,7 +117,7 @@ class Gang:
         return own[role] if role in own else next(pool.demand for pool in self.pools if pool.name == role)
 
     @staticmethod
-    def of(spec: RLJobSpec, shape: Shape = NOMINAL, devices: Mapping[str, Resources] = NO_DEVICES) -> "Gang":
+    def of(spec: RLJobSpec, shape: Shape = NOMINAL, devices: Mapping[str, Thousandths] = NO_DEVICES) -> "Gang":
         """`devices`: what claims of each pod take besides, by role."""
         demand = cache(lambda role: Demand.of(spec, role, devices))
         return Gang(
@@ -168,7 +168,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     return toleration.get("key") == taint["key"] and toleration.get("value", "") == taint.get("value", "")
 
 
-def _matches(term: Term, node: Node) -> bool:
+def _matches(term: NodeSelectorTerm, node: Node) -> bool:
     """Whether all expressions of a term hold. An empty term matches no node."""
     expressions, fields = term.get("matchExpressions", []), term.get("matchFields", [])
     about = {"metadata.name": node.name}
@@ -257,9 +257,9 @@ class Placement:
                 if node and i not in stay.servers(role):
                     yield node, gang.demand(role)
 
-    def taken(self, gang: Gang, stay: Stay) -> dict[str, Resources]:
+    def taken(self, gang: Gang, stay: Stay) -> dict[str, Thousandths]:
         """Requests of the pods that had no node before, by node."""
-        by_node: dict[str, Resources] = {}
+        by_node: dict[str, Thousandths] = {}
         for node, demand in self.newcomers(gang, stay):
             by_node[node] = add(by_node.get(node, {}), demand.requests)
         return by_node

@@ -53,16 +53,18 @@ def _staying(stay: Stay) -> Iterator[str]:
         yield from _staying(gang)
 
 
-Servers = tuple[str, ...]
+ServerNodes = tuple[str, ...]
 """Nodes of the pods of a pool's servers."""
 
 
-def place(cluster: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, near: str = "") -> dict[str, Servers] | Pool:
+def place(
+    cluster: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, near: str = ""
+) -> dict[str, ServerNodes] | Pool:
     """Nodes of the pods of every server, by pool; or the pool that does not fit. Pools with the least capacity are placed first.
 
     `near`: the node of the trainer of rank 0; empty: not known yet.
     """
-    placed: dict[str, Servers] = {}
+    placed: dict[str, ServerNodes] = {}
     for pool in sorted(pools, key=lambda pool: sum(capacity_for(node, gang, pool.demand) for node in cluster.nodes)):
         servers = _placed(cluster, gang, pool, stay.servers(pool.name), near)
         if not all(servers):
@@ -72,13 +74,13 @@ def place(cluster: Cluster, gang: Gang, pools: Sequence[Pool], stay: Stay, near:
     return {pool.name: placed[pool.name] for pool in pools}
 
 
-def _served(nodes: Mapping[str, Servers]) -> Placement:
+def _served(nodes: Mapping[str, ServerNodes]) -> Placement:
     """A plan of servers alone. `nodes`: by pool, or of the rollouts."""
     pools = {name: servers for name, servers in nodes.items() if name != names.ROLE_ROLLOUT}
     return Placement(pools=pools, rollouts=nodes.get(names.ROLE_ROLLOUT, ()))
 
 
-def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> Servers:
+def _placed(cluster: Cluster, gang: Gang, pool: Pool, stay: Mapping[int, str], near: str) -> ServerNodes:
     """Nodes of a pool's pods; empty for those that do not fit."""
     if pool.nodes > 1:
         servers = place_servers(cluster, gang, pool, stay, near, range(pool.replicas))

@@ -12,7 +12,7 @@ from rljob_api import names
 from rljob_placement.cluster import Cluster
 from rljob_placement.explain import why
 from rljob_placement.gang import Gang, Placement, Stay
-from rljob_placement.space import Places, Problem, Space, space
+from rljob_placement.space import PlacementProblem, Places, Space, space
 from rljob_placement.start import nearest, starts
 
 ALL_PAIRS = 48
@@ -104,7 +104,7 @@ def _move(places: Places, pod: int) -> bool:
 class Search:
     """Branch and bound: depth first, cheapest nodes first. Of nodes that do not differ only the first is tried."""
 
-    problem: Problem
+    problem: PlacementProblem
     best: float
     finished: Places | None = None
     branches: int = 0
@@ -157,7 +157,7 @@ def perfect(places: Places) -> Places:
     return search.finished or places
 
 
-def _between_fixed(problem: Problem, start: Places) -> float:
+def _between_fixed(problem: PlacementProblem, start: Places) -> float:
     """Cost of the links between pods that stay."""
     return sum(problem.at(pod, node, start.of) for pod, node in problem.fixed.items() if pod < problem.pods) / 2
 
@@ -179,7 +179,7 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
     number = {node.name: n for n, node in enumerate(s.nodes)}
     fixed = {gang.trainers + i: number[name] for i, name in rollouts.items()}
     fixed |= {rank: number[name] for rank, name in stay.ranks.items()}
-    problem = Problem.of(s, gang, fixed)
+    problem = PlacementProblem.of(s, gang, fixed)
     options = sorted(_valued(problem, starts(problem, gang.stages)), key=lambda o: o[0])
     if not options:
         there = len(stay.ranks) or kept.total()
@@ -193,7 +193,7 @@ def search(cluster: Cluster, gang: Gang, stay: Stay, role: str = names.ROLE_TRAI
     )
 
 
-def _valued(problem: Problem, candidates: Iterable[Places]) -> Iterator[tuple[float, Places]]:
+def _valued(problem: PlacementProblem, candidates: Iterable[Places]) -> Iterator[tuple[float, Places]]:
     """Placements with their costs, up to the first one that costs nothing, as on a single node: none is better."""
     for places in candidates:
         cost = problem.cost(places.of)
@@ -202,7 +202,7 @@ def _valued(problem: Problem, candidates: Iterable[Places]) -> Iterator[tuple[fl
             return
 
 
-def _best(problem: Problem, candidates: list[Places]) -> Places:
+def _best(problem: PlacementProblem, candidates: list[Places]) -> Places:
     for places in candidates:
         improve(places, problem.looked + MOST_LOOKUPS // BEST)
     return perfect(min(candidates, key=lambda p: problem.cost(p.of)))

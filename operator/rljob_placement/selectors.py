@@ -11,7 +11,7 @@ from typing import Any
 from rljob_api.quantity import parse
 
 
-class Unreadable(ValueError):
+class UnreadableSelector(ValueError):
     """The expression is none that is understood here, or fails for a device, as it would in kube-scheduler."""
 
 
@@ -54,7 +54,7 @@ def selects(expression: str, device: Device) -> bool:
         try:
             if not term(device):
                 return False
-        except Unreadable as error:
+        except UnreadableSelector as error:
             failed = error
     if failed:
         raise failed
@@ -64,7 +64,7 @@ def selects(expression: str, device: Device) -> bool:
 @lru_cache(maxsize=1024)
 def _terms(expression: str) -> tuple[Term, ...]:
     if len(expression) > LONGEST:
-        raise Unreadable(f"has more than {LONGEST} characters")
+        raise UnreadableSelector(f"has more than {LONGEST} characters")
     parts, start = list[str](), 0
     for sign in AND.finditer(expression):
         if not sign[1]:
@@ -85,14 +85,14 @@ def _term(text: str) -> Term:
     if match := CAPACITY.fullmatch(text):
         name, amount = (match[1][1:-1], match[2]), _quantity(match[3][1:-1])
         return _compared(lambda device: _capacity(device, *name), match[4], amount)
-    raise Unreadable(f"has {text[:100]!r}, which is not compared with a constant")
+    raise UnreadableSelector(f"has {text[:100]!r}, which is not compared with a constant")
 
 
 def _compared(of: Callable[[Device], Any], sign: str, constant: Any) -> Term:
     def term(device: Device) -> bool:
         value = of(device)
         if type(value) is not type(constant):
-            raise Unreadable(f"compares {value!r} with {constant!r}")
+            raise UnreadableSelector(f"compares {value!r} with {constant!r}")
         return OPERATORS[sign](value, constant)
 
     return term
@@ -108,14 +108,14 @@ def _quantity(written: Any) -> int:
     try:
         return parse(written)
     except ValueError as error:
-        raise Unreadable(str(error)) from error
+        raise UnreadableSelector(str(error)) from error
 
 
 def _attribute(device: Device, domain: str, name: str) -> Any:
     value = _named(device.attributes, device.driver, domain, name)
     known = [value[kind] for kind in ("string", "bool", "int") if kind in value]
     if not known:
-        raise Unreadable(f"asks for a version, {domain}/{name}")
+        raise UnreadableSelector(f"asks for a version, {domain}/{name}")
     return known[0]
 
 
@@ -127,5 +127,5 @@ def _named(values: Mapping[str, Mapping[str, Any]], driver: str, domain: str, na
     """A name without a domain is in that of the driver."""
     named = values.get(f"{domain}/{name}") or (values.get(name) if domain == driver else None)
     if named is None:
-        raise Unreadable(f"asks for {domain}/{name}, which a device of {driver} lacks")
+        raise UnreadableSelector(f"asks for {domain}/{name}, which a device of {driver} lacks")
     return named

@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 """Topology domains of a node, widest first, and its name; a domain is the beginning of one."""
 
 
-class Room:
+class ServerRoom:
     """How many further pods of a pool fit into each domain of the cluster."""
 
     def __init__(self, cluster: Cluster, gang: Gang, pool: Pool) -> None:
@@ -84,7 +84,7 @@ def place_servers(
         stay: nodes of pods that stay, by the pod's number
         near: node of the trainer of rank 0; empty: not known yet
     """
-    room, placed = Room(cluster, gang, pool), dict[int, tuple[str, ...]]()
+    room, placed = ServerRoom(cluster, gang, pool), dict[int, tuple[str, ...]]()
     for number in numbers:
         pods = range(number * pool.nodes, (number + 1) * pool.nodes)
         there = {pod: stay[pod] for pod in pods if stay.get(pod) in room.paths}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rljob_api import names
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Thousandths, add
 from rljob_placement.cluster import Cluster, Node
 from rljob_placement.gang import Demand, Gang, Stay
 from rljob_placement.space import refusal
@@ -22,16 +22,16 @@ Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AlikePods:
     """A number of pods that request the same."""
 
-    requests: Resources
+    requests: Thousandths
     count: int
     nodes: frozenset[int]
     """Indices of the nodes that may take them."""
 
 
-def pack(free: Sequence[Resources], kinds: Sequence[Kind], tries: int = MOST_TRIES) -> list[Counts] | None:
+def pack(free: Sequence[Thousandths], kinds: Sequence[AlikePods], tries: int = MOST_TRIES) -> list[Counts] | None:
     """Numbers of pods of each kind, by node, so that all fit. None: they do not, or no way was found within this number of tries. `free`: what is
     free on each node. Put kinds of large pods first: that finds a way sooner."""
     search = _Search(free, kinds, tries)
@@ -57,11 +57,11 @@ def _less(left: Counts, way: Counts) -> Counts:
 
 
 class _Search:
-    def __init__(self, free: Sequence[Resources], kinds: Sequence[Kind], tries: int) -> None:
+    def __init__(self, free: Sequence[Thousandths], kinds: Sequence[AlikePods], tries: int) -> None:
         self._free, self._kinds, self._tries = free, kinds, tries
         self.hopeless: set[tuple[int, Counts]] = set()
         """Node and pods left from which on there is no way."""
-        self._sums: list[Resources] = [{}]
+        self._sums: list[Thousandths] = [{}]
         """What is free, in sum, on a node and all after it."""
         self._capacities: list[Counts] = [(0,) * len(kinds)]
         """How many pods of each kind alone fit onto a node and all after it."""
@@ -85,13 +85,13 @@ class _Search:
 
     def _may_fit(self, node: int, left: Counts) -> bool:
         """Whether the pods left may fit onto this node and those after it, by the sum of each resource and by the capacity for each kind alone."""
-        wanted: Resources = {}
+        wanted: Thousandths = {}
         for kind, count in zip(self._kinds, left, strict=True):
             wanted = add(wanted, {name: count * each for name, each in kind.requests.items()})
         enough = all(self._sums[node].get(name, 0) >= amount for name, amount in wanted.items())
         return enough and all(capacity >= count for capacity, count in zip(self._capacities[node], left, strict=True))
 
-    def _filled(self, node: int, free: Resources, left: Counts, kind: int) -> Iterator[tuple[Counts, Resources]]:
+    def _filled(self, node: int, free: Thousandths, left: Counts, kind: int) -> Iterator[tuple[Counts, Thousandths]]:
         """Ways to add pods of this kind and those after it, large numbers first, and what is free then."""
         if kind == len(left):
             yield (), free
@@ -102,7 +102,7 @@ class _Search:
             for others, after in self._filled(node, rest, left, kind + 1):
                 yield (count, *others), after
 
-    def _capacity(self, kind: int, node: int, free: Resources) -> int:
+    def _capacity(self, kind: int, node: int, free: Thousandths) -> int:
         """How many pods of one kind fit."""
         wanted = self._kinds[kind]
         if node not in wanted.nodes:
@@ -145,15 +145,15 @@ def _size(demand: Demand) -> tuple[int, int]:
     return max((n for name, n in demand.requests.items() if "/" in name), default=0), demand.requests.get("cpu", 0)
 
 
-def _kind(cluster: Cluster, gang: Gang, role: str, count: int) -> Kind:
+def _kind(cluster: Cluster, gang: Gang, role: str, count: int) -> AlikePods:
     demand = gang.demand(role)
     nodes = (n for n, node in enumerate(cluster.nodes) if not refusal(node, gang, demand))
-    return Kind(dict(demand.requests), count, frozenset(nodes))
+    return AlikePods(dict(demand.requests), count, frozenset(nodes))
 
 
 def _part(cluster: Cluster, demand: Demand, pods: Iterable[int]) -> Cluster:
     return Cluster(tuple(_with(node, demand.requests, here) for node, here in zip(cluster.nodes, pods, strict=True)))
 
 
-def _with(node: Node, requests: Resources, pods: int) -> Node:
+def _with(node: Node, requests: Thousandths, pods: int) -> Node:
     return replace(node, free={name: pods * each for name, each in requests.items()})

@@ -124,7 +124,7 @@ def _grow_tree(s: Space, depth: int) -> None:
 
 
 @dataclass(slots=True)
-class Problem:
+class PlacementProblem:
     """A gang that is to be placed on a space. Pods are numbered: trainers by rank, then the rollouts of the minimum."""
 
     space: Space
@@ -139,7 +139,7 @@ class Problem:
     """Number of costs that were looked up, by which the search is bounded."""
 
     @staticmethod
-    def of(s: Space, gang: Gang, fixed: dict[int, int]) -> "Problem":
+    def of(s: Space, gang: Gang, fixed: dict[int, int]) -> "PlacementProblem":
         count = gang.trainers + gang.minimum
         weights: dict[tuple[int, int], float] = {}
         for link in gang.links:
@@ -149,7 +149,7 @@ class Problem:
         for (a, b), volume in weights.items():
             near[a].append((b, volume))
             near[b].append((a, volume))
-        return Problem(s, gang.trainers, gang.minimum, fixed, near)
+        return PlacementProblem(s, gang.trainers, gang.minimum, fixed, near)
 
     @property
     def loose(self) -> int:
@@ -180,13 +180,13 @@ class Problem:
 class Places:
     """A placement: the node of each pod (-1: none yet), and the numbers of trainers and rollouts on each node."""
 
-    problem: Problem
+    problem: PlacementProblem
     of: list[int] = field(default_factory=list)
     trainers: dict[int, int] = field(default_factory=dict)
     rollouts: dict[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def empty(problem: Problem) -> "Places":
+    def empty(problem: PlacementProblem) -> "Places":
         """The placement of only those pods that stay. They take no capacity, which counts further pods."""
         return Places(problem, [problem.fixed.get(pod, -1) for pod in range(problem.pods)])
 

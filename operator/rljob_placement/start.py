@@ -3,13 +3,13 @@
 import heapq
 from collections.abc import Iterator
 
-from rljob_placement.space import Domain, Places, Problem, Space
+from rljob_placement.space import Domain, PlacementProblem, Places, Space
 
 TIGHTEST = 3
 """Number of domains that are tried on the narrowest level that has any."""
 
 
-def starts(problem: Problem, stages: int) -> Iterator[Places]:
+def starts(problem: PlacementProblem, stages: int) -> Iterator[Places]:
     """Placements of the whole gang. If there are none, it does not fit: that is exact (see `quotas`)."""
     any_start = False
     orders = _orders(problem)
@@ -35,7 +35,7 @@ def starts(problem: Problem, stages: int) -> Iterator[Places]:
         yield places
 
 
-def _regions(problem: Problem) -> Iterator[Domain]:
+def _regions(problem: PlacementProblem) -> Iterator[Domain]:
     """Domains that the whole gang fits into, narrow ones first, and last the cluster."""
     s, stay = problem.space, sum(problem.space.kept)
     more, first = problem.loose - stay, True
@@ -50,7 +50,7 @@ def _regions(problem: Problem) -> Iterator[Domain]:
         yield s.tree
 
 
-def _slots(problem: Problem, domain: Domain, unit: int) -> Iterator[int]:
+def _slots(problem: PlacementProblem, domain: Domain, unit: int) -> Iterator[int]:
     """The node of each trainer, in the order of the tree: of those that stay and of the further ones."""
     s = problem.space
     taken = [0] * len(s.nodes)
@@ -86,7 +86,7 @@ def _next(left: list[Domain], usable: dict[int, int], wanted: int) -> Domain:
     return max(left, key=lambda d: (d.kept > 0, usable[id(d)]))
 
 
-def _orders(problem: Problem) -> list[list[int]]:
+def _orders(problem: PlacementProblem) -> list[list[int]]:
     """Orders in which trainers fill the slots: by rank, and by connection. Both are also reversed, in case the last domain has the
     capacity for rollouts."""
     if not problem.loose:
@@ -97,7 +97,7 @@ def _orders(problem: Problem) -> list[list[int]]:
     return orders if grown == ranks else [*orders, grown, grown[::-1]]
 
 
-def _grown(problem: Problem) -> list[int]:
+def _grown(problem: PlacementProblem) -> list[int]:
     """Ranks from 0 on, each followed by the rank that exchanges most with all before it (greedy graph growing, Karypis and Kumar 1998)."""
     pull = [0.0] * problem.trainers
     heap, order, done = [(0.0, 0)], list[int](), set[int]()
@@ -116,7 +116,7 @@ def _grown(problem: Problem) -> list[int]:
     return order
 
 
-def _fill(problem: Problem, slots: tuple[int, ...], order: list[int]) -> Places | None:
+def _fill(problem: PlacementProblem, slots: tuple[int, ...], order: list[int]) -> Places | None:
     """Puts trainers into the slots, then each rollout as near as it fits; None: one does not fit."""
     places = _with_trainers(problem, slots, order)
     for pod in range(problem.trainers, problem.pods):
@@ -125,7 +125,7 @@ def _fill(problem: Problem, slots: tuple[int, ...], order: list[int]) -> Places 
     return places
 
 
-def _with_trainers(problem: Problem, slots: tuple[int, ...], order: list[int]) -> Places:
+def _with_trainers(problem: PlacementProblem, slots: tuple[int, ...], order: list[int]) -> Places:
     places = Places.empty(problem)
     for rank, node in zip(order, slots, strict=True):
         places.put(rank, node)
@@ -153,7 +153,7 @@ def nearest(places: Places, pod: int) -> bool:
     return True
 
 
-def quotas(problem: Problem) -> list[tuple[int, int]] | None:
+def quotas(problem: PlacementProblem) -> list[tuple[int, int]] | None:
     """Numbers of further trainers and rollouts by node, so that all fit; None: they do not. For the rare cluster on which filling greedily fails.
 
     Dynamic programming over nodes: best[a] is the largest number of rollouts that fit alongside `a` trainers on the nodes so far. Nodes that hold

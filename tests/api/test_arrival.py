@@ -11,8 +11,8 @@ from rljob_api.sizing.replica import (
     GPU_ROOM,
     HOST_ROOM,
     Arrival,
+    FreeBytes,
     RolloutHost,
-    Room,
     arrival,
     in_transfer,
     rollout_host,
@@ -40,12 +40,12 @@ def spec(
 @pytest.mark.parametrize(
     ("room", "found"),
     [
-        (Room(gpu=10 + GPU_ROOM, host=0), "gpu"),
-        (Room(gpu=9 + GPU_ROOM, host=10 + HOST_ROOM), "host"),
-        (Room(gpu=0, host=9 + HOST_ROOM), "in place"),
+        (FreeBytes(gpu=10 + GPU_ROOM, host=0), "gpu"),
+        (FreeBytes(gpu=9 + GPU_ROOM, host=10 + HOST_ROOM), "host"),
+        (FreeBytes(gpu=0, host=9 + HOST_ROOM), "in place"),
     ],
 )
-def test_a_copy_is_where_there_is_room_for_it(room: Room, found: str) -> None:
+def test_a_copy_is_where_there_is_room_for_it(room: FreeBytes, found: str) -> None:
     assert where(10, room) == found
 
 

@@ -10,7 +10,7 @@ from rljob_api.sizing.memory import (
     SERVER_OVERHEAD,
     TRAINER_OVERHEAD,
     HostMemory,
-    Phase,
+    PhaseMemory,
     host_memory,
     phases,
     rollout_memory,
@@ -219,7 +219,7 @@ def colocated(**trainer: Any) -> RLJobSpec:
     return gpu_spec(processes=1, train=train, rollout=rollout, trainer=trainer)
 
 
-def by_phase(spec: RLJobSpec) -> dict[str, Phase]:
+def by_phase(spec: RLJobSpec) -> dict[str, PhaseMemory]:
     return {p.name: p for p in phases(spec, QWEN_1_5B, 140 * GIB)}
 
 
@@ -227,9 +227,9 @@ def test_phases_of_a_colocated_gpu_follow_what_is_awake_and_what_is_needed() -> 
     found, b = by_phase(colocated()), QWEN_1_5B.parameters
     assert list(found) == ["generate", "score", "train", "sync", "save"]
     beside = TRAINER_OVERHEAD + SERVER_OVERHEAD
-    assert found["generate"] == Phase("generate", 18 * b, 63 * GIB, beside)
-    assert found["save"] == Phase("save", 18 * b, 63 * GIB, beside)
-    assert found["sync"] == Phase("sync", 18 * b, 2 * b, 4 * COLOCATED_BUCKET + beside), "two of each end"
+    assert found["generate"] == PhaseMemory("generate", 18 * b, 63 * GIB, beside)
+    assert found["save"] == PhaseMemory("save", 18 * b, 63 * GIB, beside)
+    assert found["sync"] == PhaseMemory("sync", 18 * b, 2 * b, 4 * COLOCATED_BUCKET + beside), "two of each end"
     assert found["train"].server == 0 and found["train"].total == trainer_memory(colocated(), QWEN_1_5B).total + beside
     assert 0 < found["score"].estimate < found["train"].estimate, "one layer's activations at a time"
 

@@ -12,7 +12,7 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job
 from kubectl_rljob.__main__ import main
-from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.cluster import ClusterClient
 from kubectl_rljob.errors import UserError
 
 SOURCE = str(Path(__file__).parents[2] / "operator")
@@ -74,7 +74,7 @@ def test_any_other_answer_is_passed_on_with_its_number(api: FakeApi, rljob: Rljo
 
 def test_an_object_that_was_re_created_meanwhile_is_not_touched(tmp_path: Path, api: FakeApi) -> None:
     api.add(make_job())
-    cluster = Cluster.connect(str(tmp_path / "kubeconfig"), None, None)
+    cluster = ClusterClient.connect(str(tmp_path / "kubeconfig"), None, None)
     seen = cluster.job("demo")
     successor = make_job()
     successor["metadata"]["uid"] = "uid-2"
@@ -197,9 +197,9 @@ def test_a_kubeconfig_of_another_form(api: FakeApi, rljob: Rljob, tmp_path: Path
 
 
 def test_lists_that_hold_nothing_or_are_none(api: FakeApi, rljob: Rljob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "_json", lambda *_, **__: {"items": None})
+    monkeypatch.setattr(ClusterClient, "_json", lambda *_, **__: {"items": None})
     assert rljob("list").err == "No rljobs found in namespace research.\n"
-    monkeypatch.setattr(Cluster, "_json", lambda *_, **__: {"login": "here"})
+    monkeypatch.setattr(ClusterClient, "_json", lambda *_, **__: {"login": "here"})
     assert rljob("list").err.startswith("error: rljobs in namespace research: the answer is not a list\n")
 
 

@@ -21,7 +21,7 @@ from kubectl_rljob.printers import data, failure, status, text
 from kubectl_rljob.printers import plan as plan_page
 from rljob_api.manifest import Manifest
 from rljob_api.policy import DEFAULT_POLICY
-from rljob_api.sizing.devices import Device
+from rljob_api.sizing.devices import Gpu
 from rljob_placement.devices import Devices
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -80,7 +80,7 @@ def spoilt(draw: st.DrawFn, values: list[Any]) -> Any:
     return found
 
 
-def planned(spec: Any, config: Any, device: Device | None) -> str:
+def planned(spec: Any, config: Any, device: Gpu | None) -> str:
     found = Plan.of(Manifest("demo", "", spec), config, DEFAULT_POLICY, device=device)
     where = preview(found, Site(lambda: ([], []), lambda: (Devices(), "")), offline=False)
     shown = plan_page.page(found, where, Leaving())
@@ -92,7 +92,7 @@ def planned(spec: Any, config: Any, device: Device | None) -> str:
 @settings(max_examples=100)
 @given(spec=spoilt(SPECS), config=st.none() | spoilt(MODELS), gpu=st.sampled_from([None, 4 * 2**30, 80 * 2**30]))
 def test_a_plan_of_any_spec_and_any_model_is_printed(spec: Any, config: Any, gpu: int | None) -> None:
-    planned(spec, config, Device(gpu) if gpu else None)
+    planned(spec, config, Gpu(gpu) if gpu else None)
 
 
 @pytest.mark.parametrize("task", ["rl", "sft", "dpo", "rewardModel", "pretrain"])

@@ -13,7 +13,7 @@ from cli.conftest import Rljob
 from cli.fake_api import FakeApi
 from cli.makers import make_job, make_spec, running
 from kubectl_rljob import pod_access
-from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.cluster import ClusterClient
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from rljob_api import names, reasons
@@ -222,7 +222,7 @@ def test_a_pod_that_cannot_be_deleted_is_named_with_the_cluster_that_it_is_in(
     def refused(*_: object) -> None:
         raise UserError("forbidden")
 
-    monkeypatch.setattr(Cluster, "delete_pod", refused)
+    monkeypatch.setattr(ClusterClient, "delete_pod", refused)
     api.add(make_job(**ENDED))
     screen = rljob("shell", "demo", "--context", "here", "--", "true")
     assert screen.err.startswith("warning: forbidden; delete it: kubectl delete pod demo-shell-")

@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from rljob_api import names
-from rljob_api.quantity import Resources, add, parse
+from rljob_api.quantity import Thousandths, add, parse
 from rljob_api.spec import RLJobSpec
 from rljob_operator.render.template import pod_template
 from rljob_operator.schedulers.kueue import POD_INDEX
@@ -59,7 +59,7 @@ def test_the_jobs_levels_are_those_of_its_nodes() -> None:
 
 def test_the_whole_gang_fits_into_the_teams_own_quota() -> None:
     """A resource that the queue does not cover would keep the job from being admitted."""
-    gang, wanted = Gang.of(SPEC), Resources()
+    gang, wanted = Gang.of(SPEC), Thousandths()
     for demand, count in ((gang.trainer, gang.trainers), (gang.rollout, SPEC.rollout.replicas)):
         wanted = add(wanted, {k: v * count for k, v in demand.requests.items() if k != "pods"})
     (flavor,) = quota_of_the_job()["flavors"]

@@ -12,7 +12,7 @@ import yaml
 
 from rljob_api.rules import validate
 from rljob_import import Options
-from rljob_import.report import Result, imported
+from rljob_import.report import Conversion, imported
 
 HERE = Path(__file__).parent / "cases"
 CASES = {
@@ -45,7 +45,7 @@ DATA_SETS = {
 }
 
 
-def result(case: str) -> Result:
+def result(case: str) -> Conversion:
     system, options = case.split("/")[0], CASES[case]
     if case in DATA_SETS:
         options = Options(**vars(options) | {"data_sets": yaml.safe_load((HERE / DATA_SETS[case]).read_text())})

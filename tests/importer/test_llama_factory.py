@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from rljob_import import Options
-from rljob_import.report import Result, imported
+from rljob_import.report import Conversion, imported
 
 FACTORY = {"stage": "sft", "model_name_or_path": "/m", "output_dir": "o", "max_steps": 5, "finetuning_type": "full"}
 
 
-def factory(sets: dict[str, Any], **settings: Any) -> Result:
+def factory(sets: dict[str, Any], **settings: Any) -> Conversion:
     given = FACTORY | {"dataset": ", ".join(sets), "template": "qwen"} | settings
     return imported("llamafactory", json.dumps(given), "file", Options(data_sets=sets))
 

@@ -9,8 +9,8 @@ import yaml
 from importer.converted import verl
 from importer.test_golden_files import CASES, HERE
 from rljob_api.rules import validate
-from rljob_import.readers.hydra import Unreadable
-from rljob_import.report import Result, imported
+from rljob_import.readers.hydra import UnreadableFile
+from rljob_import.report import Conversion, imported
 
 TEACHER = "distillation.teacher_models.teacher_model."
 TAUGHT = (
@@ -80,7 +80,7 @@ def test_what_no_teacher_of_a_job_can_be_is_refused(given: str, key: str) -> Non
     assert [problem.key for problem in verl(given).problems] == [key]
 
 
-def taught_by_roll(**changes: Any) -> Result:
+def taught_by_roll(**changes: Any) -> Conversion:
     tree = yaml.safe_load((HERE / "roll/rlvr-moe.yaml").read_text())
     return imported("roll", json.dumps(tree | changes), "file", CASES["roll/rlvr-moe.yaml"])
 
@@ -102,7 +102,7 @@ def test_a_teacher_of_rolls_is_the_reference_of_a_job() -> None:
     assert mixed["algorithm"]["distillation"] == spec["algorithm"]["distillation"]
     assert mixed["rewards"] and mixed["algorithm"]["advantage"]
     for other in ("reward", "train_env_manager"):
-        with pytest.raises(Unreadable, match="RLVR, on-policy distillation, SFT and DPO are"):
+        with pytest.raises(UnreadableFile, match="RLVR, on-policy distillation, SFT and DPO are"):
             taught_by_roll(**{other: {}})
-    with pytest.raises(Unreadable, match="has several teachers"):
+    with pytest.raises(UnreadableFile, match="has several teachers"):
         taught_by_roll(teacher={"math": teacher, "code": teacher})

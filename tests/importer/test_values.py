@@ -14,7 +14,7 @@ from importer.test_golden_files import CASES, DATA_SETS, HERE, V1
 from rljob_api.rules import validate
 from rljob_api.yaml_text import documents
 from rljob_import import Options
-from rljob_import.readers.hydra import Unreadable
+from rljob_import.readers.hydra import UnreadableFile
 from rljob_import.report import flow, imported
 from rljob_import.shared.values import divisor
 from rljob_import.systems import SYSTEMS
@@ -75,7 +75,7 @@ def test_any_value_at_any_key_makes_a_job_of_the_schema_or_is_refused(system: st
     text = text_of(case, data.draw(st.sampled_from(PLACES[case])), data.draw(ODD))
     try:
         found = imported(system, text, "file", options_of(case))
-    except Unreadable:
+    except UnreadableFile:
         return
     assert all(problem.key and problem.text for problem in found.problems)
     assert bool(found.manifest) is not bool(found.problems)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from api.specs import raw_spec
 from rljob_api import names
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Thousandths, add
 from rljob_api.status_parts import PlacementStatus, PodAssignment
 from rljob_operator.cache.cluster import ClusterCache
 from rljob_operator.cache.nodes import parse_usage
@@ -31,9 +31,9 @@ NODES, JOBS, NAMESPACES = ("n1", "n2", "n3"), ("a", "b"), ("research", "producti
 REQUESTS = {"trainer": {"cpu": 2000, "pods": 1000}, "rollout": {"cpu": 500, "gpu": 1000, "pods": 1000}}
 
 
-def recomputed(cache: ClusterCache) -> dict[str, Resources]:
+def recomputed(cache: ClusterCache) -> dict[str, Thousandths]:
     """What is free on each node, added up from the caches of nodes, pods and jobs."""
-    taken: dict[str, Resources] = {}
+    taken: dict[str, Thousandths] = {}
     for use in cache.usage.values():
         taken[use.node] = add(taken.get(use.node, {}), use.requests or {})
     for job in cache.jobs.values():

@@ -13,7 +13,7 @@ from rljob_placement.cluster import Cluster
 from rljob_placement.devices import IMPLICIT, Allocation, Devices, claimed
 from rljob_placement.gang import Gang
 from rljob_placement.plan import plan
-from rljob_placement.selectors import Device, Unreadable, selects
+from rljob_placement.selectors import Device, UnreadableSelector, selects
 
 GPU = f"{IMPLICIT}gpu"
 H100 = Device(
@@ -62,7 +62,7 @@ def test_an_expression_of_comparisons_selects_what_it_does_in_kubernetes(express
     ],
 )
 def test_any_other_expression_is_refused(expression: str, why: str) -> None:
-    with pytest.raises(Unreadable, match=why):
+    with pytest.raises(UnreadableSelector, match=why):
         selects(expression, H100)
 
 

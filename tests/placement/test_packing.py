@@ -6,13 +6,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rljob_placement.sharing import Kind, pack
+from rljob_placement.sharing import AlikePods, pack
 
 Amounts = tuple[int, int]
 
 
-def kind(requests: Amounts, count: int, nodes: Any) -> Kind:
-    return Kind({"gpu": requests[0], "cpu": requests[1]}, count, frozenset(nodes))
+def kind(requests: Amounts, count: int, nodes: Any) -> AlikePods:
+    return AlikePods({"gpu": requests[0], "cpu": requests[1]}, count, frozenset(nodes))
 
 
 def fit(free: Sequence[Amounts], pods: Sequence[tuple[Amounts, frozenset[int]]]) -> bool:
@@ -36,7 +36,7 @@ AMOUNTS = st.tuples(st.integers(0, 8), st.integers(1, 8))
         max_size=3,
     ),
 )
-def test_all_pods_have_a_place_exactly_when_there_is_one(free: list[Amounts], kinds: list[Kind]) -> None:
+def test_all_pods_have_a_place_exactly_when_there_is_one(free: list[Amounts], kinds: list[AlikePods]) -> None:
     ways = pack([{"gpu": gpu, "cpu": cpu} for gpu, cpu in free], kinds)
     pods = [((k.requests["gpu"], k.requests["cpu"]), k.nodes) for k in kinds for _ in range(k.count)]
     assert (ways is not None) == fit(free, pods)

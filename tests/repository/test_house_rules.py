@@ -85,14 +85,27 @@ def type_names(source: Path) -> Iterator[tuple[str, str]]:
             yield from ((alias, ast.unparse(node.value)) for alias in aliases)
 
 
-def test_no_name_of_a_type_means_two_things_in_the_trainer() -> None:
+PROGRAMS = {
+    "operator": (("operator/rljob_api", "operator/rljob_placement", "operator/rljob_operator"), set()),
+    "plugin": (
+        ("operator/rljob_api", "operator/rljob_placement", "operator/rljob_import", "operator/kubectl_rljob"),
+        set(),
+    ),
+    "trainer": (("operator/rljob_api", "trainer"), NAMED_ALIKE),
+}
+"""What is read together, and the names that are alike on purpose."""
+
+
+@pytest.mark.parametrize(("packages", "alike"), PROGRAMS.values(), ids=PROGRAMS)
+def test_no_name_of_a_type_means_two_things_in_a_program(packages: tuple[str, ...], alike: set[str]) -> None:
     """So that a name in a log, a traceback, a signature or a question says which one it is."""
     meanings: dict[str, set[str]] = {}
     for source in SOURCES:
-        if source.is_relative_to(ROOT / "trainer"):
+        if any(source.is_relative_to(ROOT / package) for package in packages):
             for name, meaning in type_names(source):
                 meanings.setdefault(name, set()).add(meaning)
-    assert {name for name, of_name in meanings.items() if len(of_name) > 1} == NAMED_ALIKE
+    assert len(meanings) > 200
+    assert {name for name, of_name in meanings.items() if len(of_name) > 1} == alike
 
 
 KUBERNETES_REASONS = {

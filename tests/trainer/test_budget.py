@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import budget, hand_over
 from rljob_api.sizing.layout import Layout
-from rljob_api.sizing.shape import Work
+from rljob_api.sizing.shape import PassCost
 from rljob_api.spec.algorithm import AlgorithmSpec
 from rljob_trainer.algorithm.advantages import ADVANTAGES, estimate
 
@@ -48,7 +48,9 @@ def test_no_estimator_makes_more_than_a_ranks_own_tokens_or_loops_over_them(fiel
 def test_ranks_wait_for_each_other_three_hundredths_of_their_time_at_most(layout: Layout) -> None:
     """At full size: a plan is made in the tenth of a second."""
     columns = WHOLE.columns()
-    plan, by_tokens = (budget.planner(layout, work).plan(columns) for work in (budget.WORK, Work(token=1, square=0)))
+    plan, by_tokens = (
+        budget.planner(layout, work).plan(columns) for work in (budget.WORK, PassCost(token=1, square=0))
+    )
     assert budget.computing(plan, columns) >= 0.97 > 0.85 > budget.computing(by_tokens, columns)
     assert sum(map(len, plan.rows_by_rank())) == WHOLE.samples
 

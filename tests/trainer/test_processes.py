@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from rljob_trainer.processes import FAMILY, Family, children
+from rljob_trainer.processes import FAMILY, ProcessTree, children
 
 PR_SET_NAME = 15
 """linux/prctl.h"""
@@ -37,7 +37,7 @@ time.sleep(600)
 
 
 def test_a_family_knows_its_daemons_and_ends_them() -> None:
-    family, other = Family(), Family()
+    family, other = ProcessTree(), ProcessTree()
     variables = dict(os.environ) | family.environment
     with subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, env=variables) as first:
         assert first.stdout
@@ -62,7 +62,7 @@ time.sleep(600)
 
 
 def test_a_family_waits_for_a_member_whose_title_has_overwritten_its_environment() -> None:
-    family = Family()
+    family = ProcessTree()
     variables = dict(os.environ) | family.environment
     with subprocess.Popen(
         [sys.executable, "-c", TITLED], stdout=subprocess.PIPE, env=variables, start_new_session=True

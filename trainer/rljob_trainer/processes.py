@@ -48,7 +48,7 @@ def sweep(known: set[int]) -> None:
                 os.waitpid(pid, 0)
 
 
-class Family:
+class ProcessTree:
     """A process that leads a session, and all that descend from it, also those that have left the session and lost their parents: they inherit a
     variable of its environment. One that has left the session and changed its environment, too, ends with the attempt, by `sweep`."""
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from kubectl_rljob.fitting import refused, tight
 from kubectl_rljob.planning import Estimate
 from kubectl_rljob.printers.text import plural, table
-from rljob_api.sizing.devices import Device
-from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, Phase
+from rljob_api.sizing.devices import Gpu
+from rljob_api.sizing.memory import GIB, CacheMemory, HostMemory, PhaseMemory
 from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost
 from rljob_api.sizing.stage import VolumeSpace
@@ -20,7 +20,7 @@ def parts(estimates: Sequence[Estimate]) -> str:
     return table(header, rows)
 
 
-def by_phase(phases: Sequence[Phase], device: Device) -> str:
+def by_phase(phases: Sequence[PhaseMemory], device: Gpu) -> str:
     """Of a trainer's GPU in each phase of a step, whose GPU that is, and the verdict."""
     rows = [(p.name, _gib(p.state), _gib(p.estimate), _gib(p.server), _gib(p.total)) for p in phases]
     header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
@@ -49,7 +49,7 @@ def of_host(role: str, memory: HostMemory | RolloutHost, limit: float) -> list[s
     return [f"{line}; limits.memory: {_gib(limit)} GiB{over}"]
 
 
-def cache(memory: CacheMemory, device: Device | None) -> str:
+def cache(memory: CacheMemory, device: Gpu | None) -> str:
     """One line, apart from what has to be there: a smaller cache is slower and not wrong."""
     wanted = f"{_gib(memory.wanted)} GiB per GPU would hold all samples in flight at their longest"
     if not device:
@@ -78,7 +78,7 @@ def pool_cache(pool: str, there: float) -> str:
     return f"KV cache of pool {pool}: at most {_gib(there)} GiB per GPU"
 
 
-def _verdict(phases: Sequence[Phase], device: Device) -> str:
+def _verdict(phases: Sequence[PhaseMemory], device: Gpu) -> str:
     never, hardly = (", ".join(p.name for p in chosen(phases, device)) for chosen in (refused, tight))
     if never:
         return f"Does not fit in {never}" + (f", and by the estimate not in {hardly}" if hardly else "")

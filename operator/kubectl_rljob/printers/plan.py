@@ -10,7 +10,7 @@ from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
-from kubectl_rljob.suggesting import Search, Suggestion
+from kubectl_rljob.suggesting import Suggested, Suggestion
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
@@ -222,7 +222,7 @@ HEADER = (
 ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
 
 
-def suggestions(base: Plan, search: Search) -> str:
+def suggestions(base: Plan, search: Suggested) -> str:
     assert base.spec and base.device and base.cards
     ranks = f"{plural(base.spec.trainer.nodes, 'pod')} x {base.spec.trainer.processes_per_node}"
     place = f"{ranks} GPUs of {base.device.bytes / GIB:.1f} GiB, {base.cards.text} a node"

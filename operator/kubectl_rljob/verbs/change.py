@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import click
 
-from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.cluster import ClusterClient
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import RESOURCE, Job
 from kubectl_rljob.options import Session, job_name, verb
@@ -117,7 +117,7 @@ def available(job: Job) -> str:
     return f"{kept}; step 0 starts over from the initial weights."
 
 
-def send(cluster: Cluster, terminal: Terminal, job: Job, action: Action, from_step: int | None = None) -> None:
+def send(cluster: ClusterClient, terminal: Terminal, job: Job, action: Action, from_step: int | None = None) -> None:
     """Write the request with a fresh nonce; warn when a GitOps tool owns the object."""
     if job.metadata.get("deletionTimestamp"):
         raise UserError(f"{job.title} is being deleted", f"kubectl get rljob {job.name} -n {job.namespace} -w")

@@ -20,7 +20,7 @@ def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ..
     return dict(value.split("=", 1) for value in values)
 
 
-class System(click.Choice[str]):
+class SystemName(click.Choice[str]):
     """Also accepts other spellings: `LLaMA-Factory`, `Trinity-RFT`."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -42,7 +42,7 @@ OTHERS = {
 
 
 @verb("import")
-@click.argument("system", metavar="SYSTEM", type=System(SYSTEMS), help=f"one of {', '.join(SYSTEMS)}")
+@click.argument("system", metavar="SYSTEM", type=SystemName(SYSTEMS), help=f"one of {', '.join(SYSTEMS)}")
 @click.argument("file", metavar="FILE", type=click.Path(), help="its configuration: YAML, and of verl also a script")
 @click.option("--image", default=Options.image, metavar="IMAGE", help=f"image of the pods (default: {Options.image})")
 @click.option(
@@ -112,11 +112,11 @@ def import_(session: Session, system: str, file: str, dataset_info: str | None, 
 @contextmanager
 def _readable(file: str) -> Iterator[None]:
     """Says of which file it is that it cannot be read."""
-    from rljob_import.readers.hydra import Unreadable
+    from rljob_import.readers.hydra import UnreadableFile
 
     try:
         yield
-    except Unreadable as error:
+    except UnreadableFile as error:
         raise UserError(f"{file} {error}") from error
 
 

@@ -6,7 +6,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from kubectl_rljob import pod_access
-from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.cluster import ClusterClient
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import Job
 from kubectl_rljob.options import Session, job_name, verb
@@ -88,7 +88,7 @@ def check_role(job: Job, role: str) -> None:
 
 
 def print_attempt(
-    session: Session, cluster: Cluster, job: Job, attempt: int, role: str, rank: int, tail: int | None
+    session: Session, cluster: ClusterClient, job: Job, attempt: int, role: str, rank: int, tail: int | None
 ) -> None:
     """What the rank of a gang wrote in the attempt. Raises UserError."""
     last = job.status.attempt.number if job.status.attempt else 0

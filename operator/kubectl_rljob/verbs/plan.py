@@ -21,7 +21,7 @@ from kubectl_rljob.suggesting import suggest as search_layouts
 from rljob_api.manifest import Manifest
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.sizing import devices
-from rljob_api.sizing.devices import DEVICES, RATES, Device
+from rljob_api.sizing.devices import DEVICES, RATES, Gpu
 from rljob_api.sizing.network import Cards, cards
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.speed import Machine
@@ -165,7 +165,7 @@ def _machine(base: Plan) -> Machine:
     return Machine(base.device.rates, base.device.bytes, base.cards)
 
 
-def _on(device: Device | None, planned: Callable[[Manifest], Plan], job: Manifest) -> Plan:
+def _on(device: Gpu | None, planned: Callable[[Manifest], Plan], job: Manifest) -> Plan:
     return replace(planned(job), device=device)
 
 
@@ -177,7 +177,7 @@ def _on_cluster(plan: Plan, read: Read) -> Plan:
         return plan
 
 
-def _device(gpu: str, model: str | None) -> Device:
+def _device(gpu: str, model: str | None) -> Gpu:
     if not model:
         raise UserError("--gpu needs --model, without which no memory is estimated")
     try:

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 import click
 
 from kubectl_rljob import errors
-from kubectl_rljob.cluster import Cluster
+from kubectl_rljob.cluster import ClusterClient
 from kubectl_rljob.errors import UserError
 from kubectl_rljob.job import ENDED, Job
 from kubectl_rljob.options import Session, job_name, output, verb
@@ -147,7 +147,7 @@ class Look:
         self._terminal, self._redraw = terminal, redraw
         self._shown, self._warned = "", False
 
-    def patiently(self, cluster: Cluster, name: str, interval: float) -> Job:
+    def patiently(self, cluster: ClusterClient, name: str, interval: float) -> Job:
         """Show the job, once the API server answers. Raises UserError for a refusal, and when it has been away too long."""
         since, self._warned = time.monotonic(), False
         while True:
@@ -159,7 +159,7 @@ class Look:
                 self._warn(f"warning: {error}; trying again")
                 time.sleep(interval)
 
-    def _once(self, cluster: Cluster, job: Job) -> Job:
+    def _once(self, cluster: ClusterClient, job: Job) -> Job:
         if self._redraw:
             now, terminal = datetime.now(timezone.utc), self._terminal
             self._shown = status_page.page(job, cluster.events(job), now, terminal.width, terminal.height)

@@ -6,9 +6,9 @@ from rljob_api import names
 from rljob_api.base import Model
 from rljob_api.rules import data, keys, layout
 from rljob_api.rules.engine import Check, Violation, as_given, constant
-from rljob_api.rules.layout import Ranks
+from rljob_api.rules.layout import JudgedRanks
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.processes import Gang
+from rljob_api.spec.processes import GangSpec
 from rljob_api.spec.roles import CriticSpec, Offload
 
 RECOMPUTE = {"recompute": CriticSpec.model_fields["recompute"]}
@@ -17,7 +17,7 @@ RECOMPUTE = {"recompute": CriticSpec.model_fields["recompute"]}
 def gang_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Violations, by other models' gangs, of the rules that hold for the ranks of any model."""
     for role in spec.gangs:
-        ranks = Ranks.of(spec, role)
+        ranks = JudgedRanks.of(spec, role)
         for rule in layout.SIZE_RULES:
             yield from rule.violations(ranks.settings, ranks.at_own)
         for rule in data.token_rules(constant(ranks.settings.tokens_per_micro_batch), constant(ranks.layout.alignment)):
@@ -31,7 +31,7 @@ def unread_violations(spec: RLJobSpec) -> Iterator[Violation]:
     for field, model in _models(spec):
         if model.processes_per_node is not None:
             continue
-        for name, info in (Gang.model_fields | RECOMPUTE).items():
+        for name, info in (GangSpec.model_fields | RECOMPUTE).items():
             value = getattr(model, name, info.default)
             if value != info.default:
                 shown = as_given(value) if isinstance(value, Model) else str(value)
@@ -55,7 +55,7 @@ def update_of_critic_violations(spec: RLJobSpec) -> Iterator[Violation]:
         yield Violation("spec.critic.offload.optimizer", "true", rule, "remove it, or spec.critic.offload.update")
 
 
-def _models(spec: RLJobSpec) -> Iterator[tuple[str, Gang]]:
+def _models(spec: RLJobSpec) -> Iterator[tuple[str, GangSpec]]:
     """Models that may have a gang of their own, with the paths of their sections."""
     if spec.critic:
         yield f"spec.{names.ROLE_CRITIC}", spec.critic

@@ -11,7 +11,7 @@ from rljob_api.rules.key_tables import (
     TRANSFORMER_CONFIG,
     VLLM_ARGUMENTS,
 )
-from rljob_api.rules.layout import Ranks, of_the_trainer
+from rljob_api.rules.layout import JudgedRanks, of_the_trainer
 from rljob_api.sizing.split import WAYS
 from rljob_api.spec import RLJobSpec
 from rljob_api.text import nearest
@@ -54,13 +54,13 @@ UNPROVEN_WITH_ADAPTERS = (
 """Keys of transformerConfig that change the layers that have adapters."""
 
 
-def transformer_key_violations(ranks: Ranks) -> Iterator[Violation]:
+def transformer_key_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     """Unknown keys of transformerConfig, and keys that something else sets."""
     if given := ranks.settings.transformer_config:
         yield from _check(ranks.at(TRANSFORMER), given, TRANSFORMER_CONFIG, _owners(ranks))
 
 
-def _owners(ranks: Ranks) -> dict[str, str]:
+def _owners(ranks: JudgedRanks) -> dict[str, str]:
     """What sets the keys that may not be passed through. Fields are those of these ranks."""
     return {
         k: ranks.at(o.removeprefix("spec.")) if o.startswith("spec.") else o
@@ -86,14 +86,14 @@ def number_violations(spec: RLJobSpec) -> Iterator[Violation]:
                 yield Violation(f"{field}.vllmArgs.{key}", str(value), rule, "write it as a plain number, or remove it")
 
 
-def device_violations(ranks: Ranks) -> Iterator[Violation]:
+def device_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     given = ranks.settings.transformer_config
     if ranks.spec.trainer.device == "cpu":
         for key in (key for key in NEEDS_GPU if given.get(key)):
             yield _refused(ranks, key, f"device cpu has none of what it needs: {NEEDS_GPU[key]}")
 
 
-def expert_violations(ranks: Ranks) -> Iterator[Violation]:
+def expert_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     """Keys about experts: core/transformer/transformer_config.py:1745 and :2978, and what a router's loss needs."""
     given = ranks.settings.transformer_config
     dispatcher = given.get("moe_token_dispatcher_type", "alltoall")
@@ -113,7 +113,7 @@ def expert_violations(ranks: Ranks) -> Iterator[Violation]:
         yield _refused(ranks, "moe_enable_deepep", "DeepEP is a back end of the flex dispatcher", "set it to flex")
 
 
-def offload_violations(ranks: Ranks) -> Iterator[Violation]:
+def offload_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     """Activations in host memory: core/transformer/transformer_config.py:1884-1897 and what follows there."""
     given, recompute = ranks.settings.transformer_config, ranks.settings.recompute
     if given.get("cpu_offloading") and ranks.settings.parallelism.pipeline > 1:
@@ -138,13 +138,13 @@ def offload_violations(ranks: Ranks) -> Iterator[Violation]:
 
 
 def adapter_violations(spec: RLJobSpec) -> Iterator[Violation]:
-    policy = Ranks.of(spec, names.ROLE_TRAINER)
+    policy = JudgedRanks.of(spec, names.ROLE_TRAINER)
     for key in UNPROVEN_WITH_ADAPTERS if spec.model.lora else ():
         if spec.trainer.transformer_config.get(key):
             yield _refused(policy, key, "is not proven with spec.model.lora")
 
 
-def split_violations(ranks: Ranks) -> Iterator[Violation]:
+def split_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     """Three ways to cut layers into unequal stages (core/transformer/transformer_config.py:1933-1960), one at a time."""
     ways = [{key for key in way if ranks.settings.transformer_config.get(key)} for way in WAYS]
     used = [sorted(way) for way in ways if way]
@@ -154,7 +154,7 @@ def split_violations(ranks: Ranks) -> Iterator[Violation]:
         yield _refused(ranks, used[0][0], f"there is one stage: {ranks.at('trainer.parallelism.pipeline')} = 1")
 
 
-def _refused(ranks: Ranks, key: str, rule: str, fix: str = "remove it") -> Violation:
+def _refused(ranks: JudgedRanks, key: str, rule: str, fix: str = "remove it") -> Violation:
     return Violation(f"{ranks.at(TRANSFORMER)}.{key}", str(ranks.settings.transformer_config[key]), rule, fix)
 
 

@@ -22,7 +22,7 @@ TOKENS = "train.tokensPerMicroBatch"
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class JudgedRanks:
     """Megatron's ranks, which a rule judges: the trainer's, or those of another model's gang."""
 
     spec: RLJobSpec
@@ -37,10 +37,10 @@ class Ranks:
     """Names of the fields that the section has."""
 
     @staticmethod
-    def of(spec: RLJobSpec, role: str) -> "Ranks":
+    def of(spec: RLJobSpec, role: str) -> "JudgedRanks":
         gang = spec.gangs.get(role)
         section: type[Model] = type(gang) if gang else TrainerSpec
-        return Ranks(spec, spec.ranks_of(role), role, spec.field_of(role), frozenset(names_of(section)))
+        return JudgedRanks(spec, spec.ranks_of(role), role, spec.field_of(role), frozenset(names_of(section)))
 
     @property
     def layout(self) -> Layout:
@@ -57,13 +57,13 @@ class Ranks:
         return self.at(f"{names.ROLE_TRAINER}.{path}")
 
 
-RanksCheck = Callable[[Ranks], Iterable[Violation]]
+RanksCheck = Callable[[JudgedRanks], Iterable[Violation]]
 """A rule about Megatron's ranks, whosever they are."""
 
 
 def of_the_trainer(*checks: RanksCheck) -> tuple[Check, ...]:
     """Rules about ranks, as rules about the trainer's."""
-    return tuple(lambda spec, check=check: check(Ranks.of(spec, names.ROLE_TRAINER)) for check in checks)
+    return tuple(lambda spec, check=check: check(JudgedRanks.of(spec, names.ROLE_TRAINER)) for check in checks)
 
 
 UPDATES = (field("train.miniBatches") * field("train.epochsPerStep")).named("miniBatches x epochsPerStep")
@@ -125,7 +125,7 @@ NOT_OURS = {"mla_up_proj": "multi-latent attention", "shared_experts": "shared e
 """Modules of megatron-core that no supported model has."""
 
 
-def layout_violations(ranks: Ranks) -> Iterator[Violation]:
+def layout_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     """Ranks against the parallel sizes."""
     layout, t, device = ranks.layout, ranks.settings, ranks.spec.trainer.device
     count = f"nodes x processesPerNode = {t.nodes} x {t.processes_per_node} = {layout.world} ranks"
@@ -148,7 +148,7 @@ def layout_violations(ranks: Ranks) -> Iterator[Violation]:
     yield from _expert_violations(ranks, layout)
 
 
-def _expert_violations(ranks: Ranks, layout: Layout) -> Iterator[Violation]:
+def _expert_violations(ranks: JudgedRanks, layout: Layout) -> Iterator[Violation]:
     if layout.expert > 1 and layout.tensor > 1 and not ranks.settings.parallelism.sequence:
         yield Violation(
             ranks.at(f"{SIZES}.sequence"),
@@ -165,12 +165,12 @@ def _expert_violations(ranks: Ranks, layout: Layout) -> Iterator[Violation]:
         )
 
 
-def _scattered(ranks: Ranks, name: str, size: int, who: str, count: int, fix: str) -> Violation:
+def _scattered(ranks: JudgedRanks, name: str, size: int, who: str, count: int, fix: str) -> Violation:
     rule = f"{who} exchange every layer's activations and must share a node, which has {count} rank{'' if count == 1 else 's'}"
     return Violation(ranks.at(f"{SIZES}.{name}"), str(size), rule, fix)
 
 
-def _indivisible(ranks: Ranks, count: str, sizes: dict[str, int], product: int) -> Violation:
+def _indivisible(ranks: JudgedRanks, count: str, sizes: dict[str, int], product: int) -> Violation:
     names, (nodes, processes) = " x ".join(sizes), (ranks.at(f"trainer.{n}") for n in ("nodes", "processesPerNode"))
     return Violation(
         ranks.at(SIZES),
@@ -180,7 +180,7 @@ def _indivisible(ranks: Ranks, count: str, sizes: dict[str, int], product: int) 
     )
 
 
-def recompute_violations(ranks: Ranks) -> Iterator[Violation]:
+def recompute_violations(ranks: JudgedRanks) -> Iterator[Violation]:
     """Settings of recomputation that the chosen granularity does not read, and modules that cannot be recomputed."""
     r, unset = ranks.settings.recompute, Recompute()
     if r.granularity != "selective" and r.modules != unset.modules:
@@ -202,12 +202,12 @@ def recompute_violations(ranks: Ranks) -> Iterator[Violation]:
             )
 
 
-def unfit_module(ranks: Ranks, module: str, rule: str) -> Violation:
+def unfit_module(ranks: JudgedRanks, module: str, rule: str) -> Violation:
     """The violation of a module that cannot be recomputed here."""
     return Violation(ranks.at(MODULES), module, rule, "remove it from the list")
 
 
-def _not_read(ranks: Ranks, key: str, value: str, granularity: str, reader: str) -> Violation:
+def _not_read(ranks: JudgedRanks, key: str, value: str, granularity: str, reader: str) -> Violation:
     return Violation(
         ranks.at(f"trainer.recompute.{key}"),
         value,

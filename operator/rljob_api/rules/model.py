@@ -8,7 +8,7 @@ from rljob_api.config_json import unfit
 from rljob_api.families import FAMILIES, family_of, has_delta_nets, has_latent_attention, language_of, rope_of
 from rljob_api.rules.engine import SIZES, Violation
 from rljob_api.rules.keys import TRANSFORMER
-from rljob_api.rules.layout import Ranks, unfit_module
+from rljob_api.rules.layout import JudgedRanks, unfit_module
 from rljob_api.rules.lora import adapter_violations
 from rljob_api.rules.rollout import tool_parser_violations
 from rljob_api.rules.speculation import speculation_violations
@@ -51,7 +51,7 @@ def model_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Violat
     yield from _feature_violations(spec, config)
     for check in (_width_violations, _depth_violations, _expert_violations):
         for role in (names.ROLE_TRAINER, *_like_the_policy(spec)):
-            yield from check(Ranks.of(spec, role), config)
+            yield from check(JudgedRanks.of(spec, role), config)
     yield from adapter_violations(spec, config)
     yield from _router_replay_violations(spec, config)
     yield from vision_violations(spec, config)
@@ -104,7 +104,7 @@ def _groups_of_experts(config: dict[str, Any]) -> bool:
     return groups > 1 and (config.get("num_experts_per_tok") or 0) // chosen != 2
 
 
-def _width_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
+def _width_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[Violation]:
     """Heads and matrices over tensor-parallel ranks. Vocabularies are padded, so they always divide."""
     layout = ranks.layout
     heads, groups = _heads(config)
@@ -120,7 +120,7 @@ def _width_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violatio
             yield _indivisible(ranks.at(f"{SIZES}.{name}"), size, key, width)
 
 
-def _uncut(ranks: Ranks, key: str, heads: int) -> Iterator[Violation]:
+def _uncut(ranks: JudgedRanks, key: str, heads: int) -> Iterator[Violation]:
     """Heads of delta nets, which tensor-parallel ranks divide, and then context-parallel ones."""
     tensor, context = ranks.layout.tensor, ranks.layout.context
     if heads % tensor:
@@ -130,7 +130,7 @@ def _uncut(ranks: Ranks, key: str, heads: int) -> Iterator[Violation]:
         yield Violation(ranks.at(f"{SIZES}.context"), str(context), rule, f"choose a divisor of {heads // tensor}")
 
 
-def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
+def _depth_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[Violation]:
     """Layers over stages, pieces of stages, and recomputed blocks."""
     layout, layers, r = ranks.layout, config.get("num_hidden_layers"), ranks.settings.recompute
     if not layers:
@@ -146,7 +146,7 @@ def _depth_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violatio
         yield Violation(ranks.at("trainer.recompute.layers"), str(r.layers), rule, "set at most that")
 
 
-def _unsplit(ranks: Ranks, error: Unsplit) -> Violation:
+def _unsplit(ranks: JudgedRanks, error: Unsplit) -> Violation:
     given, sizes = ranks.settings.transformer_config, ranks.settings.parallelism
     if error.where in given:
         return Violation(
@@ -156,7 +156,7 @@ def _unsplit(ranks: Ranks, error: Unsplit) -> Violation:
     return Violation(ranks.at(f"{SIZES}.{error.where}"), str(size), error.rule, error.fix)
 
 
-def _expert_violations(ranks: Ranks, config: dict[str, Any]) -> Iterator[Violation]:
+def _expert_violations(ranks: JudgedRanks, config: dict[str, Any]) -> Iterator[Violation]:
     """Experts over expert-parallel ranks; nothing about experts in a model without."""
     layout, p, experts = ranks.layout, ranks.settings.parallelism, experts_of(config)
     if experts and experts % layout.expert:

@@ -54,7 +54,7 @@ WITHOUT_MEANING = {"nvidia", "geforce", "sxm", "sxm4", "sxm5", "pcie", "hbm2e", 
 
 
 @dataclass(frozen=True)
-class Device:
+class Gpu:
     """The GPU that a job is compared with. `bytes`: what a process sees. `found`: where the size is known from; empty: the user named it."""
 
     bytes: float
@@ -63,7 +63,7 @@ class Device:
     """None: it is known by its size only."""
 
 
-def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
+def smallest(nodes: Iterable[Mapping[str, str]]) -> Gpu | None:
     """The smallest GPU of nodes, by their labels; None: no label says it."""
     sizes = [
         (int(labels[MEMORY]), labels.get(PRODUCT, "GPU")) for labels in nodes if labels.get(MEMORY, "").isdecimal()
@@ -75,24 +75,24 @@ def smallest(nodes: Iterable[Mapping[str, str]]) -> Device | None:
     which = f"{product}, by the labels of {len(sizes)} node{'s' if len(sizes) > 1 else ''}"
     source = which + (f", the smallest of {kinds} kinds" if kinds > 1 else "")
     gpus = [gpu for gpu in DEVICES if _is(gpu, product)]
-    return Device(mebibytes * 2**20 - DRIVER, source, RATES[gpus[0]] if len(gpus) == 1 else None)
+    return Gpu(mebibytes * 2**20 - DRIVER, source, RATES[gpus[0]] if len(gpus) == 1 else None)
 
 
-def device(name: str) -> Device:
+def device(name: str) -> Gpu:
     """A GPU by its name, with or without its size, as in DEVICES, by its maker or in a node's label; or by its size as a Kubernetes quantity. Raises
     ValueError for a name that is not known, or fits several GPUs."""
     gpus = [gpu for gpu in DEVICES if _is(gpu, name)]
     if len(gpus) > 1:
         raise ValueError(f"there are several: {', '.join(gpus)}")
     if gpus:
-        return Device(DEVICES[gpus[0]] * GIB, rates=RATES[gpus[0]])
+        return Gpu(DEVICES[gpus[0]] * GIB, rates=RATES[gpus[0]])
     try:
         size = quantity.parse(name) / 1000
     except ValueError:
         raise ValueError(_unknown(name)) from None
     if size < GIB:
         raise ValueError("less than 1 GiB: write a size such as 80Gi")
-    return Device(size)
+    return Gpu(size)
 
 
 def _is(gpu: str, name: str) -> bool:

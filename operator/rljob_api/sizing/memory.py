@@ -139,7 +139,7 @@ PhaseName = Literal["generate", "score", "train", "sync", "save"]
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PhaseMemory:
     """Bytes on one GPU of a trainer pod in a phase of the step."""
 
     name: PhaseName
@@ -159,7 +159,7 @@ class Phase:
         return self.certain + self.estimate
 
 
-def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
+def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[PhaseMemory]:
     """The phases of a step, each for the stage that holds most. `device`: bytes of the GPU.
 
     generate: the server is awake, the trainer rests. score: forward passes of one model after the other. train: the server sleeps. sync: both
@@ -172,18 +172,20 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[Phase]:
     return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
 
 
-def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[Phase]:
+def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[PhaseMemory]:
     """`weights`, `awake`: what the server holds when its weights are back, and when it generates; `sent`: buckets of what it receives."""
     networks, policy = stage.networks, stage.networks[0]
     frozen, trained = ([n for n in networks if bool(n.gradients) == learns] for learns in (False, True))
     backward = max(held_by(networks, n, "parameters", "gradients") for n in trained) + stage.passing
     update = max(held_by(networks, n, "parameters", "gradients", "optimizer") for n in trained)
     return [
-        Phase("generate", held_by(networks), awake),
-        Phase("score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits),
-        Phase("train", update, 0.0, max(0.0, backward - update)),
-        Phase("sync", held_by(networks, policy, "parameters"), weights, sent),
-        Phase("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
+        PhaseMemory("generate", held_by(networks), awake),
+        PhaseMemory(
+            "score", max(held_by(networks, n, "parameters") for n in networks), 0.0, stage.layer + stage.logits
+        ),
+        PhaseMemory("train", update, 0.0, max(0.0, backward - update)),
+        PhaseMemory("sync", held_by(networks, policy, "parameters"), weights, sent),
+        PhaseMemory("save", held_by(frozen) + sum(n.held("parameters", "optimizer") for n in trained), awake),
     ]
 
 

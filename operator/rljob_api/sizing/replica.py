@@ -30,10 +30,10 @@ Adapters that are sent alone (`model.lora.sync: adapters`) always wait in host m
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rljob_api.families import DeviceType
 from rljob_api.sizing.layout import servers_per_pod
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
-from rljob_api.spec.common import Device
 from rljob_api.spec.processes import Servers
 
 
@@ -88,7 +88,7 @@ def _exchanged(servers: Servers, shape: Shape, activation: float) -> tuple[int, 
     return rings, 2 * activation * (members - 1) / members * mixed
 
 
-SEQUENCES: dict[Device, int] = {"cpu": 256, "gpu": 1024}
+SEQUENCES: dict[DeviceType, int] = {"cpu": 256, "gpu": 1024}
 """Responses that one server generates at a time, at most; that one data-parallel copy does, where it has several."""
 COLOCATED_SHARE = 0.5
 """Share of a GPU's memory that a colocated server has while it generates."""
@@ -131,7 +131,7 @@ GPU_ROOM, HOST_ROOM = 2**30, 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeBytes:
     """Free bytes for one worker's copy."""
 
     gpu: float
@@ -161,7 +161,7 @@ class RolloutHost:
         return self.arriving + self.offloaded
 
 
-def where(shard: float, room: Room) -> Where:
+def where(shard: float, room: FreeBytes) -> Where:
     """`shard`: bytes of a worker's parameters."""
     if shard + GPU_ROOM <= room.gpu:
         return "gpu"
@@ -178,7 +178,7 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
     outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
     limit = spec.rollout.template.memory_limit
     host = limit - _offloaded(spec) if limit else float("inf")
-    place = where(shard, Room(outside - buckets(spec, shape), host / workers))
+    place = where(shard, FreeBytes(outside - buckets(spec, shape), host / workers))
     return Arrival(place, 0.0 if place == "in place" else shard * workers)
 
 

@@ -95,7 +95,7 @@ def shared_width(config: dict[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class PassCost:
     """Operations of a pass over one sequence of l tokens: token x l + square x l^2."""
 
     token: int
@@ -236,7 +236,7 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
-    def work(self) -> Work:
+    def work(self) -> PassCost:
         """Operations of a forward pass; a backward pass has twice as many. Sliding windows are counted as full attention, and of delta nets the
         matrices."""
         chosen = self.expert * self.experts_per_token / self.experts if self.experts else 0
@@ -244,7 +244,7 @@ class Shape:
         scored_and_summed = (
             self.latent.content + self.latent.rotated + self.latent.value if self.latent else 2 * self.head
         )
-        return Work(2 * taking_part, round(self.attending * self.layers * self.heads * scored_and_summed))
+        return PassCost(2 * taking_part, round(self.attending * self.layers * self.heads * scored_and_summed))
 
     def adapters(self, lora: LoraSpec) -> int:
         """Parameters of one layer's adapters: rank x (inputs + outputs) of each matrix that has one."""

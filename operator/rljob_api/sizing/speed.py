@@ -23,7 +23,7 @@ from rljob_api.sizing.memory import cache_memory, in_flight, rollout_memory
 from rljob_api.sizing.network import Cards
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import operations, stages
-from rljob_api.sizing.traffic import Volumes, forward_passes
+from rljob_api.sizing.traffic import TrafficBytes, forward_passes
 from rljob_api.spec import RLJobSpec
 
 KERNELS, KERNELS_OF_EXPERTS = 0.57, 0.35
@@ -125,8 +125,8 @@ def _between_steps(spec: RLJobSpec, shape: Shape, machine: Machine) -> float:
     return reduced + 2 * moved / PCIE + Amounts.of(spec).updates * updated / UPDATED
 
 
-def _volumes(spec: RLJobSpec, shape: Shape) -> Volumes:
-    return Volumes.of(spec, shape, names.ROLE_TRAINER, 1, forward_passes(spec))
+def _volumes(spec: RLJobSpec, shape: Shape) -> TrafficBytes:
+    return TrafficBytes.of(spec, shape, names.ROLE_TRAINER, 1, forward_passes(spec))
 
 
 def _rate(spec: RLJobSpec, machine: Machine, span: int) -> float:

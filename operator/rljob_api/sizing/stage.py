@@ -46,7 +46,7 @@ Part = Literal["parameters", "gradients", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class ModelBytes:
     """Bytes of one model's parts on a rank. A model that does not learn has only parameters."""
 
     parameters: float
@@ -75,13 +75,13 @@ class Network:
         return self.moved + self.updated + self.offload.update * UPDATING
 
 
-def held_by(networks: Sequence[Network], busy: Network | None = None, *used: Part) -> float:
+def held_by(networks: Sequence[ModelBytes], busy: ModelBytes | None = None, *used: Part) -> float:
     """Bytes on the GPU of all models, while one of them (`busy`) needs the parts `used`."""
     return sum(n.held(*used) if n is busy else n.held() for n in networks)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StageLayers:
     """The layers of one pipeline stage."""
 
     stage: int
@@ -99,7 +99,7 @@ class Share:
 class Stage:
     """One rank of a pipeline stage."""
 
-    networks: list[Network]
+    networks: list[ModelBytes]
     """The policy first."""
     layer: float
     """Activations of one layer of one micro-batch."""
@@ -119,7 +119,7 @@ def stages(spec: RLJobSpec, shape: Shape) -> list[Stage]:
     return [Stage(_networks(spec, shape, share), *passes(spec, shape, share, names.ROLE_TRAINER)) for share in every]
 
 
-def shares(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[Share]:
+def shares(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[StageLayers]:
     """Of every stage of the ranks that hold the role's model. Where the layers do not divide, as they may not if the model is another one than rules
     have seen, of the first and the last stage, in equal parts."""
     lay = Layout.of(spec, role)
@@ -128,12 +128,12 @@ def shares(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> lis
         cut = split(shape.layers, lay.pipeline, lay.virtual_pipeline, spec.ranks_of(role).transformer_config)
     except Unsplit:
         equal = (shape.layers - plain) / lay.pipeline, plain / lay.pipeline
-        return [Share(stage, *equal) for stage in sorted({0, lay.pipeline - 1})]
+        return [StageLayers(stage, *equal) for stage in sorted({0, lay.pipeline - 1})]
     counts = zip(cut.stages, cut.leading(plain), strict=True)
-    return [Share(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
+    return [StageLayers(stage, layers - first, first) for stage, (layers, first) in enumerate(counts)]
 
 
-def fullest(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[Share]:
+def fullest(spec: RLJobSpec, shape: Shape, role: str = names.ROLE_TRAINER) -> list[StageLayers]:
     """Stages of which one holds most: the last, and of those with the same layers the first, which waits for the most backward passes."""
     every = shares(spec, shape, role)
     first = {(share.mixed, share.plain): share for share in reversed(every)}
@@ -149,7 +149,7 @@ def operations(spec: RLJobSpec, shape: Shape) -> list[float]:
     return [*every[:-1], every[-1] + output]
 
 
-def passes(spec: RLJobSpec, shape: Shape, share: Share, role: str) -> tuple[float, float, float]:
+def passes(spec: RLJobSpec, shape: Shape, share: StageLayers, role: str) -> tuple[float, float, float]:
     """Bytes of a pass over the ranks that hold the role's model: activations of one layer and of all that wait, and logits, as in Stage."""
     ranks, lay, width = spec.ranks_of(role), Layout.of(spec, role), BYTES[spec.model.dtype]
     tokens = ranks.tokens_per_micro_batch / lay.context
@@ -168,7 +168,7 @@ def _outputs(spec: RLJobSpec, shape: Shape, lay: Layout) -> float:
     return lay.tensor if spec.task == "rewardModel" else shape.vocabulary
 
 
-def own_parameters(shape: Shape, lay: Layout, share: Share) -> tuple[float, float]:
+def own_parameters(shape: Shape, lay: Layout, share: StageLayers) -> tuple[float, float]:
     """A rank's dense parameters and its experts'. A tied output layer is a second copy of the embedding when stages are apart."""
     ends = (share.stage == 0) + (share.stage == lay.pipeline - 1)
     tables = 1 if shape.tied and lay.pipeline == 1 else ends
@@ -213,7 +213,7 @@ def _in_flight(lay: Layout, stage: int) -> float:
     return lay.pipeline - stage
 
 
-def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
+def _networks(spec: RLJobSpec, shape: Shape, share: StageLayers) -> list[ModelBytes]:
     """The models that share the policy's ranks. A reference in host memory takes the policy's place on the GPU, and is not counted."""
     lay, width = Layout.of(spec, names.ROLE_TRAINER), BYTES[spec.model.dtype]
     dense, experts = own_parameters(shape, lay, share)
@@ -228,24 +228,24 @@ def _networks(spec: RLJobSpec, shape: Shape, share: Share) -> list[Network]:
     if spec.critic and not spec.critic.processes_per_node:
         networks.append(_offloaded(whole, spec.critic.offload, width))
     if spec.has_reference and not spec.reference.offload and names.ROLE_REFERENCE not in spec.gangs:
-        networks.append(Network(weights, 0.0, 0.0, Offload()))
+        networks.append(ModelBytes(weights, 0.0, 0.0, Offload()))
     scorers = [r.model for r in spec.rewards if r.model and not r.model.processes_per_node]
-    return networks + [Network(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
+    return networks + [ModelBytes(weights, 0.0, 0.0, Offload(parameters=scorer.offload)) for scorer in scorers]
 
 
-def _offloaded(network: Network, offload: Offload, width: int) -> Network:
+def _offloaded(network: ModelBytes, offload: Offload, width: int) -> ModelBytes:
     """On the host a weight of float32, too, has a copy."""
     copied = offload.update and width == FLOAT
     return replace(network, offload=offload, optimizer=network.optimizer * (3 / 2 if copied else 1))
 
 
-def trained_network(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> Network:
+def trained_network(spec: RLJobSpec, lay: Layout, frozen: float, dense: float, experts: float) -> ModelBytes:
     """A model with these numbers of parameters that learn; `frozen`: bytes of those that do not."""
     width = BYTES[spec.model.dtype]
     state = 2 * FLOAT + (FLOAT if width < FLOAT else 0)
     optimizer = state * (dense / (lay.data * lay.context) + experts / lay.expert_copies)
     own = dense + experts
-    return Network(frozen + width * own, FLOAT * own, optimizer, Offload())
+    return ModelBytes(frozen + width * own, FLOAT * own, optimizer, Offload())
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from rljob_api.sizing.layout import Amounts, Layout
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 
-Kind = Literal["tensor", "context", "expert", "data", "pipeline", "weights", "columns"]
+TrafficKind = Literal["tensor", "context", "expert", "data", "pipeline", "weights", "columns"]
 GRADIENT = 4
 """Bytes of a gradient."""
 COLUMN = 8 + 4
@@ -42,7 +42,7 @@ class Link:
     """Two pods that exchange bytes. A gang's pods count from 0 by node rank. After the trainer's come the rollouts, and after those of another gang
     the trainer's pod of rank 0."""
 
-    kind: Kind
+    kind: TrafficKind
     one: int
     other: int
     bytes: float
@@ -50,7 +50,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Volumes:
+class TrafficBytes:
     """Bytes per step that one rank sends to one neighbour."""
 
     tensor: float
@@ -63,7 +63,7 @@ class Volumes:
     """Bytes of an update of the rollouts, from one pod to the next."""
 
     @staticmethod
-    def of(spec: RLJobSpec, shape: Shape, role: str, trainings: float, forwards: float) -> "Volumes":
+    def of(spec: RLJobSpec, shape: Shape, role: str, trainings: float, forwards: float) -> "TrafficBytes":
         """The volumes of the gang that holds the role's model. It makes this many passes over the step's tokens: `trainings` with a backward pass,
         `forwards` without."""
         lay, width = Layout.of(spec, role), BYTES[spec.model.dtype]
@@ -79,7 +79,7 @@ class Volumes:
         copies = lay.data * c
         exchange = GRADIENT + width
         cut = t if spec.ranks_of(role).parallelism.sequence else 1
-        return Volumes(
+        return TrafficBytes(
             tensor=8 * width * shape.hidden * tokens * (t - 1) / t * layers * both,
             context=3 * width * shape.keys_and_values / t * tokens * (c - 1) * layers * ring,
             expert=4 * width * shape.hidden * shape.experts_per_token * tokens / t / e * layers * both,
@@ -110,7 +110,7 @@ def forward_passes(spec: RLJobSpec) -> float:
 
 def links(spec: RLJobSpec, shape: Shape, rollouts: int) -> list[Link]:
     """Pairs of pods that exchange bytes, each pair once per communicator; what stays inside a pod is left out."""
-    volumes = Volumes.of(spec, shape, names.ROLE_TRAINER, 1, forward_passes(spec))
+    volumes = TrafficBytes.of(spec, shape, names.ROLE_TRAINER, 1, forward_passes(spec))
     chain = [0, *range(spec.trainer.nodes, spec.trainer.nodes + rollouts)]
     return _pod_links(spec, volumes, names.ROLE_TRAINER) + [
         Link("weights", a, b, volumes.weights) for a, b in itertools.pairwise(chain)
@@ -121,13 +121,13 @@ def gang_links(spec: RLJobSpec, shape: Shape, role: str) -> list[Link]:
     """The same of the gang of another model, with the edge to the trainer. The critic learns, the others are frozen."""
     passes = 1 / spec.train.epochs_per_step
     columns = Link("columns", 0, spec.ranks_of(role).nodes, COLUMN * _tokens(spec) * passes)
-    volumes = Volumes.of(spec, shape, role, int(role == names.ROLE_CRITIC), passes)
+    volumes = TrafficBytes.of(spec, shape, role, int(role == names.ROLE_CRITIC), passes)
     return [*_pod_links(spec, volumes, role), columns]
 
 
-def _pod_links(spec: RLJobSpec, volumes: Volumes, role: str) -> list[Link]:
+def _pod_links(spec: RLJobSpec, volumes: TrafficBytes, role: str) -> list[Link]:
     """Between the pods of a gang."""
-    per_pod, volume_of = spec.ranks_of(role).processes_per_node, dict[tuple[Kind, int, int], float]()
+    per_pod, volume_of = spec.ranks_of(role).processes_per_node, dict[tuple[TrafficKind, int, int], float]()
     for kind, a, b, volume in _rank_links(Layout.of(spec, role), volumes):
         one, other = sorted((a // per_pod, b // per_pod))
         if one != other and volume:
@@ -135,7 +135,7 @@ def _pod_links(spec: RLJobSpec, volumes: Volumes, role: str) -> list[Link]:
     return [Link(k, a, b, v) for (k, a, b), v in volume_of.items()]
 
 
-def _rank_links(layout: Layout, v: Volumes) -> Iterator[tuple[Kind, int, int, float]]:
+def _rank_links(layout: Layout, v: TrafficBytes) -> Iterator[tuple[TrafficKind, int, int, float]]:
     """Megatron-core numbers ranks tensor first, then context, data and pipeline (parallel_state.py, order `tp-cp-ep-dp-pp`); expert groups are cut
     out of one stage's ranks: expert tensor first, then expert, then the copies."""
     t, c, p, stage = layout.tensor, layout.context, layout.pipeline, layout.world // layout.pipeline
@@ -166,15 +166,15 @@ def _groups(ranks: list[int], stride: int, size: int) -> Iterator[list[int]]:
 
 
 def _rings(
-    kind: Kind, ranks: list[int], stride: int, size: int, volume: float
-) -> Iterator[tuple[Kind, int, int, float]]:
+    kind: TrafficKind, ranks: list[int], stride: int, size: int, volume: float
+) -> Iterator[tuple[TrafficKind, int, int, float]]:
     """A ring of two has one pair, over which both directions go; longer ones as many pairs as members."""
     for group in _groups(ranks, stride, size) if size > 1 else ():
         yield from ((kind, a, b, volume) for a, b in zip(group, [*group[1:], group[0]], strict=True))
 
 
 def _all_pairs(
-    kind: Kind, ranks: list[int], stride: int, size: int, volume: float
-) -> Iterator[tuple[Kind, int, int, float]]:
+    kind: TrafficKind, ranks: list[int], stride: int, size: int, volume: float
+) -> Iterator[tuple[TrafficKind, int, int, float]]:
     for group in _groups(ranks, stride, size):
         yield from ((kind, a, b, volume) for a, b in itertools.permutations(group, 2))

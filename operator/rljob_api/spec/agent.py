@@ -15,8 +15,8 @@ from rljob_api.spec.common import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StringMap,
     Template,
-    Texts,
     Verbatim,
 )
 from rljob_api.spec.processes import Workers
@@ -51,7 +51,7 @@ class Environment(Model):
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Base address: trajectories begin with a POST to `/reset` below it."""
-    headers: Texts = {}
+    headers: StringMap = {}
     """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
     retries: NonNegativeInt = 2
     """How often a `reset` is repeated after a connection error, a 429 or a 5xx. A `step` never is: it may have had its effect."""
@@ -77,7 +77,7 @@ class OpenEnv(Model):
     """Field of the environment's action that holds the policy's turn."""
     observation_key: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     """Field of the environment's observation that the policy reads: a text, or chat messages. A field that a step leaves out says nothing."""
-    headers: Texts = {}
+    headers: StringMap = {}
     """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
     arguments: Verbatim = {}
     """Arguments of the environment's `reset`, in addition to the columns of the row, of which the server takes those that it knows."""

@@ -30,12 +30,12 @@ Quantity = Annotated[
 FunctionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 LibraryName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./@:-]*$", max_length=256)]
 """Name of an environment or a data set in a Python library."""
-Image = Annotated[str, StringConstraints(pattern=r"^[^\s]+$", max_length=512)]
+ImageName = Annotated[str, StringConstraints(pattern=r"^[^\s]+$", max_length=512)]
 Verbatim = Annotated[
     dict[str, Any], Field(max_length=512, json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})
 ]
 """A Kubernetes, Megatron or vLLM object that passes through as it is. Megatron and vLLM have fewer than 300 keys."""
-Texts = Annotated[dict[str, str], Field(max_length=128)]
+StringMap = Annotated[dict[str, str], Field(max_length=128)]
 """Labels, headers and the like."""
 Quantities = Annotated[dict[str, Quantity], Field(max_length=64)]
 """Amounts by resource name."""
@@ -49,7 +49,7 @@ ControllerName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9._~/]+$", max_length=63)
 ]
 """A domain and a path, as in `spec.managedBy` of a Kubernetes Job."""
-Key = Annotated[str, StringConstraints(max_length=256)]
+RowKey = Annotated[str, StringConstraints(max_length=256)]
 """Key of a row of data."""
 MOST_NODES, MOST_SPARES, MOST_PROCESSES, MOST_PODS = 1024, 64, 64, 4096
 """Pods of a gang, its spares, processes in a pod, and pods of a job, at most. Status and control message name every pod and have to fit into one
@@ -57,7 +57,7 @@ object each."""
 MOST_SERVER_PODS = 2048
 """Pods of servers of several pods, of which both say more."""
 Nodes = Annotated[int, Field(ge=1, le=MOST_NODES)]
-Processes = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
+ProcessCount = Annotated[int, Field(ge=1, le=MOST_PROCESSES)]
 
 
 class EnvVar(Model):
@@ -71,7 +71,7 @@ class EnvVar(Model):
     """Source in place of a value, as in Kubernetes: secretKeyRef, configMapKeyRef or fieldRef."""
 
 
-Environment = Annotated[list[EnvVar], Field(max_length=512)]
+EnvVars = Annotated[list[EnvVar], Field(max_length=512)]
 EnvironmentSources = Annotated[list[Verbatim], Field(max_length=64)]
 PullSecrets = Annotated[list[Verbatim], Field(max_length=32)]
 Tolerations = Annotated[list[Verbatim], Field(max_length=128)]
@@ -91,7 +91,7 @@ class Volume(Model):
     """A Kubernetes volume source, for example `{persistentVolumeClaim: {claimName: data}}`."""
 
 
-Volumes = Annotated[list[Volume], Field(max_length=32)]
+VolumeList = Annotated[list[Volume], Field(max_length=32)]
 
 
 SourceUrl = Annotated[
@@ -128,23 +128,23 @@ class Resources(Model):
 class Template(Model):
     """The small set of pod settings that a role may choose; everything else is the operator's."""
 
-    image: Image | None = None
+    image: ImageName | None = None
     """Image of this role; the job's `image` when unset."""
     resources: Resources = Resources()
     """Requests and limits of this role's container; the operator adds a GPU, by `trainer.resourceName`, for each process."""
-    node_selector: Texts = {}
+    node_selector: StringMap = {}
     """Labels that a node must have to run such a pod."""
     tolerations: Tolerations = []
     """Tolerations of this role's pods."""
     affinity: Verbatim | None = None
     """Affinity of this role's pods."""
-    env: Environment = []
+    env: EnvVars = []
     """Environment variables of this role; they win over the job's."""
     resource_claims: ResourceClaims = []
     """Devices of each pod: claims with a name and a resourceClaimTemplateName."""
-    labels: Texts = {}
+    labels: StringMap = {}
     """Further labels of this role's pods; those that rljob sets cannot be replaced."""
-    annotations: Texts = {}
+    annotations: StringMap = {}
     """Further annotations of this role's pods."""
     priority_class_name: ObjectName | None = None
     """Name of the PriorityClass of this role's pods."""
@@ -169,8 +169,6 @@ class Sampling(Model):
     stop: Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=16)] = []
     """Texts that end a response in addition to the end-of-sequence token. The response keeps the text: its tokens were generated, and count."""
 
-
-Device = Literal["gpu", "cpu"]
 
 MAX_ID = 2**31 - 1
 """Largest user or group id of Kubernetes."""

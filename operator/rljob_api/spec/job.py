@@ -13,17 +13,17 @@ from rljob_api.spec.algorithm import AlgorithmSpec, DpoSpec, RolloutCorrection, 
 from rljob_api.spec.common import (
     ControllerName,
     DnsName,
-    Environment,
     EnvironmentSources,
-    Image,
+    EnvVars,
+    ImageName,
     PodSecurity,
     PullSecrets,
     Source,
     Template,
-    Volumes,
+    VolumeList,
 )
 from rljob_api.spec.model import DataSpec, LoraSpec, ModelSpec, RewardSpec
-from rljob_api.spec.processes import Gang, Recompute, Servers, Workers
+from rljob_api.spec.processes import GangSpec, Recompute, Servers, Workers
 from rljob_api.spec.roles import (
     CriticSpec,
     PoolSpec,
@@ -37,7 +37,7 @@ from rljob_api.spec.service import ALPHA, ServiceSpec
 from rljob_api.spec.train import VALIDATION, EvaluationSet, EvaluationSpec, TrainSpec
 
 Task = Literal["rl", "sft", "dpo", "rewardModel", "pretrain", "service"]
-PodSection = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | Gang
+PodSection = TrainerSpec | RolloutSpec | PoolSpec | Workers | EnvironmentPool | ServiceSpec | GangSpec
 """Sections of the spec that describe the pods of a role."""
 PAIRED: tuple[Task, ...] = ("dpo", "rewardModel")
 """Tasks whose samples are pairs of a better and a worse answer."""
@@ -108,17 +108,17 @@ class RLJobSpec(Model):
     managed_by: ControllerName | None = None
     """Who runs the job, as in a Kubernetes Job. Unset or `rljob.dev/operator`: the operator; it leaves all others alone, for example
     `kueue.x-k8s.io/multikueue`."""
-    image: Image | None = None
+    image: ImageName | None = None
     """Image of trainer and rollout pods. Required, unless the administrator has set a default (`jobs.defaults.image` of the chart)."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     """When the image is pulled, as in a Kubernetes container."""
     image_pull_secrets: PullSecrets = []
     """Secrets with which the image is pulled, as Kubernetes references: `{name: NAME}`."""
-    env: Environment = []
+    env: EnvVars = []
     """Environment variables of all containers."""
     env_from: EnvironmentSources = []
     """Kubernetes `envFrom` sources of all containers."""
-    volumes: Volumes = []
+    volumes: VolumeList = []
     """Volumes of all pods; model, data and checkpoints live on them."""
     pod_security: PodSecurity = PodSecurity()
     """User and groups of all pods."""
@@ -221,15 +221,15 @@ class RLJobSpec(Model):
         ]
 
     @cached_property
-    def models(self) -> Mapping[str, Gang]:
+    def models(self) -> Mapping[str, GangSpec]:
         """Models besides the policy that Megatron computes, by role, on the trainer's ranks or on gangs of their own."""
-        critic: dict[str, Gang] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
+        critic: dict[str, GangSpec] = {names.ROLE_CRITIC: self.critic} if self.critic else {}
         reference = {names.ROLE_REFERENCE: self.reference} if self.has_reference else {}
         rewards = {names.reward_role(i): reward.model for i, reward in enumerate(self.rewards) if reward.model}
         return critic | reference | rewards
 
     @cached_property
-    def gangs(self) -> Mapping[str, Gang]:
+    def gangs(self) -> Mapping[str, GangSpec]:
         """Models besides the policy that have a gang of their own, by role."""
         return {role: model for role, model in self.models.items() if model.processes_per_node}
 

@@ -8,7 +8,6 @@ from rljob_api.base import Model
 from rljob_api.spec.common import (
     AbsolutePath,
     FunctionName,
-    Key,
     LibraryName,
     NonNegativeFloat,
     NonNegativeInt,
@@ -16,12 +15,13 @@ from rljob_api.spec.common import (
     ObjectName,
     PositiveFloat,
     PositiveInt,
+    RowKey,
     Source,
     SourceUrl,
-    Texts,
+    StringMap,
     Verbatim,
 )
-from rljob_api.spec.processes import Gang, Workers
+from rljob_api.spec.processes import GangSpec, Workers
 
 LoraTarget = Literal[
     "linear_qkv",
@@ -161,30 +161,30 @@ class DataSpec(Model):
     """How rows are read, for all tasks but `rl`. `auto`: from the columns of the first row; `messages`: lists of OpenAI's {role, content}; `alpaca`:
     instruction, input and output; `sharegpt`: conversations of {from, value}; `columns`: a prompt and a response, or chosen and rejected;
     `text`: documents; `indexed`: Megatron's .bin and .idx, named without their suffix. The last two are for `pretrain`."""
-    prompt_key: Key = "prompt"
+    prompt_key: RowKey = "prompt"
     """Column of the prompt: a text, or a list of chat messages `{role, content}`, which the tokenizer's chat template turns into one. Outside
     `task: rl` it is read with `format: columns`."""
-    response_key: Key = "response"
+    response_key: RowKey = "response"
     """Column of the response to be learnt (`task: sft` with `format: columns`)."""
-    messages_key: Key = "messages"
+    messages_key: RowKey = "messages"
     """Column of the conversation, a list of chat messages `{role, content}` or of turns `{from, value}` (`task: sft`, `dpo` and `rewardModel`, where
     it ends before the answers). A file without it may have `conversations` instead."""
-    chosen_key: Key = "chosen"
+    chosen_key: RowKey = "chosen"
     """Column of the better answer: a text, or chat messages (`task: dpo` and `rewardModel`)."""
-    rejected_key: Key = "rejected"
+    rejected_key: RowKey = "rejected"
     """Column of the worse answer, as `chosenKey` (`task: dpo` and `rewardModel`)."""
-    text_key: Key = "text"
+    text_key: RowKey = "text"
     """Column of the document (`task: pretrain` with `format: text`)."""
     chat_template: ChatTemplate = ChatTemplate()
     """How conversations become texts. For all tasks but `pretrain`."""
-    image_key: Key | None = None
+    image_key: RowKey | None = None
     """Column of a row's images, for models with a vision tower (`task: rl` and `sft`): one or a list, each bytes, `{bytes, path}`, the path of a
     file, or a `data:` URL with base64. They stand where the messages say `<image>`, in their order, or at the beginning of the user's first message.
     Messages may have images as parts of their content instead. Unset: rows are texts."""
-    answer_key: Key = "answer"
+    answer_key: RowKey = "answer"
     """Column of the expected answer, handed to rewards, or a dotted path into a nested one; without a column of the default name it is empty.
     For `task: rl`."""
-    data_source_key: Key = "data_source"
+    data_source_key: RowKey = "data_source"
     """Column, or dotted path, that chooses the reward functions of a row; without a column of the default name it is empty. For `task: rl`."""
     max_prompt_tokens: PositiveInt = 1024
     """Longer prompts are left out; how many is reported. For `task: rl`."""
@@ -228,7 +228,7 @@ class HttpReward(Model):
 
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=2048)]
     """Receives POST `{"prompt", "response", "answer", "data_source"}` and answers `{"reward": number}`."""
-    headers: Texts = {}
+    headers: StringMap = {}
     """Further headers. `$NAME` in a value is replaced by the trainer's environment variable, so that a Secret need not be in the spec."""
     retries: NonNegativeInt = 2
     """How often a call is repeated after a connection error, a 429 or a 5xx, within `timeoutSeconds`."""
@@ -261,7 +261,7 @@ class VllmReward(Model):
     prompt and response go to its `/pooling` route, so that its vocabulary must be the policy's; the raw score of the last token is the reward."""
 
 
-class MegatronReward(Gang):
+class MegatronReward(GangSpec):
     """A reward model that Megatron computes."""
 
     path: AbsolutePath

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rljob_api.base import Model
-from rljob_api.spec.common import MOST_PODS, Nodes, PositiveInt, Processes, Quantity, Template, Verbatim
+from rljob_api.spec.common import MOST_PODS, Nodes, PositiveInt, ProcessCount, Quantity, Template, Verbatim
 
 
 class Parallelism(Model):
@@ -45,11 +45,11 @@ class Recompute(Model):
     """Layers of one piece (`method: uniform`) or of a stage (`method: block`)."""
 
 
-class Gang(Model):
+class GangSpec(Model):
     """Where a model besides the policy is computed: on the trainer's ranks, in their layout, or, with `processesPerNode`, on a gang of its own. The
     other fields are settings of such a gang."""
 
-    processes_per_node: Processes | None = None
+    processes_per_node: ProcessCount | None = None
     """Ranks in each pod of a gang of the model's own; each has a GPU of its own. Unset: the trainer's ranks hold the model."""
     nodes: Nodes = 1
     """Number of pods in the gang of this model."""
@@ -68,14 +68,14 @@ class Gang(Model):
 class Servers(Model):
     """The pods of one vLLM server, and how its model is cut over their GPUs."""
 
-    nodes: Processes = 1
+    nodes: ProcessCount = 1
     """Number of pods that one vLLM server consists of. They are placed, started and ended together, and each has tensorParallel x
     pipelineParallel x dataParallel / nodes GPUs."""
-    tensor_parallel: Processes = 1
+    tensor_parallel: ProcessCount = 1
     """Number of GPUs that share every matrix of one vLLM server. A group of them may be larger than a pod, which only pays on fast networks."""
-    pipeline_parallel: Processes = 1
+    pipeline_parallel: ProcessCount = 1
     """Number of pipeline stages of one vLLM server: groups of consecutive layers, on GPUs of their own."""
-    data_parallel: Processes = 1
+    data_parallel: ProcessCount = 1
     """Number of copies of the model in one vLLM server, each on tensorParallel GPUs, with requests and a key-value cache of its own. They share
     the experts of a mixture-of-experts model: with `expertParallel` every GPU holds whole ones, otherwise a part of each."""
     expert_parallel: bool = False
@@ -122,7 +122,7 @@ class Workers(Model):
     """Number of pods; with `autoscaling` the largest. A change takes effect at once, as that of `rollout.replicas`."""
     autoscaling: Autoscaling | None = None
     """As many pods as the calls need, trajectories or those of the reward function; unset: always `replicas`."""
-    processes: Processes | None = None
+    processes: ProcessCount | None = None
     """Processes of each pod, of which each imports the function; unset: one for each CPU that the pod may use, at most 8. A process of an agent runs
     up to 256 trajectories at a time; one of a reward calls its function once at a time, or up to 64 times if it is async."""
     shm_size: Quantity = "1Gi"

@@ -7,22 +7,22 @@ from pydantic import Field, StringConstraints
 
 from rljob_api import names
 from rljob_api.base import Model
+from rljob_api.families import DeviceType
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import (
     MOST_PODS,
     AbsolutePath,
-    Device,
     Nodes,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
-    Processes,
+    ProcessCount,
     Quantity,
     Sampling,
     Template,
     Verbatim,
 )
-from rljob_api.spec.processes import Gang, Parallelism, Recompute, Servers
+from rljob_api.spec.processes import GangSpec, Parallelism, Recompute, Servers
 from rljob_api.spec.train import Optimizer
 
 
@@ -54,9 +54,9 @@ class TrainerSpec(Model):
 
     nodes: Nodes = 1
     """Number of trainer pods. With `processesPerNode` it gives the number of ranks."""
-    processes_per_node: Processes = 1
+    processes_per_node: ProcessCount = 1
     """Ranks in each trainer pod; each has a GPU of its own."""
-    device: Device = "gpu"
+    device: DeviceType = "gpu"
     """`gpu`, or `cpu` for laptops, tests and the demo: the same code, on gloo."""
     resource_name: Annotated[str, StringConstraints(max_length=253)] = "nvidia.com/gpu"
     """The extended resource that a GPU is requested by. Empty: the GPUs of all pods come from `template.resourceClaims`."""
@@ -83,7 +83,7 @@ class CriticOptimizer(Optimizer):
     """The highest rate, reached at the end of the warm-up."""
 
 
-class CriticSpec(Gang):
+class CriticSpec(GangSpec):
     """The value model of `gae`. On a gang of its own it learns while the policy does."""
 
     path: AbsolutePath | None = None
@@ -104,7 +104,7 @@ class CriticSpec(Gang):
     """Which activations the critic's own gang computes again in the backward pass, as in `trainer.recompute`."""
 
 
-class ReferenceSpec(Gang):
+class ReferenceSpec(GangSpec):
     """The frozen policy of the KL penalty, of `task: dpo`, and the teacher of `algorithm.distillation.reference`."""
 
     path: AbsolutePath | None = None

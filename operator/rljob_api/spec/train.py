@@ -115,7 +115,7 @@ class TrainSpec(Model):
 
 VALIDATION = "validation"
 """Name of the set that data.validation makes."""
-Samples = Annotated[int, Field(ge=1, le=1024)]
+SampleCount = Annotated[int, Field(ge=1, le=1024)]
 
 
 class EvaluationSampling(Sampling):
@@ -138,7 +138,7 @@ class EvaluationSet(Model):
     """Names its metrics: `evaluation_sets/NAME/avg@4`. `validation` is the set of `data.validation`."""
     files: Annotated[list[AbsolutePath], Field(min_length=1, max_length=1024)]
     """Files of prompts, read as those of `data`, by the same keys."""
-    samples_per_prompt: Samples | None = None
+    samples_per_prompt: SampleCount | None = None
     """Responses per prompt; unset: `evaluation.samplesPerPrompt`."""
     sampling: EvaluationSampling | None = None
     """How the set's prompts are answered, in place of the whole of `evaluation.sampling`; unset: `evaluation.sampling`."""
@@ -152,7 +152,7 @@ class EvaluationSpec(Model):
     only: bool = False
     """Evaluate the model, or the checkpoint that the job resumes from, and end. Nothing is trained, saved or exported, and `everySteps` is not
     read."""
-    samples_per_prompt: Samples = 1
+    samples_per_prompt: SampleCount = 1
     """Responses per held-out prompt, for `avg@k`, `pass@k` and `maj@k`. More than one needs a temperature above 0. For `task: rl`."""
     sampling: EvaluationSampling = EvaluationSampling()
     """How held-out prompts are answered; greedily by default. For `task: rl`."""

@@ -94,7 +94,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """Arithmetic that systems register with OmegaConf."""
 
 
-class Unreadable(ValueError):
+class UnreadableFile(ValueError):
     """A file that is not of the form that was asked for; the text says why."""
 
 
@@ -103,18 +103,18 @@ def document(text: str) -> Any:
     try:
         return plain(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise Unreadable(f"is not YAML: {error}") from error
+        raise UnreadableFile(f"is not YAML: {error}") from error
     except RecursionError as error:
-        raise Unreadable("is nested too deeply, or an alias leads into itself") from error
+        raise UnreadableFile("is nested too deeply, or an alias leads into itself") from error
     except ValueError as error:  # a date without such a month, a number of thousands of digits
-        raise Unreadable(f"holds a value that cannot be read: {error}") from error
+        raise UnreadableFile(f"holds a value that cannot be read: {error}") from error
 
 
 def tree_of(text: str) -> dict[str, Any]:
     """A YAML document of keys and values. Raises Unreadable."""
     tree = document(text)
     if not isinstance(tree, dict):
-        raise Unreadable("is not a YAML mapping")
+        raise UnreadableFile("is not a YAML mapping")
     return tree
 
 

@@ -51,7 +51,7 @@ def transformer_row(prefix: str) -> Row:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RoleLayout:
     """Sizes as they are given, of one role."""
 
     tensor: int
@@ -60,8 +60,8 @@ class Layout:
     expert: int = 1
 
     @staticmethod
-    def of(settings: Settings, prefix: str) -> "Layout":
-        return Layout(*(size(settings, f"{prefix}{key}") for key in [*SIZES][:4]))
+    def of(settings: Settings, prefix: str) -> "RoleLayout":
+        return RoleLayout(*(size(settings, f"{prefix}{key}") for key in [*SIZES][:4]))
 
     @property
     def copy(self) -> int:

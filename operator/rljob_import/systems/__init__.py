@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rljob_import.settings import Source, System
+from rljob_import.settings import Configuration, System
 from rljob_import.systems.llama_factory import flat
 from rljob_import.systems.llama_factory.v1 import LLAMA_FACTORY_V1
 from rljob_import.systems.rlinf import reasoning
@@ -16,7 +16,7 @@ from rljob_import.systems.verl import files as verl
 class Reader:
     """How the files of a system are read, and the tables that may hold for them."""
 
-    read: Callable[[str, Mapping[str, str]], Source]
+    read: Callable[[str, Mapping[str, str]], Configuration]
     """Text and environment to values. Raises Unreadable."""
     tables: tuple[System, ...]
 

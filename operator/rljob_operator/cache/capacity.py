@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
 from rljob_api import names
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Thousandths, add
 from rljob_api.status_parts import PlacementStatus
 from rljob_operator.cache.cache import Cache
 from rljob_operator.cache.jobs import CachedJob
@@ -13,7 +13,7 @@ from rljob_operator.kube.api import Key, Object
 from rljob_placement.cluster import Cluster, less
 from rljob_placement.cluster import Node as SchedulableNode
 
-Taken = Mapping[str, Resources]
+Taken = Mapping[str, Thousandths]
 """Resources by node."""
 
 
@@ -22,17 +22,17 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, Taken] = {}
-        self._sums: dict[str, Resources] = {}
+        self._sums: dict[str, Thousandths] = {}
 
-    def on(self, node: str) -> Resources:
+    def on(self, node: str) -> Thousandths:
         return self._sums.get(node, {})
 
     def entry(self, key: Hashable) -> Taken:
         return self._entries.get(key, {})
 
-    def replace(self, entries: Mapping[Hashable, Taken]) -> dict[str, Resources]:
+    def replace(self, entries: Mapping[Hashable, Taken]) -> dict[str, Thousandths]:
         """Replaces the entries with these keys, empty ones by none. Returns by how much the sums have changed, where they have."""
-        change: dict[str, Resources] = {}
+        change: dict[str, Thousandths] = {}
         for key, taken in entries.items():
             for node, amounts in self._entries.pop(key, {}).items():
                 change[node] = add(change.get(node, {}), {name: -amount for name, amount in amounts.items()})
@@ -63,7 +63,7 @@ class Capacity:
         """The placement of each job with one, as its status holds it."""
         self._pods: dict[Key, list[Key]] = {}
         """The assigned pods of each job with a placement."""
-        self._assigned: dict[Key, dict[Key, list[tuple[str, Resources]]]] = {}
+        self._assigned: dict[Key, dict[Key, list[tuple[str, Thousandths]]]] = {}
         """Nodes and requests of assigned pods, by pod and job."""
         self._promised: dict[Key, Taken] = {}
         """What jobs were promised."""
@@ -105,14 +105,14 @@ class Capacity:
 
     def counted(self, pod: Key) -> Taken:
         """What a pod takes, or will take where it is assigned to, by node."""
-        by_node = dict[str, Resources]()
+        by_node = dict[str, Thousandths]()
         for key in (pod, *((job, pod) for job in self._assigned.get(pod, ()))):
             by_node |= {node: add(by_node.get(node, {}), amounts) for node, amounts in self._taken.entry(key).items()}
         return by_node
 
     def held(self, job: Key, pods: Iterable[Key], but: Collection[Key] = ()) -> Taken:
         """What a job's pods take, or will take where they are assigned to, by node. `pods`: those that exist; `but`: those that do not count."""
-        by_node = dict[str, Resources]()
+        by_node = dict[str, Thousandths]()
         for pod in {*pods, *self._pods.get(job, ())}.difference(but):
             for entry in (self._taken.entry(pod), self._taken.entry((job, pod))):
                 by_node |= {node: add(by_node.get(node, {}), amounts) for node, amounts in entry.items()}
@@ -169,13 +169,13 @@ class Capacity:
                 del self._assigned[pod]
         return pods
 
-    def _arriving(self, pod: Key, assigned: list[tuple[str, Resources]]) -> Taken:
+    def _arriving(self, pod: Key, assigned: list[tuple[str, Thousandths]]) -> Taken:
         """What an assigned pod will take, as far as no pod of the same name takes it there already.
 
         A pod that still terminates on another node has not arrived. One that terminates on the assigned node will have freed its requests when its
         successor arrives, since a StatefulSet has one pod of a name at a time.
         """
-        seen, taken = self._usage.get(pod), dict[str, Resources]()
+        seen, taken = self._usage.get(pod), dict[str, Thousandths]()
         for node, wanted in assigned:
             there = (seen.value.requests if seen and seen.value.node == node else None) or {}
             if missing := {name: v - there.get(name, 0) for name, v in wanted.items() if v > there.get(name, 0)}:
@@ -204,9 +204,9 @@ def _placement(job: CachedJob) -> Object | None:
     return None if "deletionTimestamp" in job.object["metadata"] else placement
 
 
-def _assignments(job: CachedJob) -> dict[Key, list[tuple[str, Resources]]]:
+def _assignments(job: CachedJob) -> dict[Key, list[tuple[str, Thousandths]]]:
     """Nodes and requests of the job's assigned pods, by pod."""
-    by_pod = dict[Key, list[tuple[str, Resources]]]()
+    by_pod = dict[Key, list[tuple[str, Thousandths]]]()
     placement = (job.readable_status and job.readable_status.placement) or PlacementStatus()
     for assignment in placement.assignments:
         requests = placement.requests.get(names.role_of(job.meta.name, assignment.pod), {})

@@ -7,7 +7,7 @@ from typing import Any
 from rljob_api import backends
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
 from rljob_api.protocol import Control
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Thousandths, add
 from rljob_operator.cache import jobs, reports
 from rljob_operator.cache.cache import Cache, key_of, same_but_version, strip_managed_fields
 from rljob_operator.cache.capacity import Capacity
@@ -26,7 +26,7 @@ SANDBOX_KINDS = ("SandboxTemplate", "SandboxWarmPool", "SandboxClaim")
 """Kinds of children that are watched where jobs.agentSandbox says that the cluster has them."""
 UNWATCHED = tuple(map(str, backends.KINDS))
 """Kinds of children that are not watched, since not every cluster has them: only our own writes and reads enter their caches."""
-NO_OFFER: tuple[Resources, Resources] = ({}, {})
+NO_OFFER: tuple[Thousandths, Thousandths] = ({}, {})
 
 
 class PodCache:
@@ -75,7 +75,7 @@ class ClusterCache:
         """By what nodes are left, and why objects ask for it, by node."""
         self.devices = Devices(problem=NOT_LISTED)
         """As the last look has seen them."""
-        self._offers: dict[str, tuple[Resources, Resources]] = {}
+        self._offers: dict[str, tuple[Thousandths, Thousandths]] = {}
         """Devices of each node by resource: those without the ones that are held by pods which nobody counts, and all."""
         self.nodes: Cache[CachedNode] = Cache(self._node, group=key_of)
         self.usage: Cache[Usage] = Cache(lambda obj, _: parse_usage(obj), group=lambda obj: None)
@@ -122,7 +122,7 @@ class ClusterCache:
         """What there is of devices now."""
         self.devices, before = devices, self._offers
         self._offers = {node: (amounts, amounts) for node, amounts in devices.nodes.items()}
-        held = dict[tuple[Key | None, str], Resources]()
+        held = dict[tuple[Key | None, str], Thousandths]()
         for one in devices.allocations:
             held[one.pod, one.node] = add(held.get((one.pod, one.node), {}), one.amounts)
         for (pod, node), amounts in held.items():

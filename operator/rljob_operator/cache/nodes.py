@@ -6,7 +6,7 @@ from typing import Any
 
 from rljob_api import names
 from rljob_api.leave_nodes import LeaveNodes, reason
-from rljob_api.quantity import Resources, parse
+from rljob_api.quantity import Thousandths, parse
 from rljob_operator.cache.pods import Pod, condition_of, is_of_a_job
 from rljob_operator.kube.api import Object
 from rljob_operator.times import seconds
@@ -52,7 +52,7 @@ class CachedNode:
         """The node if somebody asks for it to be left; empty: nobody does."""
         return replace(self, schedulable=replace(self.schedulable, quarantine=reason((self.signs, why))))
 
-    def offering(self, free: Resources, size: Resources) -> "CachedNode":
+    def offering(self, free: Thousandths, size: Thousandths) -> "CachedNode":
         """The node with these devices in place of those that were known."""
         known = self.schedulable
         own = {name: amount for name, amount in known.size.items() if name not in self.devices}
@@ -89,7 +89,7 @@ class Usage:
     it is bound may come late, and its job may give up the assignment meanwhile."""
 
     node: str = ""
-    requests: Resources | None = None
+    requests: Thousandths | None = None
 
 
 def parse_usage(pod: Object) -> Usage:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from rljob_api import names
 from rljob_api.protocol import Member
-from rljob_api.quantity import Resources
+from rljob_api.quantity import Thousandths
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import Attempt, JobStatus, RLJobMeta
 from rljob_operator.cache.cluster import CachedJob, ClusterCache
@@ -210,7 +210,7 @@ class Observer:
             return None
 
 
-def _gpus_of(role: str, requests: Resources, specs: Sequence[RLJobSpec]) -> int:
+def _gpus_of(role: str, requests: Thousandths, specs: Sequence[RLJobSpec]) -> int:
     """GPUs of one pod. `specs`: one of which it was made from."""
     resources = {spec.trainer.resource_name for spec in specs}
     if requested := sum(requests.get(name, 0) // 1000 for name in resources):

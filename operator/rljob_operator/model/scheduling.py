@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 
-from rljob_api.quantity import Resources
+from rljob_api.quantity import Thousandths
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import NodeStatus, PlacementReport
 from rljob_operator.kube.api import Key
@@ -61,7 +61,7 @@ class Claim:
 
     victims: tuple[Key, ...]
     """Jobs that have to leave, besides those that are leaving already."""
-    taken: Mapping[str, Resources]
+    taken: Mapping[str, Thousandths]
     """What nobody else gets meanwhile, by node."""
     starts: float | None = None
     """When that should be free, of a reservation, in seconds since the epoch; None: not known."""
@@ -83,7 +83,7 @@ class SchedulingResult:
         """Whether every pod that was asked for has a node."""
         return not self.plan.problem and all(self.plan.rollouts) and all(self.plan.spares)
 
-    def taken(self) -> dict[str, Resources]:
+    def taken(self) -> dict[str, Thousandths]:
         """What the pods that had no node before request, by node."""
         return self.plan.taken(self.request.gang, self.request.stay)
 
@@ -95,7 +95,7 @@ class SchedulingResult:
         return welcome and all(_has_room(node(name), requests) for name, requests in self.taken().items())
 
 
-def _has_room(node: Node | None, requests: Resources) -> bool:
+def _has_room(node: Node | None, requests: Thousandths) -> bool:
     """Whether no resource that is requested is given away more than once."""
     return node is not None and all(node.free.get(name, -amount) >= 0 for name, amount in requests.items())
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Request
-from rljob_api.status import JobStatus, Override
+from rljob_api.status import JobStatus, SuspendOverride
 from rljob_api.status_parts import ServiceStatus
 from rljob_api.text import http_url
 from rljob_api.type_errors import first_problem
@@ -46,7 +46,7 @@ def consume_request(s: Snapshot, status: JobStatus) -> Change:
 def _override(s: Snapshot, status: JobStatus, suspend: bool) -> Change:
     if status.outcome:
         return _refuse(status, f"the job has ended ({status.outcome}); only a resume from a checkpoint opens it again")
-    return Change(set_(status, override=Override(suspend=suspend, spec_suspend=s.spec_suspend), asleep=False))
+    return Change(set_(status, override=SuspendOverride(suspend=suspend, spec_suspend=s.spec_suspend), asleep=False))
 
 
 def _restart(s: Snapshot, status: JobStatus) -> Change:
@@ -68,7 +68,7 @@ def _go_back(s: Snapshot, status: JobStatus, step: int) -> Change:
     if attempt and is_open(attempt):
         attempt = give_command(attempt, "stop", reasons.RESUME_REQUESTED, s.now)
     restarts = status.restarts.model_copy(update={"counted": 0, "uncounted": 0, "not_before": ""})
-    override = Override(suspend=False, spec_suspend=s.spec_suspend)
+    override = SuspendOverride(suspend=False, spec_suspend=s.spec_suspend)
     news = {"outcome": "", "outcome_reason": "", "outcome_message": "", "active_seconds": 0.0, "resume_step": step}
     news["asleep"] = False
     return Change(set_(status, attempt=attempt, restarts=restarts, override=override, **news))

@@ -1,7 +1,7 @@
 """Volcano: pods belong to a PodGroup of the whole gang. Labels and fields are those of Volcano 1.15."""
 
 from rljob_api import names
-from rljob_api.quantity import Resources, add, exact
+from rljob_api.quantity import Thousandths, add, exact
 from rljob_api.sizing.layout import required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
@@ -39,7 +39,7 @@ class Volcano(Scheduler):
 
 def _total(spec: RLJobSpec, members: dict[str, int]) -> dict[str, str]:
     """Sum of the requests of these pods, as quantities. `members`: number of pods by role."""
-    total: Resources = {}
+    total: Thousandths = {}
     for role, count in members.items():
         total = add(total, {k: v * count for k, v in Demand.of(spec, role).requests.items() if k != "pods"})
     return {name: exact(amount) for name, amount in total.items()}

@@ -12,7 +12,7 @@ from api.specs import make_spec
 from rljob_api import names
 from rljob_trainer.checkpoint.exports import complete
 from rljob_trainer.checkpoint.files import make_directory
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from trainer.checkpoint.disk import Cuts
 from trainer.checkpoint.saving import open_store
 from trainer.ranks import run_ranks
@@ -107,8 +107,8 @@ class Engine:
     def heartbeat(self) -> None:
         pass
 
-    def export_owned(self) -> list[Phase]:
-        return [Phase(self._tensors(), True), Phase(iter(()), False)]
+    def export_owned(self) -> list[GatherPhase]:
+        return [GatherPhase(self._tensors(), True), GatherPhase(iter(()), False)]
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "weight", torch.full((5,), float(self.step))

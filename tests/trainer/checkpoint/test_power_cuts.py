@@ -71,13 +71,15 @@ def look(left: Path, committed: int, when: str) -> None:
 
 
 def saver_of(root: Path, attempt: int, step: int | None = None) -> Any:
-    from rljob_trainer.checkpoint.saving import Part, Saver
+    from rljob_trainer.checkpoint.saving import CheckpointPart, Saver
     from rljob_trainer.megatron import compat
     from rljob_trainer.wire.collective import Ranks
 
     compat.install()
     ranks = Ranks(60)
-    return Saver(Engine(), ranks, open_store(root, attempt, step), Gang(Part(Engine(), ranks)), has_gangs=True)
+    return Saver(
+        Engine(), ranks, open_store(root, attempt, step), Gang(CheckpointPart(Engine(), ranks)), has_gangs=True
+    )
 
 
 @pytest.mark.slow

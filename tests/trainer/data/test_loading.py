@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from api.specs import make_spec
-from rljob_trainer.data.encoding import Workers, default_count
+from rljob_trainer.data.encoding import EncodingWorkers, default_count
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.tokenizer import load_tokenizer
@@ -210,7 +210,7 @@ def test_as_many_workers_tokenise_as_the_ranks_of_the_pod_leave_cpus(available, 
 def test_workers_make_the_same_examples_in_the_same_order_and_name_rows_they_refuse(tmp_path):
     rows = texts(tmp_path)
     spec = make_spec(task="sft", model={"path": str(tmp_path / "model"), "dtype": "float32"}, data={"maxTokens": 64})
-    tok, workers = cast(Any, load_tokenizer(spec)), Workers(spec, 2)
+    tok, workers = cast(Any, load_tokenizer(spec)), EncodingWorkers(spec, 2)
     here, there = load(tmp_path, rows, tok=tok), load(tmp_path, rows, tok=tok, workers=workers)
     try:
         assert drawn(there, 60) == drawn(here, 60)

@@ -12,7 +12,7 @@ import pytest
 
 from rljob_api import names
 from rljob_api.spec.run import CheckpointSpec
-from rljob_trainer.checkpoint.manifest import Manifest, fingerprints
+from rljob_trainer.checkpoint.manifest import CheckpointManifest, fingerprints
 from rljob_trainer.driver import uploads
 from rljob_trainer.driver.uploads import Uploads
 from rljob_trainer.sources import fetch
@@ -33,7 +33,7 @@ def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
         "attempt": 1,
         "job_uid": "u",
     }
-    manifest = Manifest(**fixed, step=step, files=files, parent=None, model="m", time=0.0)
+    manifest = CheckpointManifest(**fixed, step=step, files=files, parent=None, model="m", time=0.0)
     names.manifest_file(directory).write_text(json.dumps(asdict(manifest)))
     export(names.huggingface_dir(root, step))
     return directory

@@ -51,7 +51,7 @@ async def test_a_compressed_body_that_is_too_large_fails_its_future_and_the_mode
     async with opened(tmp_path) as desk:
         sent = compress(body_of(desk, 1, tokens=100 * MIB))
         assert (await desk.bytes("forward_backward", sent, encoding)).status == 200
-        assert desk.service.books[desk.model].line.entries[1].kind == "Failure"
+        assert desk.service.books[desk.model].line.entries[1].kind == "WorkFailure"
 
 
 @by_encoding
@@ -62,7 +62,7 @@ async def test_a_body_that_is_too_large_as_it_came_fails_its_future_and_the_mode
     async with opened(tmp_path) as desk:
         sent = compress(body_of(desk, 1, text=random.Random(0).randbytes(2 * MIB)))
         assert (await desk.bytes("forward_backward", sent, encoding)).status == 200
-        assert desk.service.books[desk.model].line.entries[1].kind == "Failure"
+        assert desk.service.books[desk.model].line.entries[1].kind == "WorkFailure"
 
 
 @by_encoding

@@ -11,7 +11,7 @@ import pytest
 
 from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.wire.gateway import decode_work, encode
-from rljob_trainer.wire.service import Result, SaveForSampler, SaveState, Work
+from rljob_trainer.wire.service import SaveForSampler, SaveState, Work, WorkResult
 from trainer.gateway.test_routes import Desk, opened
 from trainer.gateway.world import World, full_disk
 
@@ -29,7 +29,7 @@ async def save(desk: Desk, call: str, seq: int, name: str, **asked: Any) -> str:
     assert (await desk.post(call, model_id=desk.model, seq_id=seq, path=name, **asked)).status == 200
     while piece := await desk.service.desk.next("life", False, 0.0):
         write(decode_work(piece.work))
-        await desk.service.desk.done(piece.ticket, encode(Result()))
+        await desk.service.desk.done(piece.ticket, encode(WorkResult()))
     return f"{desk.model}/{CALLS[call]}/{name}"
 
 

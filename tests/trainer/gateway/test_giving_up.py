@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rljob_trainer.wire.gateway import decode_work, encode
-from rljob_trainer.wire.service import CreateModel, Failure, LoadState, OptimStep, Result, Work
+from rljob_trainer.wire.service import CreateModel, LoadState, OptimStep, Work, WorkFailure, WorkResult
 from trainer.gateway.world import (
     SNAPSHOT,
     World,
@@ -62,7 +62,7 @@ async def test_what_the_ranks_cannot_do_is_given_up_with_a_reason(tmp_path: Path
     world.crash("both" if both else "ranks")
     await world.idle()
     failed = await world.result(1)
-    assert isinstance(failed, Failure) and failed.category == "server"
+    assert isinstance(failed, WorkFailure) and failed.category == "server"
     assert failed.message.startswith(f"the ranks have ended 2 times while they did request 1 of {world.model}")
     assert (
         world.ranks.steps(world.model) == [2, 4]
@@ -84,7 +84,7 @@ async def test_a_model_that_the_ranks_cannot_have_again_fails_and_they_go_on_wit
     await ended_while(world, [kind, kind])
     await world.ask(2)
     found = await world.result(2)
-    assert isinstance(found, Failure) and "have ended 2 times" in found.message
+    assert isinstance(found, WorkFailure) and "have ended 2 times" in found.message
     await world.visit(ends=False)
     await world.idle()
     assert world.ranks.steps(f"{world.guest}:train:0") == [1] and list(world.ranks._models) == [
@@ -120,7 +120,7 @@ async def test_a_checkpoint_that_the_ranks_cannot_read_once_is_read_again(tmp_pa
         assert await world.work()
     piece = await world.service.desk.next("1", False, 0.0)
     assert piece
-    await world.service.desk.done(piece.ticket, encode(Failure(message="the volume does not answer")))
+    await world.service.desk.done(piece.ticket, encode(WorkFailure(message="the volume does not answer")))
     await world.idle()
     assert world.ranks._models == {} and await world.result(2) is None
     await require_made_after_its_pause(world)
@@ -138,11 +138,11 @@ async def test_attempts_that_their_ranks_did_not_end_do_not_count_against_the_wo
         while piece := await desk.next(str(attempt), False, 0.0, attempt, failed if attempt > 1 else 0):
             if isinstance(decode_work(piece.work), OptimStep):
                 break
-            await desk.done(piece.ticket, encode(Result()))
+            await desk.done(piece.ticket, encode(WorkResult()))
     assert await world.result(1) is None
     assert await desk.next("5", False, 0.0, 5, 4)
     found = await world.result(1)
-    assert (found is None) if failed == 0 else isinstance(found, Failure)
+    assert (found is None) if failed == 0 else isinstance(found, WorkFailure)
 
 
 @pytest.mark.parametrize("how", ["ended", "failed"])
@@ -156,6 +156,6 @@ async def test_ranks_have_no_model_that_ended_or_failed_even_if_the_gateway_forg
         await world.visit(ends=True)
         world.crash("gateway")
     else:
-        await world.service.ask("bob", guest, 1, Failure(message="another one"))
+        await world.service.ask("bob", guest, 1, WorkFailure(message="another one"))
     await world.idle()
     assert list(world.ranks._models) == [world.model]

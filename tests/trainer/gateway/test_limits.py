@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rljob_api.spec.service import ClientLimits, ServiceClient, ServiceSpec
 from rljob_trainer.gateway.clients import FairShares
 from rljob_trainer.wire.gateway import decode_result
-from rljob_trainer.wire.service import CreateModel, Failure, SaveState
+from rljob_trainer.wire.service import CreateModel, SaveState, WorkFailure
 from trainer.gateway.world import World
 
 SPEC = ServiceSpec(
@@ -25,7 +25,7 @@ DONE = ""
 def outcome(result: bytes | None) -> str | None:
     """DONE, or why it failed. None: there is no result."""
     found = decode_result(result) if result else None
-    return found.message if isinstance(found, Failure) else found and DONE
+    return found.message if isinstance(found, WorkFailure) else found and DONE
 
 
 async def models(world: World, client: str, count: int) -> list[str | None]:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
-    Failure,
     KeepModels,
     LoadState,
     OptimStep,
-    Result,
     SaveState,
+    WorkFailure,
+    WorkResult,
 )
 from trainer.gateway.world import (
     REQUESTS,
@@ -80,7 +80,9 @@ def test_every_request_counts_once_and_in_order_whatever_arrives_or_crashes_when
         assert world.ranks.steps(world.model) == STEPS
         for seq in range(1, REQUESTS + 1):
             found = await world.result(seq)
-            assert isinstance(found, Result) and found.metrics == expected(seq).metrics == first.get(seq, found.metrics)
+            assert isinstance(found, WorkResult) and found.metrics == expected(seq).metrics == first.get(
+                seq, found.metrics
+            )
         assert world.service.desk.mismatches == 0
 
     asyncio.run(check())
@@ -96,7 +98,7 @@ async def test_a_number_that_comes_again_with_another_request_fails_the_model_an
     await world.ask(1)
     await world.idle()
     found = await world.result(2)
-    assert isinstance(found, Failure) and "came twice, with different contents" in found.message
+    assert isinstance(found, WorkFailure) and "came twice, with different contents" in found.message
 
 
 async def test_what_cannot_be_executed_yet_waits_for_its_client_and_not_for_the_ranks(tmp_path: Path) -> None:
@@ -117,10 +119,10 @@ async def test_what_cannot_be_executed_yet_waits_for_its_client_and_not_for_the_
 async def test_what_a_client_got_wrong_fails_in_its_turn_and_the_next_request_is_executed(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.begin()
-    await world.service.ask("ann", world.model, 1, Failure(message="no such loss"))
+    await world.service.ask("ann", world.model, 1, WorkFailure(message="no such loss"))
     await world.ask(2)
     await world.idle()
-    assert await world.result(1) == Failure(message="no such loss")
+    assert await world.result(1) == WorkFailure(message="no such loss")
     assert world.ranks.steps(world.model) == [2]
 
 
@@ -130,7 +132,7 @@ async def test_a_step_that_the_ranks_refused_is_no_place_for_a_checkpoint_which_
     while await world.work():
         pass
     desk, found = world.service.desk, []
-    for seq, result in ((1, Failure(message="eps is 0.0")), (2, Result())):
+    for seq, result in ((1, WorkFailure(message="eps is 0.0")), (2, WorkResult())):
         await world.ask(seq)
         piece = await desk.next("0", False, 0.0)
         assert piece
@@ -202,7 +204,7 @@ async def test_a_failed_model_keeps_no_bodies_and_has_failed_after_a_restart(
     await world.ask(1)
     line = world.service.book("ann", world.model).line
     assert line.uncovered == 0 and not any(entry.body for entry in line.entries.values())
-    assert isinstance(before, Failure) and before == await world.result(1) == await world.result(2)
+    assert isinstance(before, WorkFailure) and before == await world.result(1) == await world.result(2)
 
 
 async def test_a_driver_that_comes_while_a_result_of_the_last_one_is_written_keeps_its_work(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ async def test_a_repeated_load_gets_what_its_name_stood_for_the_first_time(tmp_p
     world.crash("both")
     await world.idle()
     assert world.ranks.steps(world.model) == [1] and world.service.desk.mismatches == 0
-    assert await world.result(2) == Failure(message="there is no a/b")
+    assert await world.result(2) == WorkFailure(message="there is no a/b")
     await world.service.close_session("ann", world.session)
     assert directory not in files(tmp_path)
 

@@ -9,12 +9,12 @@ from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.wire.gateway import decode_result
 from rljob_trainer.wire.service import (
     CreateModel,
-    Failure,
     OptimStep,
-    Result,
     SaveForSampler,
     SaveState,
     Work,
+    WorkFailure,
+    WorkResult,
 )
 from trainer.gateway.world import (
     SPEC,
@@ -42,7 +42,7 @@ async def test_nobody_reaches_what_is_another_clients(tmp_path: Path) -> None:
     other = await world.service.open_session("bob")
     await world.service.create("bob", CreateModel(model=f"{other}:train:0", seq=0, rank=4, seed=1), "tinker://a/b")
     refused = await world.service.book("bob", f"{other}:train:0").result(0, 0.0)
-    assert refused and decode_result(refused) == Failure(message="there is no tinker://a/b")
+    assert refused and decode_result(refused) == WorkFailure(message="there is no tinker://a/b")
 
 
 async def test_a_model_too_many_is_refused_until_a_session_ends_and_its_models_leave_the_ranks(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_results_count_for_their_client_until_they_are_dropped_and_no_othe
     await world.ask(30)
     await world.idle()
     assert line.answers == sum(len(e.result or b"") for e in line.entries.values()) <= 500
-    assert line.is_lost(2) and not line.is_lost(30) and isinstance(await world.result(30), Result)
+    assert line.is_lost(2) and not line.is_lost(30) and isinstance(await world.result(30), WorkResult)
 
 
 async def test_results_that_nobody_fetches_are_dropped_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from rljob_trainer.gateway.service import GatewayService
 from rljob_trainer.gateway.wire import routes
 from rljob_trainer.gateway.wire.routes import API, Routes
 from rljob_trainer.wire.gateway import decode_work, encode
-from rljob_trainer.wire.service import CreateModel, Result, SaveForSampler, SaveState
+from rljob_trainer.wire.service import CreateModel, SaveForSampler, SaveState, WorkResult
 
 
 class Desk:
@@ -67,7 +67,7 @@ class Desk:
             done = decode_work(piece.work)
             if isinstance(done, SaveState | SaveForSampler):
                 (written := Path(done.path)).mkdir(parents=True)
-            await self.service.desk.done(piece.ticket, encode(Result()))
+            await self.service.desk.done(piece.ticket, encode(WorkResult()))
         return written
 
     async def sample(self, number: int, **params: Any) -> str:
@@ -187,7 +187,7 @@ async def test_a_session_that_ends_takes_its_samples_with_it_and_their_snapshots
         await desk.service.sweep()
         assert (read.is_dir(), unread.is_dir()) == (True, False)
         while piece := await desk.service.desk.next("another", False, 0.0):
-            await desk.service.desk.done(piece.ticket, encode(Result()))
+            await desk.service.desk.done(piece.ticket, encode(WorkResult()))
         assert read.is_dir(), "ranks that begin anew do not mean that servers do"
         monkeypatch.setattr("rljob_trainer.gateway.samples.time.monotonic", lambda: 1e12)
         await desk.service.sweep()

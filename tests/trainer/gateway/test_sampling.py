@@ -15,7 +15,7 @@ from rljob_trainer.gateway.service import UnknownError
 from rljob_trainer.machine import free_port
 from rljob_trainer.wire.rollout_client import ReplicaLost, RolloutClient
 from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest, ServedSample
-from rljob_trainer.wire.service import Failure
+from rljob_trainer.wire.service import WorkFailure
 from rljob_trainer.wire.weights.protocol import SAMPLE
 
 
@@ -127,7 +127,7 @@ async def test_a_request_with_which_server_after_server_dies_fails(monkeypatch: 
 
 async def test_samples_that_failed_and_that_nobody_fetches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Samples(SamplingServers("token").sample)
-    samples.ask("ann", "s:sample:0:1", Failure(message="no such thing"))
+    samples.ask("ann", "s:sample:0:1", WorkFailure(message="no such thing"))
     monkeypatch.setattr("rljob_trainer.gateway.samples.GRACE_SECONDS", -1.0)
     await asyncio.sleep(0)
     samples.sweep()

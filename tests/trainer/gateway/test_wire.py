@@ -16,7 +16,7 @@ from rljob_trainer.gateway.wire.bodies import Pass, of_samples
 from rljob_trainer.gateway.wire.messages import MESSAGES
 from rljob_trainer.gateway.wire.requests import OptimStepParams, SampleParams
 from rljob_trainer.wire.rollout_server import LikeliestTokens, SampleAnswer, SampleRequest, ServedSample
-from rljob_trainer.wire.service import Failure, OptimStep, RefusedWork, Result, require_numbers
+from rljob_trainer.wire.service import OptimStep, RefusedWork, WorkFailure, WorkResult, require_numbers
 
 TOKENS, TARGETS = np.arange(5, 8, dtype="<i4"), np.array([9, 0, 3], "<i8")
 
@@ -159,7 +159,7 @@ def test_a_body_without_model_or_number_is_refused(body: bytes) -> None:
 
 def test_the_sdk_reads_log_probabilities_and_metrics_as_they_were() -> None:
     found = (np.array([-1, -2], "<f4"), np.array([-3], "<f4"))
-    output = sdk.ForwardBackwardOutput.FromString(bodies.encode(Result(metrics={"loss:sum": 1.5}, log_probs=found)))
+    output = sdk.ForwardBackwardOutput.FromString(bodies.encode(WorkResult(metrics={"loss:sum": 1.5}, log_probs=found)))
     record = output.loss_fn_outputs[0]
     field = record.fields["logprobs"]
     assert dict(output.metrics) == {"loss:sum": 1.5} and record.num_datums == 2
@@ -218,7 +218,7 @@ def test_samples_end_where_the_client_says(stop: Any, read: Any) -> None:
 )
 def test_samples_that_are_not_served_say_why(asked: SampleParams, why: str) -> None:
     found = asked.request(1, 0, 16)
-    assert isinstance(found, Failure) and why in found.message
+    assert isinstance(found, WorkFailure) and why in found.message
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from rljob_trainer.wire.gateway import decode_result, decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
-    Failure,
     ForwardBackward,
     KeepModels,
     LoadState,
     OptimStep,
-    Result,
     SaveForSampler,
     SaveState,
     Work,
+    WorkFailure,
+    WorkResult,
 )
 
 REQUESTS = 6
@@ -59,12 +59,12 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def metrics(steps: list[int]) -> Result:
-    return Result(metrics={"grad_norm:mean": float(hash(tuple(steps)))})
+def metrics(steps: list[int]) -> WorkResult:
+    return WorkResult(metrics={"grad_norm:mean": float(hash(tuple(steps)))})
 
 
-def expected(seq: int) -> Result:
-    return Result() if seq == SNAPSHOT else metrics([step for step in STEPS if step <= seq])
+def expected(seq: int) -> WorkResult:
+    return WorkResult() if seq == SNAPSHOT else metrics([step for step in STEPS if step <= seq])
 
 
 class Ranks:
@@ -73,7 +73,7 @@ class Ranks:
     def __init__(self, volume: dict[str, list[int]]) -> None:
         self._volume, self._models = volume, dict[str, list[int]]()
 
-    def do(self, work: Work) -> Result | Failure:
+    def do(self, work: Work) -> WorkResult | WorkFailure:
         match work:
             case KeepModels():
                 self._models = {name: steps for name, steps in self._models.items() if name in work.models}
@@ -91,7 +91,7 @@ class Ranks:
                 return metrics(self._models[work.model])
             case ForwardBackward():
                 return metrics(self._models[work.model])
-        return Result()
+        return WorkResult()
 
     def steps(self, model: str) -> list[int]:
         return self._models[model]
@@ -177,6 +177,6 @@ class World:
         if what in ("gateway", "both"):
             self._restart_gateway()
 
-    async def result(self, seq: int) -> Result | Failure | None:
+    async def result(self, seq: int) -> WorkResult | WorkFailure | None:
         found = await self.service.book("ann", self.model).result(seq, 0.0)
         return None if found is None else decode_result(found)

@@ -8,7 +8,7 @@ import pytest
 
 from api.specs import make_spec
 from rljob_api.sizing.layout import Layout
-from rljob_api.sizing.shape import Work
+from rljob_api.sizing.shape import PassCost
 from rljob_trainer.megatron import batching
 from rljob_trainer.megatron.batching import Planner, plan
 from rljob_trainer.wire.batch import Columns
@@ -83,7 +83,7 @@ def test_ranks_that_wait_for_each_other_get_micro_batches_of_equal_cost(median: 
     """Lengths and shape of a long-context run: a sequence of 64k tokens costs twice as much as the same tokens in short ones."""
     chance = np.random.default_rng(median)
     lengths = np.minimum(65536, chance.lognormal(np.log(median), 0.9, 4096)).astype(int).tolist()
-    work = Work(token=44_000_000_000, square=94 * 2 * 64 * 128)
+    work = PassCost(token=44_000_000_000, square=94 * 2 * 64 * 128)
     costs = [work.of(length) for length in lengths]
     by_cost, by_tokens = (plan(lengths, given, 65536, 1, ranks) for given in (costs, lengths))
     assert flat(by_cost) == list(range(4096))
@@ -97,9 +97,9 @@ def test_ranks_that_wait_for_each_other_get_micro_batches_of_equal_cost(median: 
 def test_the_model_says_what_costs_more_than_its_tokens() -> None:
     """Two sequences of 40 tokens are more tokens than one of 70, and less attention. The second round is dealt in the other direction."""
     spec, lengths = make_spec(train={"tokensPerMicroBatch": 80}), columns([68, 38, 38, 68, 38, 38], samples=1)
-    by_attention = Planner(spec, Layout(2), work=Work(token=0, square=1)).plan(lengths)
+    by_attention = Planner(spec, Layout(2), work=PassCost(token=0, square=1)).plan(lengths)
     assert by_attention.mini_batches == ([[[0], [2, 5]], [[3], [1, 4]]],)
-    by_tokens = Planner(spec, Layout(2), work=Work(token=1, square=0)).plan(lengths)
+    by_tokens = Planner(spec, Layout(2), work=PassCost(token=1, square=0)).plan(lengths)
     assert by_tokens.mini_batches == ([[[1, 4], [3]], [[2, 5], [0]]],)
 
 

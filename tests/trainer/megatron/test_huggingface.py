@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rljob_trainer.checkpoint.manifest import ENGINE, Manifest
+from rljob_trainer.checkpoint.manifest import ENGINE, CheckpointManifest
 from rljob_trainer.commands.export import export_checkpoint
 from rljob_trainer.data.tokenizer import stops
 from trainer.data.templates import QWEN, tokenizer
@@ -143,7 +143,7 @@ def test_an_export_of_a_checkpoint_ends_turns_as_that_of_its_job_does(model: Pat
         chat = {"task": task, "chatTemplate": {"path": str(template)}}
         manifest = {"step": 1, "seq": 1, "attempt": 1, "job_uid": "job", "parent": None, "model": "m", "time": 0.0}
         contents = {"layout": "tp1-pp1-dp1", "digest": "", "data": {}, "files": {}}
-        Manifest(**manifest, **contents, chat=chat).write(checkpoint)
+        CheckpointManifest(**manifest, **contents, chat=chat).write(checkpoint)
         torch.distributed.destroy_process_group()  # the command makes its own
         assert export_checkpoint(checkpoint, chatty, tmp_path / task, "float32") == 0
         assert (tmp_path / task / "chat_template.jinja").read_text() == QWEN

@@ -3,7 +3,7 @@
 import torch
 
 from rljob_api.spec.roles import Offload
-from rljob_trainer.checkpoint.staging import HostMemory
+from rljob_trainer.checkpoint.staging import PinnedMemory
 from rljob_trainer.megatron.memory import OffloadedPart, Offloader
 
 
@@ -20,7 +20,7 @@ def test_views_of_a_storage_have_their_values_again_when_it_is_back() -> None:
 
 
 def test_host_memory_takes_what_it_holds_across_blocks_of_any_size() -> None:
-    memory, written = HostMemory(block=8), [torch.arange(n, dtype=torch.uint8) + n for n in (5, 17, 0, 3)]
+    memory, written = PinnedMemory(block=8), [torch.arange(n, dtype=torch.uint8) + n for n in (5, 17, 0, 3)]
     at = 0
     for one in written:
         at = memory.write(at, one)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.transport import over_tcp
 
 
@@ -23,9 +23,9 @@ class Exports:
         self.count = 0
         self.memory = SimpleNamespace(enter=lambda phase: None)
 
-    def export_owned(self) -> list[Phase]:
+    def export_owned(self) -> list[GatherPhase]:
         self.count += 1
-        return [Phase(iter([("weight", torch.ones(4))]), sends=True)]
+        return [GatherPhase(iter([("weight", torch.ones(4))]), sends=True)]
 
 
 class Said:

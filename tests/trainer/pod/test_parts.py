@@ -19,7 +19,7 @@ from rljob_trainer.machine import free_port
 from rljob_trainer.pod import health, server_process, supervisor
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.protocol import PolicyVersion
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.pod.pods import Pod, control, is_running, until, words
@@ -279,7 +279,7 @@ def update(
 
     with publisher.update(servers) as opening:
         opened = opening.open([publisher.sender.offer])
-        sent = publisher.sender.send([Phase(exported(), sends=True)], opened, 0, lambda: None)
+        sent = publisher.sender.send([GatherPhase(exported(), sends=True)], opened, 0, lambda: None)
         kill("applied")
         version = PolicyVersion(1, step, sent.digest)
         return opening.commit(version, [sent], None), time.monotonic() - killed

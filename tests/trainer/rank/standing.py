@@ -24,7 +24,7 @@ from rljob_trainer.server.weights.source import Connection, WorkerPlace
 from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.bucket import Entry, digest, pack, total
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
 from rljob_trainer.wire.weights.slices import Needs, Slice
 from trainer.traffic import Traffic
@@ -37,7 +37,7 @@ SHUTDOWN_SECONDS = 0.01
 
 def publish_together(
     publishers: Sequence[Publisher],
-    phases: Callable[[int], Sequence[Phase]],
+    phases: Callable[[int], Sequence[GatherPhase]],
     servers: Sequence[RolloutEndpoint],
     step: int = 0,
 ) -> tuple[Published, list[Sent]]:

@@ -8,8 +8,8 @@ import pytest
 
 from rljob_trainer.rank.weights.attendance import Attendance, Loss, LossCause, losses
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.messages import GIVEN_UP, Line, Progress
-from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, Member
+from rljob_trainer.wire.weights.messages import GIVEN_UP, MessageState, WorkerPosition
+from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, ServerWorker
 from trainer.rank.clock import Time
 
 HERE = "127.0.0.1"
@@ -31,17 +31,17 @@ def time() -> Time:
 @pytest.fixture
 def attendance(doors: dict[str, Door], time: Time) -> Attendance:
     """Of three servers, of which the first has two workers."""
-    servers: dict[str, list[Member]] = {}
+    servers: dict[str, list[ServerWorker]] = {}
     for name, door in doors.items():
         uid, worker = name.split("/")
-        servers.setdefault(f"pod-{uid}", []).append(Member(uid, int(worker), *door.address))
+        servers.setdefault(f"pod-{uid}", []).append(ServerWorker(uid, int(worker), *door.address))
     return Attendance(servers, time)
 
 
-def lines(message: int, sign: int = 1, **states: Progress) -> dict[str, Line]:
+def lines(message: int, sign: int = 1, **states: MessageState) -> dict[str, WorkerPosition]:
     """All have done `message`, but those named."""
     return {
-        name: Line(message, states.get(name.replace("/", ""), Progress.DONE), sign, "why")
+        name: WorkerPosition(message, states.get(name.replace("/", ""), MessageState.DONE), sign, "why")
         for name in ("a/0", "a/1", "b/0", "c/0")
     }
 
@@ -59,25 +59,25 @@ def test_all_workers_are_knocked_at_together(attendance: Attendance, monkeypatch
 
 
 def test_all_means_all_workers_and_the_newest_message(attendance: Attendance) -> None:
-    assert not attendance.all(Progress.READY)
+    assert not attendance.all(MessageState.READY)
     attendance.see(3, lines(3))
-    assert attendance.all(Progress.DONE) and attendance.all(Progress.READY)
-    attendance.see(3, lines(3, a1=Progress.READY))
-    assert not attendance.all(Progress.DONE) and attendance.all(Progress.READY)
-    assert attendance.others(Progress.DONE) == ["pod-a"]
+    assert attendance.all(MessageState.DONE) and attendance.all(MessageState.READY)
+    attendance.see(3, lines(3, a1=MessageState.READY))
+    assert not attendance.all(MessageState.DONE) and attendance.all(MessageState.READY)
+    assert attendance.others(MessageState.DONE) == ["pod-a"]
     attendance.see(4, lines(3))
-    assert not attendance.all(Progress.READY) and len(attendance.others(Progress.READY)) == 3
+    assert not attendance.all(MessageState.READY) and len(attendance.others(MessageState.READY)) == 3
 
 
 def test_a_failure_breaks_off_and_leaves_nobody_out_whose_fault_it_may_not_be(attendance: Attendance) -> None:
-    attendance.see(3, lines(3, b0=Progress.FAILED))
+    attendance.see(3, lines(3, b0=MessageState.FAILED))
     assert attendance.broken() and not attendance.leave_out() and len(attendance.live) == 3
-    attendance.see(4, lines(3, b0=Progress.FAILED))
+    attendance.see(4, lines(3, b0=MessageState.FAILED))
     assert not attendance.broken(), "it concerned an earlier message"
 
 
 def test_who_refuses_is_left_out_with_the_reason(attendance: Attendance) -> None:
-    attendance.see(4, lines(3, a1=Progress.REFUSED))
+    attendance.see(4, lines(3, a1=MessageState.REFUSED))
     assert attendance.broken() and attendance.leave_out()
     assert attendance.failed == {"pod-a": (LossCause.REFUSED, "why")} and [m.name for m in attendance.members] == [
         "b/0",
@@ -86,7 +86,7 @@ def test_who_refuses_is_left_out_with_the_reason(attendance: Attendance) -> None
 
 
 def test_a_cause_is_said_and_not_what_follows_from_it(attendance: Attendance) -> None:
-    given_up = lines(3, a1=Progress.REFUSED) | {"a/0": Line(3, Progress.REFUSED, 1, GIVEN_UP)}
+    given_up = lines(3, a1=MessageState.REFUSED) | {"a/0": WorkerPosition(3, MessageState.REFUSED, 1, GIVEN_UP)}
     attendance.see(3, given_up)
     attendance.leave_out()
     assert attendance.failed == {"pod-a": (LossCause.REFUSED, "why")}
@@ -111,14 +111,17 @@ def test_of_several_workers_that_of_which_others_are_the_consequence_is_reported
     attendance: Attendance, time: Time
 ) -> None:
     time.now += SILENT_SECONDS + 1
-    attendance.see(3, {"a/1": Line(3, Progress.REFUSED, 0, "no room")})
+    attendance.see(3, {"a/1": WorkerPosition(3, MessageState.REFUSED, 0, "no room")})
     assert attendance.leave_out() and attendance.failed["pod-a"] == (LossCause.REFUSED, "no room")
 
 
 def test_silence_is_counted_from_the_last_sign_however_rarely_one_looks(attendance: Attendance, time: Time) -> None:
     attendance.see(3, lines(3, sign=1))
     time.now += SILENT_SECONDS + 1
-    silent = {name: Line(3, state, 1, "") for name, state in (("b/0", Progress.READY), ("c/0", Progress.DONE))}
+    silent = {
+        name: WorkerPosition(3, state, 1, "")
+        for name, state in (("b/0", MessageState.READY), ("c/0", MessageState.DONE))
+    }
     attendance.see(3, lines(3, sign=2) | silent)
     assert attendance.broken() and attendance.leave_out()
     assert list(attendance.failed) == ["pod-b"], "a worker that has done everything has nothing to show"
@@ -136,14 +139,14 @@ def test_a_worker_that_never_writes_is_silent(attendance: Attendance, time: Time
 
 def test_a_worker_whose_door_is_closed_has_died(attendance: Attendance, doors: dict[str, Door]) -> None:
     doors["a/0"].close()
-    attendance.see(3, lines(3, b0=Progress.FAILED))
+    attendance.see(3, lines(3, b0=MessageState.FAILED))
     assert attendance.leave_out() and attendance.failed == {"pod-a": (LossCause.GONE, "worker 0 has died")}
 
 
 @pytest.mark.parametrize("all_done", [False, True])
 def test_in_the_end_those_are_left_out_that_are_behind(attendance: Attendance, all_done: bool) -> None:
     """All of them, if it is this end that cannot be connected."""
-    attendance.see(3, lines(3) if all_done else lines(3, b0=Progress.FAILED, c0=Progress.READY))
-    attendance.leave_out_others(Progress.DONE)
+    attendance.see(3, lines(3) if all_done else lines(3, b0=MessageState.FAILED, c0=MessageState.READY))
+    attendance.leave_out_others(MessageState.DONE)
     assert list(attendance.live) == ([] if all_done else ["pod-a"])
     assert all("could not be connected" in loss.why for loss in attendance.failed.values())

@@ -5,7 +5,7 @@ import pytest
 from rljob_trainer.rank.weights.delivery import Delivery
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.messages import COMPLETE, AbandonedError, Inbox
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 from rljob_trainer.wire.weights.transport import over_tcp
 
@@ -16,7 +16,7 @@ def test_a_worker_that_was_taken_for_lost_with_all_others_reads_that_the_update_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(protocol, "SILENT_SECONDS", 0.2)
-    home, slow = SenderStore(HERE), Member("uid-a", 0, HERE, 1)
+    home, slow = SenderStore(HERE), ServerWorker("uid-a", 0, HERE, 1)
     delivery = Delivery(over_tcp(HERE), home, "u", {"a": [slow]}, lambda _: None, {})
     delivery.complete()
     assert delivery.failed.keys() == {"a"}

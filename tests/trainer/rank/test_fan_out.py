@@ -18,7 +18,7 @@ from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry
 from rljob_trainer.wire.weights.messages import Inbox, Outbox
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.protocol import PolicyVersion
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import (
@@ -69,7 +69,7 @@ def test_senders_begin_their_chains_at_different_servers() -> None:
             publisher = Publisher(1, "t", over_tcp(HERE))
             with publisher.update([server.endpoint for server in (a, b, c)]) as update:
                 opened = update.open([publisher.sender.offer])
-                publisher.sender.send([Phase(iter(POLICY.items()), sends=True)], opened, index, lambda: None)
+                publisher.sender.send([GatherPhase(iter(POLICY.items()), sends=True)], opened, index, lambda: None)
             orders.append("".join(member.server[-1] for members in publisher.sender._groups for member in members))
     assert orders == ["abc", "bca", "cab", "abc"]
 
@@ -165,7 +165,7 @@ def test_a_worker_that_dies_after_the_last_bucket_costs_its_server_and_no_other(
     with Standing("lost", workers=2) as lost, Standing("a") as a, Standing("b") as b:
         with publisher.update([x.endpoint for x in (lost, a, b)]) as update:
             opened = update.open([publisher.sender.offer])
-            sent = publisher.sender.send([Phase(iter(POLICY.items()), sends=True)], opened, 0, lambda: None)
+            sent = publisher.sender.send([GatherPhase(iter(POLICY.items()), sends=True)], opened, 0, lambda: None)
             lost.workers[1].place.door.close()
             lost.answering.clear()
             began = time.monotonic()
@@ -220,7 +220,9 @@ def test_a_server_lost_among_many_senders_costs_the_others_nothing_that_they_wer
         servers = [a.endpoint, b.endpoint]
         servers.insert(draw.randrange(3), lost)
         began = time.monotonic()
-        published, _ = publish_together(publishers, lambda i: [Phase(iter(parts[i].items()), sends=True)], servers)
+        published, _ = publish_together(
+            publishers, lambda i: [GatherPhase(iter(parts[i].items()), sends=True)], servers
+        )
         assert time.monotonic() - began < SILENT + 15.0
         assert published.ok == ["a", "b"] and published.version.digest == digest_of(whole)
         assert a.served == b.served == [digest_of(whole)]

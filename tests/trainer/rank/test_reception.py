@@ -12,7 +12,7 @@ import torch
 from rljob_trainer.rank.weights.attendance import LossCause
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.wire.weights import chain, protocol, rendezvous
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.protocol import Offer
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 from rljob_trainer.wire.weights.transport import over_tcp
@@ -34,8 +34,8 @@ def unreachable() -> Iterator[Offer]:
         yield Offer(*full.getsockname())
 
 
-def sent_by(index: int) -> list[Phase]:
-    return [Phase(iter(PARTS[index].items()), sends=True)]
+def sent_by(index: int) -> list[GatherPhase]:
+    return [GatherPhase(iter(PARTS[index].items()), sends=True)]
 
 
 @pytest.mark.parametrize("place", range(3))

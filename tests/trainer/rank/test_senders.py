@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rljob_trainer.rank.weights.publisher import Publisher
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import Standing, digest_of, publish_together
 
@@ -30,7 +30,7 @@ def test_buckets_of_many_senders_arrive_phase_by_phase_and_make_one_policy(seed:
         for step in range(2):
             published, sent = publish_together(
                 publishers,
-                lambda i: [Phase(iter(tensors.items()), sends=bool(tensors)) for tensors in parts[i]],
+                lambda i: [GatherPhase(iter(tensors.items()), sends=bool(tensors)) for tensors in parts[i]],
                 servers,
                 step,
             )
@@ -49,7 +49,9 @@ def test_many_senders_are_found_by_all_servers() -> None:
     publishers = [Publisher(1, "t", over_tcp(HERE)) for _ in parts]
     with Standing("a") as a, Standing("b") as b, Standing("c") as c:
         servers = [server.endpoint for server in (a, b, c)]
-        published, _ = publish_together(publishers, lambda i: [Phase(iter(parts[i].items()), sends=True)], servers)
+        published, _ = publish_together(
+            publishers, lambda i: [GatherPhase(iter(parts[i].items()), sends=True)], servers
+        )
         assert published.failed == {} and a.served == b.served == c.served == [published.version.digest]
         (groups,) = a.groups
         assert len(set(groups)) == 8, "a worker's door knows connections by the names of their groups"

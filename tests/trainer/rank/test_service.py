@@ -23,17 +23,17 @@ from rljob_trainer.wire.channel import Arrays, listen
 from rljob_trainer.wire.gateway import decode_result, encode
 from rljob_trainer.wire.service import (
     CreateModel,
-    Failure,
     ForwardBackward,
     KeepModels,
     LoadState,
     NextWork,
     OptimStep,
-    Result,
     SaveForSampler,
     SaveState,
     ServiceCalls,
     Work,
+    WorkFailure,
+    WorkResult,
 )
 from trainer.megatron.clients import call, distance, service
 from trainer.megatron.models import make_model, ranks_of
@@ -52,7 +52,7 @@ class Asking(ServiceCalls):
     """A driver that has a list of work."""
 
     works: list[Work]
-    results: list[Result | Failure] = field(default_factory=list)
+    results: list[WorkResult | WorkFailure] = field(default_factory=list)
     backend: str = ""
     idle: bool = True
 
@@ -111,7 +111,7 @@ def results_of(spec: RLJobSpec, directory: Path, works: Sequence[Work]) -> list[
     return run_ranks(ranks_of(spec), on_a_rank)[0]
 
 
-def log_probs(result: Result) -> list[torch.Tensor]:
+def log_probs(result: WorkResult) -> list[torch.Tensor]:
     return [torch.tensor(values) for values in result.log_probs]
 
 
@@ -124,7 +124,7 @@ def test_a_snapshot_is_what_the_peft_library_makes_of_it(base: Path, tmp_path: P
     works = [CREATE, PASS, STEP, snapshot, replace(snapshot, seq=4), PROBE]
     *_, saved, again, probed = results_of(service(base, tensor=2), tmp_path / "attempt", works)
     assert saved.digest == hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()
-    assert again == Failure(message=f"{path} exists already")
+    assert again == WorkFailure(message=f"{path} exists already")
     assert [p.name for p in path.parent.iterdir()] == ["one"], "nothing else is left there"
     model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), path).eval()
     expected = []
@@ -147,11 +147,11 @@ def test_refused_work_fails_alone(base: Path, tmp_path: Path) -> None:
     among = [CREATE, *wrong, PASS, *wrong, STEP, *wrong, PROBE, *ends]
     alone = results_of(service(base), tmp_path / "alone", right)
     found = results_of(service(base), tmp_path / "among", among)
-    failures = [r for r in found if isinstance(r, Failure)]
+    failures = [r for r in found if isinstance(r, WorkFailure)]
     assert len(failures) == 3 * len(wrong) + 1 and {f.category for f in failures} == {"user"}
     assert failures[3].message == f"{tmp_path}/nowhere holds no state of a model"
     assert failures[-1].message == "there is no model a"
-    kept = [encode(r) for r in found if isinstance(r, Result)][: len(right)]
+    kept = [encode(r) for r in found if isinstance(r, WorkResult)][: len(right)]
     assert kept == [encode(r) for r in alone]
 
 

@@ -12,7 +12,7 @@ from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.publisher import Published, Publisher
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.bucket import Entry, payload_size
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.slices import NOTHING, Slice
 from rljob_trainer.wire.weights.transport import over_tcp
 from trainer.rank.standing import Standing, Tensors, Worker, digest_of, publish_together, server_apart
@@ -88,7 +88,10 @@ def test_a_worker_receives_the_bytes_of_what_it_needs_and_no_others(seed: int) -
         servers = [a, b, c, d]
         for step in range(2):
             done, found = publish_together(
-                publishers, lambda i: [Phase(iter(sent[i].items()), sends=True)], [s.endpoint for s in servers], step
+                publishers,
+                lambda i: [GatherPhase(iter(sent[i].items()), sends=True)],
+                [s.endpoint for s in servers],
+                step,
             )
             assert done.failed == {} and done.version.digest == digest_of(policy)
             assert [one.bytes for one in found] == [sum(t.nbytes for t in part.values()) for part in sent]
@@ -107,7 +110,7 @@ def test_workers_that_divide_matrices_receive_their_rows_and_each_byte_leaves_it
     publisher = Publisher(1, "t", IN_MANY)
     with spread("a", workers, tensors) as a, spread("b", workers, tensors) as b:
         done, (sent,) = publish_together(
-            [publisher], lambda _: [Phase(iter(tensors.items()), sends=True)], [a.endpoint, b.endpoint]
+            [publisher], lambda _: [GatherPhase(iter(tensors.items()), sends=True)], [a.endpoint, b.endpoint]
         )
         assert done.failed == {} and done.version.digest == digest_of(tensors)
         rows, small = payload_size([64 * 64 * 4] * 6), payload_size([64])
@@ -136,7 +139,9 @@ def test_a_server_that_dies_costs_the_others_nothing_wherever_their_workers_are_
     publishers = [Publisher(1, "t", IN_MANY) for _ in sent]
 
     def publish(servers: list[RolloutEndpoint], step: int) -> Published:
-        return publish_together(publishers, lambda i: [Phase(iter(sent[i].items()), sends=True)], servers, step)[0]
+        return publish_together(publishers, lambda i: [GatherPhase(iter(sent[i].items()), sends=True)], servers, step)[
+            0
+        ]
 
     def divided(pod: str) -> Standing:
         return spread(pod, 4, policy)
@@ -161,6 +166,6 @@ def test_a_worker_that_refuses_what_it_gets_takes_its_server_along_and_no_other(
     publishers = [Publisher(1, "t", IN_MANY) for _ in sent]
     with spread("a", 4, policy) as a, spread("no", 4, policy, refusing("layer.0.expert.3")) as no:
         done, _ = publish_together(
-            publishers, lambda i: [Phase(iter(sent[i].items()), sends=True)], [no.endpoint, a.endpoint]
+            publishers, lambda i: [GatherPhase(iter(sent[i].items()), sends=True)], [no.endpoint, a.endpoint]
         )
         assert (done.ok, done.failed) == (["a"], {"no": "no room"}) and has_its_part(a, policy)

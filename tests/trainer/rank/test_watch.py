@@ -8,7 +8,7 @@ import pytest
 from rljob_trainer.rank.weights.watch import Watch
 from rljob_trainer.wire.weights import door as doors
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, Member
+from rljob_trainer.wire.weights.protocol import SILENT_SECONDS, ServerWorker
 from trainer.rank.clock import Time
 
 HERE = "127.0.0.1"
@@ -31,7 +31,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 def test_a_worker_that_has_died_is_named_at_once(door: Door) -> None:
     other = Door(HERE)
-    watch = Watch([Member("s", 0, *door.address), Member("s", 1, *other.address)])
+    watch = Watch([ServerWorker("s", 0, *door.address), ServerWorker("s", 1, *other.address)])
     assert watch.lost() == ""
     other.close()
     assert watch.lost() == "worker 1 has died"
@@ -39,7 +39,7 @@ def test_a_worker_that_has_died_is_named_at_once(door: Door) -> None:
 
 def test_one_that_cannot_be_reached_is_given_its_time(door: Door, silent: socket.socket) -> None:
     time = Time()
-    watch = Watch([Member("s", 0, *door.address), Member("s", 1, *silent.getsockname())], time)
+    watch = Watch([ServerWorker("s", 0, *door.address), ServerWorker("s", 1, *silent.getsockname())], time)
     assert watch.lost() == ""
     time.now += SILENT_SECONDS
     assert watch.lost() == ""
@@ -49,7 +49,7 @@ def test_one_that_cannot_be_reached_is_given_its_time(door: Door, silent: socket
 
 def test_the_time_counts_from_when_all_were_reached(silent: socket.socket) -> None:
     time = Time()
-    watch = Watch([Member("s", 0, *silent.getsockname())], time)
+    watch = Watch([ServerWorker("s", 0, *silent.getsockname())], time)
     time.now += SILENT_SECONDS - 1.0
     silent.accept()[0].close()
     assert watch.lost() == "", "it is there, and what waits outside now keeps others out again"

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 import pytest
 
 from rljob_trainer.machine import free_port
-from rljob_trainer.processes import Family
+from rljob_trainer.processes import ProcessTree
 from rljob_trainer.sandboxes.helper import HELPER, token_of
 from rljob_trainer.sandboxes.pod import PodSandbox
 
@@ -56,7 +56,7 @@ async def running(
     (root / "token").write_text(TOKEN)
     work = root / "work"
     work.mkdir(exist_ok=True)
-    family = Family()  # in place of the container, which ends with its PID 1
+    family = ProcessTree()  # in place of the container, which ends with its PID 1
     environment = {"PATH": os.environ["PATH"], "HOME": str(work)} | family.environment
     process = await asyncio.create_subprocess_exec(
         *under, helper(silence), root / "token", str(port), cwd=work, env=environment, start_new_session=True

@@ -22,7 +22,7 @@ from rljob_trainer.rank.weights.sender import Sent
 from rljob_trainer.wire.parity import MismatchError, Probe
 from rljob_trainer.wire.rollout_client import Generation, GenerationRequest, ReplicaLost, RolloutClient
 from rljob_trainer.wire.weights.chain import SenderEnd
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded, PolicyVersion
 from rljob_trainer.wire.weights.transport import Transport, over_tcp
 from trainer.server import models
@@ -148,7 +148,7 @@ def test_a_wrong_digest_is_refused(server: Server, checkpoints: dict[str, Path])
     publisher = Publisher(1, TOKEN, OVER_TCP)
     with publisher.update([server.endpoint]) as update:
         opened = update.open([publisher.sender.offer])
-        phase = Phase(iter(models.tensors(checkpoints["new"])), sends=True)
+        phase = GatherPhase(iter(models.tensors(checkpoints["new"])), sends=True)
         sent = publisher.sender.send([phase], opened, 0, lambda: None)
         wrong = Sent("0" * 64, sent.bytes, [part._replace(digest="0" * 64) for part in sent.parts], {})
         published = update.commit(PolicyVersion(1, 6, wrong.digest), [wrong], None)

@@ -11,7 +11,7 @@ from rljob_trainer.machine import free_port
 from rljob_trainer.rank.weights.publisher import Publisher
 from rljob_trainer.rank.weights.sender import Opened
 from rljob_trainer.wire.weights.bucket import payload_size, total
-from rljob_trainer.wire.weights.plan import Phase, Receivers
+from rljob_trainer.wire.weights.plan import GatherPhase, Receivers
 from rljob_trainer.wire.weights.slices import NOTHING
 from rljob_trainer.wire.weights.transport import over_tcp
 from tests.trainer.server.vllm_models import policy
@@ -39,7 +39,7 @@ def test_a_worker_receives_its_experts_or_slices_to_the_byte_and_has_what_it_loa
         for worker in workers:
             worker.receive([sender.offer], tmp_path / "files")
         opened = Opened("u", {"pod": tuple(member for member, _ in known)}, plan)
-        sent = sender.send([Phase(iter(tensors.items()), sends=True)], opened, 0, lambda: None)
+        sent = sender.send([GatherPhase(iter(tensors.items()), sends=True)], opened, 0, lambda: None)
         found = [worker.held() for worker in workers]
     assert sent.failed == {} and [held.different for held in found] == [[], []]
     others = [{name for name in tensors if own.get(name) == NOTHING} for _, own in known]

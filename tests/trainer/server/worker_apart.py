@@ -14,7 +14,7 @@ from rljob_trainer.server.weights.reception import Reception
 from rljob_trainer.server.weights.source import WorkerPlace
 from rljob_trainer.wire.weights import chain
 from rljob_trainer.wire.weights.door import Door
-from rljob_trainer.wire.weights.protocol import Member, Offer
+from rljob_trainer.wire.weights.protocol import Offer, ServerWorker
 from rljob_trainer.wire.weights.slices import Needs
 from trainer.rank.standing import in_another_process
 from trainer.traffic import Traffic
@@ -60,10 +60,10 @@ class WorkerApart:
     def __init__(self, server: Server, rank: int, answers: IO[str], asks: IO[str]) -> None:
         self.server, self._rank, self._answers, self._asks = server, rank, answers, asks
 
-    def member(self) -> tuple[Member, Needs]:
+    def member(self) -> tuple[ServerWorker, Needs]:
         """The worker, and what it needs."""
         door, own = json.loads(self._answers.readline())
-        return Member(self.server.uid, self._rank, *door), Needs.from_json(own)
+        return ServerWorker(self.server.uid, self._rank, *door), Needs.from_json(own)
 
     def receive(self, offers: list[Offer], files: Path) -> None:
         """Begin to receive a policy from senders. `files`: of the same one."""

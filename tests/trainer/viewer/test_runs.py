@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api import names
 from rljob_trainer.viewer import server
-from rljob_trainer.viewer.server import MOST_POINTS, RunFiles, Unreadable
+from rljob_trainer.viewer.server import MOST_POINTS, RunFiles, UnreadableRun
 
 
 def run(root: Path, *lines: object) -> RunFiles:
@@ -64,9 +64,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "samples").mkdir()
     names.samples_file(tmp_path, 1).symlink_to(tmp_path / "pipe")
-    with pytest.raises(Unreadable, match=r"metrics.jsonl is no regular file"):
+    with pytest.raises(UnreadableRun, match=r"metrics.jsonl is no regular file"):
         RunFiles(tmp_path).metrics()
-    with pytest.raises(Unreadable, match=r"step_1.jsonl is no regular file"):
+    with pytest.raises(UnreadableRun, match=r"step_1.jsonl is no regular file"):
         RunFiles(tmp_path).samples(1)
 
 
@@ -79,9 +79,9 @@ def test_only_files_of_samples_count_as_steps(tmp_path: Path) -> None:
 
 
 def test_what_is_absent_or_too_large_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unreadable, match=r"step_7.jsonl cannot be read: No such file"):
+    with pytest.raises(UnreadableRun, match=r"step_7.jsonl cannot be read: No such file"):
         RunFiles(tmp_path).samples(7)
     found = run(tmp_path, {"step": 1, "a": 1})
     monkeypatch.setattr(server, "MOST_BYTES", 10)
-    with pytest.raises(Unreadable, match=r"metrics.jsonl has \d+ bytes, and at most 10 are read"):
+    with pytest.raises(UnreadableRun, match=r"metrics.jsonl has \d+ bytes, and at most 10 are read"):
         found.metrics()

@@ -12,7 +12,7 @@ import torch
 from rljob_trainer.wire.weights.chain import SenderEnd, WorkerEnd
 from rljob_trainer.wire.weights.door import Door, Membership
 from rljob_trainer.wire.weights.polling import CalledOffError
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 HERE = "127.0.0.1"
@@ -27,7 +27,7 @@ def never() -> bool:
 def chain(count: int, here: str = HERE) -> Iterator[tuple[SenderEnd, list[WorkerEnd]]]:
     home = SenderStore(here)
     doors = [Door(here) for _ in range(count)]
-    members = [Member(f"server-{i}", 0, *door.address) for i, door in enumerate(doors)]
+    members = [ServerWorker(f"server-{i}", 0, *door.address) for i, door in enumerate(doors)]
 
     def join(place: int) -> WorkerEnd:
         return WorkerEnd(Membership(RemoteStore(home.offer), "g", members, place, doors[place]), never)
@@ -99,7 +99,7 @@ def soon() -> Callable[[], bool]:
 
 def test_a_chain_cannot_be_made_with_a_worker_that_is_gone() -> None:
     home, door, gone = SenderStore(HERE), Door(HERE), Door(HERE)
-    members = [Member("a", 0, *door.address), Member("b", 0, *gone.address)]
+    members = [ServerWorker("a", 0, *door.address), ServerWorker("b", 0, *gone.address)]
     gone.close()
     with pytest.raises(ConnectionRefusedError):
         WorkerEnd(Membership(RemoteStore(home.offer), "g", members, 0, door), never)

@@ -9,7 +9,7 @@ import torch
 from rljob_trainer.wire.weights.door import Door, Membership
 from rljob_trainer.wire.weights.ipc import SenderEnd, WorkerEnd
 from rljob_trainer.wire.weights.polling import CalledOffError
-from rljob_trainer.wire.weights.protocol import Member, Offer
+from rljob_trainer.wire.weights.protocol import Offer, ServerWorker
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: run on such a machine")
@@ -22,8 +22,8 @@ def never() -> bool:
     return False
 
 
-def group(workers: int) -> list[Member]:
-    return [Member("server", worker, HERE, 1) for worker in range(workers)]
+def group(workers: int) -> list[ServerWorker]:
+    return [ServerWorker("server", worker, HERE, 1) for worker in range(workers)]
 
 
 def work(offer: Offer, worker: int, workers: int, connection: Connection) -> None:

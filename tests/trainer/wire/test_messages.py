@@ -13,9 +13,9 @@ from rljob_trainer.wire.weights.messages import (
     TURN_OVER,
     AbandonedError,
     Inbox,
-    Line,
+    MessageState,
     Outbox,
-    Progress,
+    WorkerPosition,
 )
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
@@ -31,7 +31,7 @@ def ends(*workers: str) -> tuple[SenderStore, Outbox, list[Inbox]]:
     return home, Outbox(home, "u"), [Inbox(RemoteStore(home.offer), "u", worker) for worker in workers]
 
 
-def lines(outbox: Outbox, *inboxes: Inbox) -> dict[str, Line]:
+def lines(outbox: Outbox, *inboxes: Inbox) -> dict[str, WorkerPosition]:
     """What these have written so far: a store hears a worker in order, and answers the last."""
     for inbox in inboxes:
         _ = inbox.has_next
@@ -53,7 +53,7 @@ def test_a_line_says_how_far_its_worker_is_with_the_message_that_it_has_read() -
     for number in range(2):
         outbox.say({"bucket": number})
         first.next(nothing)
-        for write, state in ((first.ready, Progress.READY), (first.done, Progress.DONE)):
+        for write, state in ((first.ready, MessageState.READY), (first.done, MessageState.DONE)):
             write()
             line = lines(outbox, first)["a/0"]
             assert (line.message, line.state) == (number, state)
@@ -67,7 +67,7 @@ def test_a_reason_is_kept_as_it_is(write: object) -> None:
     write(inbox, "w:  checksum differs\nfrom the sender's ")  # type: ignore[operator]
     inbox.alive()
     line = lines(outbox, inbox)["a/0"]
-    assert line.reason == "w:  checksum differs\nfrom the sender's " and Line.parse(str(line)) == line
+    assert line.reason == "w:  checksum differs\nfrom the sender's " and WorkerPosition.parse(str(line)) == line
 
 
 def test_a_worker_that_waits_for_another_sender_shows_that_it_lives() -> None:

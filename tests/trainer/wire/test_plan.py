@@ -12,7 +12,7 @@ import torch
 from rljob_trainer.wire.weights.bucket import Bucket, digest, divided, pack, payload_size, total, unpack
 from rljob_trainer.wire.weights.fingerprint import ROW_BYTES, padded
 from rljob_trainer.wire.weights.plan import MOST_MORE, Receivers, SentPart, TransferPlan
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.slices import NOTHING, Needs, Slice
 
 Tensors = dict[str, torch.Tensor]
@@ -94,7 +94,7 @@ def test_each_worker_receives_what_it_has_and_every_byte_of_that_is_planned(seed
     tensors, trainer = policy(of, layers, experts), Layout.draw(of)
     servers = {f"s{i}": Layout.draw(of) for i in range(of.randint(1, 3))}
     needs = {
-        Member(uid, worker, "h", 1): layout.needs(rank, tensors, layers, experts)
+        ServerWorker(uid, worker, "h", 1): layout.needs(rank, tensors, layers, experts)
         for uid, layout in servers.items()
         for worker, rank in enumerate(layout.ranks)
     }
@@ -124,8 +124,8 @@ def test_each_worker_receives_what_it_has_and_every_byte_of_that_is_planned(seed
                 assert torch.equal(tensor, cut(tensors[name], entries[name].slice))
 
 
-def worker(uid: str, place: int) -> Member:
-    return Member(uid, place, "", 0)
+def worker(uid: str, place: int) -> ServerWorker:
+    return ServerWorker(uid, place, "", 0)
 
 
 def test_who_says_nothing_gets_everything_and_an_unknown_tensor_goes_to_all() -> None:

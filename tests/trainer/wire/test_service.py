@@ -7,15 +7,15 @@ from rljob_trainer.wire.gateway import decode_result, decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
-    Failure,
     ForwardBackward,
     KeepModels,
     LoadState,
     OptimStep,
-    Result,
     SaveForSampler,
     SaveState,
     Work,
+    WorkFailure,
+    WorkResult,
 )
 
 ONE = Datum(
@@ -58,9 +58,13 @@ def test_arrays_keep_their_types_shapes_and_bits() -> None:
 
 
 def test_results_and_failures_are_told_apart() -> None:
-    result = decode_result(encode(Result(metrics={"loss:sum": 0.1}, log_probs=(np.full((2, 3), -0.7, np.float32),))))
-    assert isinstance(result, Result) and result.metrics == {"loss:sum": 0.1} and result.log_probs[0].shape == (2, 3)
-    assert decode_result(encode(Failure(message="no"))) == Failure(message="no", category="user")
+    result = decode_result(
+        encode(WorkResult(metrics={"loss:sum": 0.1}, log_probs=(np.full((2, 3), -0.7, np.float32),)))
+    )
+    assert (
+        isinstance(result, WorkResult) and result.metrics == {"loss:sum": 0.1} and result.log_probs[0].shape == (2, 3)
+    )
+    assert decode_result(encode(WorkFailure(message="no"))) == WorkFailure(message="no", category="user")
 
 
 BODY = encode(PASS)
@@ -68,7 +72,7 @@ BODY = encode(PASS)
 
 @pytest.mark.parametrize(
     "body",
-    [b"", BODY[:30], BODY[:-1], BODY + b"0", encode(Failure(message="x")), BODY.replace(b'"<f4"', b'"<f8"')],
+    [b"", BODY[:30], BODY[:-1], BODY + b"0", encode(WorkFailure(message="x")), BODY.replace(b'"<f4"', b'"<f8"')],
     ids=["empty", "cut in its JSON", "cut in its arrays", "longer", "no work", "an unknown type"],
 )
 def test_what_is_no_message_raises_value_error(body: bytes) -> None:
@@ -78,4 +82,4 @@ def test_what_is_no_message_raises_value_error(body: bytes) -> None:
 
 def test_arrays_of_other_types_are_not_sent() -> None:
     with pytest.raises(TypeError, match="float64"):
-        encode(Result(log_probs=(np.zeros(1),)))  # type: ignore[arg-type]
+        encode(WorkResult(log_probs=(np.zeros(1),)))  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ class Free(NamedTuple):
     """Of its pod; empty: it is a directory of this machine."""
 
 
-class Environment:
+class ClaimedPool:
     """The sandboxes of one entry of spec.environments. Each pod is handed out once."""
 
     def __init__(self, pool: EnvironmentPool, secret: str, changed: Callable[[], None]):
@@ -110,7 +110,7 @@ class Sandboxes:
         """`secret`: the job's token."""
         self.changed: Callable[[], None] = lambda: None
         """Called when `ready` may be another."""
-        self._known = {pool.name: Environment(pool, secret, lambda: self.changed()) for pool in environments}
+        self._known = {pool.name: ClaimedPool(pool, secret, lambda: self.changed()) for pool in environments}
 
     @property
     def ready(self) -> bool:
@@ -135,7 +135,7 @@ class Sandboxes:
 class Held(NamedTuple):
     """One claim."""
 
-    environment: Environment
+    environment: ClaimedPool
     place: Free
     sandbox: ClaimedSandbox
     timer: asyncio.TimerHandle
@@ -145,7 +145,7 @@ class Held(NamedTuple):
 class Claims:
     """Sandboxes of one trajectory, by numbers that it knows."""
 
-    def __init__(self, environments: Mapping[str, Environment]):
+    def __init__(self, environments: Mapping[str, ClaimedPool]):
         self._environments = environments
         self._held: dict[int, Held] = {}
         self._asked = Counter[str]()

@@ -63,7 +63,7 @@ class OwnTime:
 
 Response = tuple[tuple[Segment, ...], bool]
 """What the policy wrote, and whether it was cut off."""
-Tools = Sequence[Mapping[str, Any]]
+ToolList = Sequence[Mapping[str, Any]]
 """JSON schemas in OpenAI's form."""
 Sample = Callable[[Ints, Sampling, int], Awaitable[Response]]
 """One response to a context, in the turn of this number."""
@@ -165,7 +165,7 @@ class Session:
         context: list[int],
         max_tokens: int | None,
         stop: list[str] | None,
-        tools: Tools = (),
+        tools: ToolList = (),
         after: int | None = None,
     ) -> dict[str, Any] | None:
         """As Policy.generate, a Turn without its context, with its number. `after`: of the turn that `context` continues."""
@@ -175,7 +175,7 @@ class Session:
         )
 
     async def _continued(
-        self, context: Ints, max_tokens: int | None, stop: list[str] | None, tools: Tools
+        self, context: Ints, max_tokens: int | None, stop: list[str] | None, tools: ToolList
     ) -> dict[str, Any] | None:
         if not len(context):
             raise PolicyError("nothing to continue: the context has no token")
@@ -208,7 +208,7 @@ class Session:
         messages: list[dict[str, Any]],
         max_tokens: int | None,
         stop: list[str] | None,
-        tools: Tools,
+        tools: ToolList,
         after: int | None,
     ) -> dict[str, Any] | None:
         """As Policy.generate with messages, a Turn with its number; its context without the turn that it continues, if it does. `after`: of the turn
@@ -230,7 +230,7 @@ class Session:
             **generated,
         }
 
-    async def _said(self, answer: Recorded, stop: Sequence[str], tools: Tools) -> dict[str, Any]:
+    async def _said(self, answer: Recorded, stop: Sequence[str], tools: ToolList) -> dict[str, Any]:
         """A Turn without its context."""
         tokens = answer.tokens.tolist()
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)

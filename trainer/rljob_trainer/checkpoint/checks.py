@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rljob_trainer.checkpoint.fence import newest
 from rljob_trainer.checkpoint.files import Tally, appears
-from rljob_trainer.checkpoint.manifest import Manifest
+from rljob_trainer.checkpoint.manifest import CheckpointManifest
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.collective import Ranks
 
@@ -61,7 +61,7 @@ def require_shared(root: Path, blind_ranks: list[int], than: str = "rank 0") -> 
         raise ConfigurationError("spec.checkpoint.path", str(root), rule, fix)
 
 
-def corruption(manifest: Manifest, directory: Path, ranks: Ranks, heartbeat: Callable[[], None]) -> str:
+def corruption(manifest: CheckpointManifest, directory: Path, ranks: Ranks, heartbeat: Callable[[], None]) -> str:
     """Compare all files of a checkpoint with its manifest. Returns what is wrong with the first bad one, the same on all ranks; empty: nothing.
 
     Each rank reads a share of the files. `heartbeat` is called while any rank makes progress. Collective. Raises StandstillError.

@@ -14,7 +14,7 @@ from rljob_trainer.checkpoint.manifest import (
     PATH,
     SCRATCH,
     STEP_DIRECTORY,
-    Manifest,
+    CheckpointManifest,
     read_manifest,
     read_manifests,
 )
@@ -49,10 +49,10 @@ class Start:
     """The checkpoint that an attempt starts from."""
 
     directory: Path
-    manifest: Manifest
+    manifest: CheckpointManifest
 
 
-def inherited(root: Path) -> list[Manifest]:
+def inherited(root: Path) -> list[CheckpointManifest]:
     """Manifests of the valid checkpoints by step: those made under the newest fence, or listed by it.
 
     Raises ConfigurationError for a manifest that no fence of this directory can explain: somebody copied it here.
@@ -77,7 +77,7 @@ def refuse_foreign_job(root: Path, job_uid: str) -> None:
         raise ConfigurationError(PATH, str(root), rule, "give each job a directory of its own")
 
 
-def choose(root: Path, run: Run) -> tuple[list[Manifest], Start | None]:
+def choose(root: Path, run: Run) -> tuple[list[CheckpointManifest], Start | None]:
     """The checkpoints of `root` that the attempt inherits, and the checkpoint to start from (None: from the model).
 
     Raises ConfigurationError when the resume policy forbids it, all that the job has saved is gone, or the checkpoint to start from cannot be used.
@@ -126,7 +126,9 @@ def _all_gone(root: Path, steps: list[int]) -> ConfigurationError:
     return ConfigurationError(PATH, str(root), rule, fix)
 
 
-def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) -> tuple[list[Manifest], Start]:
+def _from_named(
+    root: Path, valid: list[CheckpointManifest], run: Run, directory: Path
+) -> tuple[list[CheckpointManifest], Start]:
     """Start from resumeFrom. If it is one of `root`'s own checkpoints, later ones leave the lineage; otherwise the lineage is empty."""
     start = Start(directory, named(directory))
     siblings = valid if directory.resolve().parent == root.resolve() else read_manifests(directory.parent)
@@ -136,7 +138,7 @@ def _from_named(root: Path, valid: list[Manifest], run: Run, directory: Path) ->
     return _undamaged(root, [m for m in valid if m.step <= start.manifest.step]), start
 
 
-def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
+def _cut(root: Path, valid: list[CheckpointManifest], step: int | None) -> list[CheckpointManifest]:
     """The lineage up to the requested step (0: the model itself). Later checkpoints leave it."""
     if step is None:
         return valid
@@ -150,7 +152,7 @@ def _cut(root: Path, valid: list[Manifest], step: int | None) -> list[Manifest]:
     return kept
 
 
-def _require_usable(field: str, start: Start, siblings: list[Manifest], run: Run) -> None:
+def _require_usable(field: str, start: Start, siblings: list[CheckpointManifest], run: Run) -> None:
     """Raise ConfigurationError unless the checkpoint is undamaged and of this model. `siblings`: alternatives that the fix may name."""
     step, root = start.manifest.step, start.directory.parent
     damage = start.manifest.damage(start.directory)
@@ -169,7 +171,7 @@ def _instead(field: str, root: Path, step: int) -> str:
     return f"resume --from-step {step}" if field == PATH else f"set {field} to {names.step_dir(root, step)}"
 
 
-def _undamaged(root: Path, lineage: list[Manifest]) -> list[Manifest]:
+def _undamaged(root: Path, lineage: list[CheckpointManifest]) -> list[CheckpointManifest]:
     """The lineage without damaged checkpoints, which are logged."""
     damages = {m.step: m.damage(names.step_dir(root, m.step)) for m in lineage}
     for step, damage in damages.items():
@@ -178,7 +180,7 @@ def _undamaged(root: Path, lineage: list[Manifest]) -> list[Manifest]:
     return [m for m in lineage if not damages[m.step]]
 
 
-def named(directory: Path) -> Manifest:
+def named(directory: Path) -> CheckpointManifest:
     """The manifest of `directory`. Raises ConfigurationError when it is not a complete checkpoint, with what it is instead."""
     if not directory.is_dir():
         raise ConfigurationError(FIELD, str(directory), "is not a directory that the trainer can see", FIX)

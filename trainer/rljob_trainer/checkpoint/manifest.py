@@ -48,7 +48,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest(Contents):
+class CheckpointManifest(Contents):
     """The manifest of a complete checkpoint."""
 
     seq: int
@@ -113,7 +113,7 @@ def _fingerprints(files: Iterable[Path], tally: Tally) -> list[tuple[int, str]]:
         return list(pool.map(partial(fingerprint, tally=tally), files))
 
 
-def read_manifests(root: Path) -> list[Manifest]:
+def read_manifests(root: Path) -> list[CheckpointManifest]:
     """Manifests of all complete checkpoints in the directory, of any lineage, by step.
 
     Raises ConfigurationError for a manifest that is not one of ours.
@@ -123,13 +123,13 @@ def read_manifests(root: Path) -> list[Manifest]:
     return [m for m in manifests if m]
 
 
-def read_manifest(directory: Path, field: str = PATH) -> Manifest | None:
+def read_manifest(directory: Path, field: str = PATH) -> CheckpointManifest | None:
     """The manifest in `global_step_N/`; None when that is not a complete checkpoint. Raises ConfigurationError, of `field`, for a bad manifest."""
     if SCRATCH in directory.name:  # being written or deleted: it may hold a manifest all the same
         return None
     file = names.manifest_file(directory)
     try:
-        manifest = Manifest(**json.loads(file.read_text()))
+        manifest = CheckpointManifest(**json.loads(file.read_text()))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError) as error:

@@ -50,7 +50,7 @@ class Written:
     """How long this rank wrote."""
 
 
-class Part:
+class CheckpointPart:
     """The part of a checkpoint that the ranks of one gang write. Every method is collective: all ranks call it at the same point of their loop."""
 
     def __init__(self, engine: Checkpointable, ranks: Ranks):
@@ -138,7 +138,7 @@ class Saver:
         has_gangs: bool = False,
     ):
         """`store`, `others`: on rank 0 only. `has_gangs`, on all ranks: whether models are trained on gangs of their own."""
-        self._part, self._ranks, self._store = Part(engine, ranks), ranks, store
+        self._part, self._ranks, self._store = CheckpointPart(engine, ranks), ranks, store
         self._engine, self._writers, self._has_gangs = engine, others, has_gangs
         self._pending: _Pending | None = None
         self._written: Written | None = None

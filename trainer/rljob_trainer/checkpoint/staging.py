@@ -25,7 +25,7 @@ MAP_NORESERVE = 0x4000
 log = logging.getLogger(__name__)
 
 
-class HostMemory:
+class PinnedMemory:
     """A byte array that grows as needed. Blocks are never freed, because pinning takes longer than copying."""
 
     def __init__(self, block: int = BLOCK) -> None:

@@ -18,8 +18,8 @@ from rljob_trainer.checkpoint.manifest import (
     BUFFERS,
     SCRATCH,
     STEP_DIRECTORY,
+    CheckpointManifest,
     Contents,
-    Manifest,
     fingerprints,
     read_manifest,
     read_manifests,
@@ -87,7 +87,7 @@ class Store:
         be durable. Raises FencedOut."""
         self.check()
         sync_names(self._scratch(contents.step))
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             **{f.name: getattr(contents, f.name) for f in fields(contents)},
             seq=self._fence.seq,
             attempt=self._run.attempt,
@@ -142,7 +142,7 @@ class Store:
     def _scratch(self, step: int) -> Path:
         return self._root / f"global_step_{step}{SCRATCH}{self._fence.seq}"
 
-    def _put(self, manifest: Manifest) -> None:
+    def _put(self, manifest: CheckpointManifest) -> None:
         """Commit with one rename: the manifest is in the directory before it gets the name of a checkpoint."""
         target, scratch = names.step_dir(self._root, manifest.step), self._scratch(manifest.step)
         replaced = self._make_room(target, manifest.step)

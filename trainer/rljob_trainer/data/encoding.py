@@ -210,7 +210,7 @@ def default_count(spec: RLJobSpec, available: int) -> int:
     return min(MOST, max(1, available - spec.trainer.processes_per_node))
 
 
-class Workers:
+class EncodingWorkers:
     """Up to `count` processes, started when there is work for them. `count` None: default_count of this machine."""
 
     def __init__(self, spec: RLJobSpec, count: int | None = None):

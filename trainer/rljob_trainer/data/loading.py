@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from rljob_api.spec import RLJobSpec
-from rljob_trainer.data.encoding import Encoder, RawRow, Workers, require
+from rljob_trainer.data.encoding import Encoder, EncodingWorkers, RawRow, require
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.files import MadeFiles, Place, Record, places
 from rljob_trainer.data.formats import Reason, detect
@@ -68,7 +68,12 @@ class RowExamples(ExampleSet):
     """Of several files, counted one after another. Without workers rows are tokenised in this process."""
 
     def __init__(
-        self, spec: RLJobSpec, split: str, files: Sequence[RowFile], tokenizer: OffsetTokenizer, workers: Workers | None
+        self,
+        spec: RLJobSpec,
+        split: str,
+        files: Sequence[RowFile],
+        tokenizer: OffsetTokenizer,
+        workers: EncodingWorkers | None,
     ):
         super().__init__([len(f.table) for f in files], spec.data, split)
         self._files, self._workers = files, workers
@@ -135,7 +140,7 @@ def load_examples(
     split: str,
     tokenizer: Tokenizer,
     scratch: Path,
-    workers: Workers | None,
+    workers: EncodingWorkers | None,
     made: MadeFiles = list,
 ) -> ExampleSet:
     """The examples of spec.data.`split` (train or validation), for any task but rl.

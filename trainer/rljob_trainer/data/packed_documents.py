@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import DataSpec
-from rljob_trainer.data.encoding import Workers, document, require
+from rljob_trainer.data.encoding import EncodingWorkers, document, require
 from rljob_trainer.data.examples import Example, ExampleSet
 from rljob_trainer.data.files import Place, short
 from rljob_trainer.data.formats import column
@@ -75,7 +75,7 @@ class PackedDocuments(ExampleSet):
 
 
 def load_documents(
-    place: Place, spec: RLJobSpec, tokenizer: OffsetTokenizer, scratch: Path, workers: Workers | None
+    place: Place, spec: RLJobSpec, tokenizer: OffsetTokenizer, scratch: Path, workers: EncodingWorkers | None
 ) -> Documents:
     """Of one file or indexed data set. Raises ConfigurationError."""
     target = scratch / f"documents-{len(list(scratch.iterdir()))}"
@@ -118,7 +118,12 @@ def _indexed(place: Place, target: Path) -> Documents:
 
 
 def _tokenised(
-    place: Place, spec: RLJobSpec, tokenizer: OffsetTokenizer, scratch: Path, target: Path, workers: Workers | None
+    place: Place,
+    spec: RLJobSpec,
+    tokenizer: OffsetTokenizer,
+    scratch: Path,
+    target: Path,
+    workers: EncodingWorkers | None,
 ) -> Documents:
     """All texts, tokenised into one file. Empty ones are no documents."""
     require(tokenizer, chats=False)

@@ -19,7 +19,7 @@ from rljob_trainer.driver.pod_listener import PodListener
 from rljob_trainer.driver.server import RankLost, answer
 from rljob_trainer.failure import PeerLost
 from rljob_trainer.wire.batch import Array, Batch
-from rljob_trainer.wire.calls import Request, RoleCalls, TaskOutcome, handlers
+from rljob_trainer.wire.calls import RoleCalls, RoleRequest, TaskOutcome, handlers
 from rljob_trainer.wire.channel import Arrays, announced, part_of
 
 ANSWER_SECONDS = 1.0
@@ -43,14 +43,14 @@ class _Request:
     message: Mapping[str, Any]
     result: asyncio.Future[dict[str, Any]]
 
-    def encoded(self) -> Request:
+    def encoded(self) -> RoleRequest:
         """The message to rank 0 of the role, followed by the columns of the batch, if there is one."""
         batch = announced(self.batch) if self.batch is not None else Arrays({}, ())
-        return cast(Request, Arrays({"ask": self.kind, **self.message, **batch}, batch.pieces))
+        return cast(RoleRequest, Arrays({"ask": self.kind, **self.message, **batch}, batch.pieces))
 
 
 @dataclass
-class Gang(RoleCalls):
+class RoleGang(RoleCalls):
     """One role, whose rank 0 calls it as wire/calls.py describes."""
 
     role: str
@@ -120,7 +120,7 @@ class Gang(RoleCalls):
         except TimeoutError:
             log.warning("the role %s has not said goodbye", self.role)
 
-    async def next(self) -> Request:
+    async def next(self) -> RoleRequest:
         # a role loads its model between its answer to the first request, `open`, and its question for the second
         if self._answered and not self.is_loaded:
             self.is_loaded = True
@@ -166,7 +166,7 @@ class Gangs:
     def __init__(self, roles: Iterable[str], listener: PodListener, seconds: float) -> None:
         """`listener`: to which they connect. `seconds`: how long a role may be silent."""
         connected = asyncio.get_running_loop().create_future
-        self._gangs = {role: Gang(role, connected()) for role in roles}
+        self._gangs = {role: RoleGang(role, connected()) for role in roles}
         self._seconds = seconds
         for role, gang in self._gangs.items():
             listener.admit(role, gang)
@@ -175,7 +175,7 @@ class Gangs:
         return bool(self._gangs)
 
     @property
-    def critic(self) -> Gang | None:
+    def critic(self) -> RoleGang | None:
         """The critic's gang, the only one that learns."""
         return self._gangs.get(names.ROLE_CRITIC)
 
@@ -218,7 +218,7 @@ class Buffer(Protocol):
 class Critic:
     """The driver's view of the critic. The order of requests: values of a batch, an update from it, perhaps a save, values of the next batch."""
 
-    def __init__(self, gang: Gang, changed: Callable[[], None]):
+    def __init__(self, gang: RoleGang, changed: Callable[[], None]):
         """`changed` is called when the result of `take`, `learnt` or `saved` may have changed."""
         self._gang, self._changed = gang, changed
         gang.wake = changed

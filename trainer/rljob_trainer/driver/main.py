@@ -19,7 +19,7 @@ from rljob_trainer import failure
 from rljob_trainer.agents.agent import Agent, agent_of
 from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.generated_data import generate
-from rljob_trainer.data.encoding import Workers
+from rljob_trainer.data.encoding import EncodingWorkers
 from rljob_trainer.data.loading import load_examples
 from rljob_trainer.data.order import Dataset, steps_of, with_steps
 from rljob_trainer.data.tokenizer import Tokenizer, ToolTokenizer, load_tokenizer, unheard_end
@@ -119,7 +119,7 @@ async def _supervised(
     directory: Path, control: Control, token: str, progress: ProgressFile, tokenizer: Tokenizer, pods: PodListener
 ) -> AsyncIterator[tuple[Driver, RolloutPool, Gangs]]:
     """A supervised task: examples that worker processes tokenise while the ranks train; no rollouts and no rewards."""
-    spec, workers = control.spec, Workers(control.spec)
+    spec, workers = control.spec, EncodingWorkers(control.spec)
     gangs = Gangs(spec.gangs, pods, spec.lifecycle.stall_timeout_seconds)
     try:
         made = row_maker(directory, spec, progress)

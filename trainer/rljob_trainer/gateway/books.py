@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from rljob_trainer.gateway.journal import Journal, JournalRecord
-from rljob_trainer.gateway.line import Arrival, Asked, RequestLine
+from rljob_trainer.gateway.line import Asked, Novelty, RequestLine
 from rljob_trainer.wire.gateway import encode
-from rljob_trainer.wire.service import Failure
+from rljob_trainer.wire.service import WorkFailure
 
 MOST_ANSWERS = 64 * 2**20
 """Bytes of results of a model, beyond which old ones are dropped: they have been fetched, or nobody fetches them."""
@@ -40,7 +40,7 @@ class Book:
         return Book(line, journal)
 
     @staticmethod
-    def refused(line: RequestLine, first: Asked, why: Failure) -> "Book":
+    def refused(line: RequestLine, first: Asked, why: WorkFailure) -> "Book":
         """A model that there is no room for: all of its requests fail with the reason."""
         line.entries[0], line.failed = first, encode(why)
         return Book(line, None)
@@ -57,7 +57,7 @@ class Book:
         journal.records.clear()
         return Book(line, journal)
 
-    async def ask(self, seq: int, entry: Asked) -> Arrival:
+    async def ask(self, seq: int, entry: Asked) -> Novelty:
         """A client's request; `new` once it is on the disk."""
         async with self._writing:
             arrival = self.line.arrival(seq, entry)
@@ -84,7 +84,7 @@ class Book:
             self.line.shed(MOST_ANSWERS)
         await self.tell()
 
-    async def give_up(self, seq: int, why: Failure) -> None:
+    async def give_up(self, seq: int, why: WorkFailure) -> None:
         """A request gets a failure, and is executed no more: the model is as if it had not come."""
         async with self._writing:
             if self._journal:
@@ -94,7 +94,7 @@ class Book:
             self.line.entries[seq].answered = time.monotonic()
         await self.tell()
 
-    async def fail(self, why: Failure) -> None:
+    async def fail(self, why: WorkFailure) -> None:
         """All requests of the model fail, those to come too."""
         async with self._writing:
             await self._change(lambda line: line.fail(encode(why)))
@@ -123,7 +123,7 @@ class Book:
             entry.fetched = time.monotonic()
         return entry.result or self.line.failed
 
-    async def remove(self, why: Failure) -> None:
+    async def remove(self, why: WorkFailure) -> None:
         """Forget the model: whoever waits for a result gets the failure."""
         async with self._writing:
             if self._journal:
@@ -221,7 +221,7 @@ class Clients(Protocol):
         """Ranks have begun, and write nothing: what nobody has a use for can go."""
 
 
-class Sampling(Protocol):
+class WaitingSamples(Protocol):
     """The samples that clients wait for."""
 
     @property

@@ -45,7 +45,7 @@ class Keys:
         return caller
 
 
-class Limits:
+class Quotas:
     """Those of every client. A message says which limit it was, and what to do; None: there is room."""
 
     def __init__(self, spec: ServiceSpec) -> None:

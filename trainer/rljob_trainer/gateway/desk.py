@@ -13,7 +13,7 @@ from rljob_trainer.gateway.books import MOST_ANSWERS, Book, Clients
 from rljob_trainer.gateway.clients import FairShares, ServiceTally
 from rljob_trainer.gateway.files import CHECKPOINTS, SNAPSHOTS, STATES, ServiceFiles
 from rljob_trainer.wire.gateway import decode_result, decode_work, encode
-from rljob_trainer.wire.service import Failure, KeepModels, LoadState, Result, SaveForSampler, SaveState, Work
+from rljob_trainer.wire.service import KeepModels, LoadState, SaveForSampler, SaveState, Work, WorkFailure, WorkResult
 
 UNCOVERED = 64 * 2**20
 """Bytes of requests that no checkpoint covers, with which the next one does not wait for its time."""
@@ -26,7 +26,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 600.0
 
 log = logging.getLogger(__name__)
 
-Finish = Callable[[Result | Failure, bytes], Awaitable[None]]
+Finish = Callable[[WorkResult | WorkFailure, bytes], Awaitable[None]]
 """What to do with a result, given as message and body."""
 
 
@@ -36,7 +36,7 @@ class Piece:
 
     work: bytes
     finish: Finish
-    give_up: Callable[[Failure], Awaitable[None]] | None = None
+    give_up: Callable[[WorkFailure], Awaitable[None]] | None = None
     """What becomes of it when MOST_ENDS attempts have failed with it. None: it is asked for by nobody, and comes again."""
     name: str = ""
     """What it is, in words that are the same in every epoch."""
@@ -119,7 +119,7 @@ class Desk:
         if piece.give_up and self._ends[piece.name] >= MOST_ENDS:
             why = f"the ranks have ended {MOST_ENDS} times while they did {piece.name}. Their logs say how they ended"
             log.error("%s", why)
-            await piece.give_up(Failure(message=why, category="server"))
+            await piece.give_up(WorkFailure(message=why, category="server"))
 
     async def _offer(self, draining: bool) -> Piece | None:
         self._changed.clear()
@@ -161,8 +161,8 @@ class Desk:
         line = book.line
         steps = list(self._steps(book))
 
-        async def finish(result: Result | Failure, body: bytes) -> None:
-            if isinstance(result, Failure):
+        async def finish(result: WorkResult | WorkFailure, body: bytes) -> None:
+            if isinstance(result, WorkFailure):
                 await self._not_made(book, result)
                 return
             if line.built + 1 == len(steps):
@@ -188,11 +188,11 @@ class Desk:
     async def _running(self, book: Book, seq: int) -> Piece | None:
         """A request of a client. None: it needed no ranks."""
         entry, model, directory = book.line.entries[seq], book.line.model, ""
-        work: Work | Failure | None = None
-        if entry.kind in ("SaveState", "SaveForSampler", "LoadState", "Failure"):
+        work: Work | WorkFailure | None = None
+        if entry.kind in ("SaveState", "SaveForSampler", "LoadState", "WorkFailure"):
             work = _read(entry.body)
         if isinstance(work, SaveState | SaveForSampler) and (why := self._clients.refusal(book, entry.saves)):
-            work = Failure(message=why)
+            work = WorkFailure(message=why)
         elif isinstance(work, SaveState | SaveForSampler):
             kind = STATES if isinstance(work, SaveState) else SNAPSHOTS
             directory = self._files.new(model, seq, kind)
@@ -200,9 +200,9 @@ class Desk:
         if isinstance(work, LoadState):
             work = await self._loading(book, work)
 
-        async def finish(result: Result | Failure, body: bytes) -> None:
+        async def finish(result: WorkResult | WorkFailure, body: bytes) -> None:
             if entry.result is None:
-                if directory and isinstance(result, Result):
+                if directory and isinstance(result, WorkResult):
                     await self._clients.has_saved(book, seq, directory)
                 await book.answer(seq, body)
                 self.tally.trained(entry.tokens)
@@ -211,19 +211,19 @@ class Desk:
             book.line.executed(seq)  # last: after an error before this, the same result comes again
             self._turns.spend(model, entry.tokens, self._clients.share)
 
-        if isinstance(work, Failure):
+        if isinstance(work, WorkFailure):
             await finish(work, encode(work))
             return None
         give_up = partial(book.give_up, seq) if entry.result is None else partial(self._fail, book)
         return Piece(encode(work) if work else entry.body, finish, give_up, f"request {seq} of {model}")
 
-    async def _loading(self, book: Book, work: LoadState) -> LoadState | Failure:
+    async def _loading(self, book: Book, work: LoadState) -> LoadState | WorkFailure:
         """The directory is found once: a repetition loads, or fails to find, what the first execution did."""
         entry = book.line.entries[work.seq]
         if entry.result is None and not entry.found and (directory := self._clients.find(work.model, work.path)):
             await book.load(work.seq, directory)
         if not entry.found:
-            return Failure(message=f"there is no {work.path}")
+            return WorkFailure(message=f"there is no {work.path}")
         return replace(work, path=self._files.path(entry.found))
 
     def _checkpoint(self, book: Book) -> Piece:
@@ -231,9 +231,9 @@ class Desk:
         assert seq is not None, "it is in the ranks"
         directory = self._files.new(line.model, seq, CHECKPOINTS)
 
-        async def finish(result: Result | Failure, _: bytes) -> None:
+        async def finish(result: WorkResult | WorkFailure, _: bytes) -> None:
             book.saved_at = time.monotonic()
-            if isinstance(result, Failure):
+            if isinstance(result, WorkFailure):
                 log.warning("no checkpoint of %s: %s", line.model, result.message)
                 return
             unneeded = await book.checkpointed(seq, directory)
@@ -253,7 +253,7 @@ class Desk:
             self.mismatches += 1
             log.warning("request %d of %s has another result now that it was repeated", seq, model)
 
-    async def _not_made(self, book: Book, why: Failure) -> None:
+    async def _not_made(self, book: Book, why: WorkFailure) -> None:
         """The ranks do not get a model. One that has a checkpoint loses nothing by waiting: a later attempt may be able to read it."""
         if not book.line.checkpoint:
             await self._fail(book, why)
@@ -264,18 +264,18 @@ class Desk:
         book.line.restart()
         self.drop(book.line.model)
 
-    async def _fail(self, book: Book, why: Failure) -> None:
+    async def _fail(self, book: Book, why: WorkFailure) -> None:
         await book.fail(why)
         self.drop(book.line.model)
 
-    async def _ignore(self, result: Result | Failure, body: bytes) -> None:
+    async def _ignore(self, result: WorkResult | WorkFailure, body: bytes) -> None:
         """Of work whose result says nothing."""
 
 
-def _read(body: bytes) -> Work | Failure:
+def _read(body: bytes) -> Work | WorkFailure:
     try:
         return decode_work(body)
     except ValueError:  # what the client got wrong, in place of work
         failure = decode_result(body)
-        assert isinstance(failure, Failure), "an entry is one of the two"
+        assert isinstance(failure, WorkFailure), "an entry is one of the two"
         return failure

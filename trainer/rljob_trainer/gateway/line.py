@@ -13,9 +13,9 @@ from itertools import count, takewhile
 from typing import Literal
 
 from rljob_trainer.wire.gateway import decode_result, encode
-from rljob_trainer.wire.service import Failure, ForwardBackward, Result, SaveForSampler, SaveState, Work
+from rljob_trainer.wire.service import ForwardBackward, SaveForSampler, SaveState, Work, WorkFailure, WorkResult
 
-Arrival = Literal["new", "same", "other"]
+Novelty = Literal["new", "same", "other"]
 """A request is new, or repeated, or another one has its number already."""
 
 
@@ -47,7 +47,7 @@ class Asked:
     """When the result came."""
 
     @staticmethod
-    def of(work: Work | Failure, saves: str = "", ttl: int = 0) -> "Asked":
+    def of(work: Work | WorkFailure, saves: str = "", ttl: int = 0) -> "Asked":
         """A request as it comes. `work`: what the ranks are to do, or why it fails in its turn."""
         body = encode(work)
         digest = hashlib.sha256(f"{saves} {ttl}".encode() + b"\0" + body).hexdigest()
@@ -58,7 +58,7 @@ class Asked:
     def stepped(self) -> bool:
         """Whether it is an optimizer step that the ranks have made. One that they refused leaves the gradient as it was."""
         made = self.kind == "OptimStep" and self.result is not None
-        return made and isinstance(decode_result(self.result or b""), Result)
+        return made and isinstance(decode_result(self.result or b""), WorkResult)
 
 
 @dataclass
@@ -98,7 +98,7 @@ class RequestLine:
         numbers = takewhile(self.entries.__contains__, count(max(self.done, self.watermark) + 1))
         return sum(self.entries[seq].result is None for seq in numbers)
 
-    def arrival(self, seq: int, request: Asked) -> Arrival:
+    def arrival(self, seq: int, request: Asked) -> Novelty:
         """What a request is that comes now."""
         if seq <= self.watermark or seq in self.entries:
             known = self.entries.get(seq)
@@ -220,8 +220,8 @@ class RequestLine:
         entry.body = b""
 
 
-def _changes(work: Work | Failure) -> bool:
+def _changes(work: Work | WorkFailure) -> bool:
     """Whether the model is another one when it is done."""
     if isinstance(work, ForwardBackward):
         return not work.forward_only
-    return not isinstance(work, SaveState | SaveForSampler | Failure)
+    return not isinstance(work, SaveState | SaveForSampler | WorkFailure)

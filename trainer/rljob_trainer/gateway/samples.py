@@ -17,7 +17,7 @@ from rljob_trainer.gateway.service import GRACE_SECONDS, UnknownError
 from rljob_trainer.machine import most_open_files
 from rljob_trainer.wire.rollout_client import ReplicaLost, ReplicaUnreachable, RequestRefusedError, RolloutClient
 from rljob_trainer.wire.rollout_server import SampleAnswer, SampleRequest
-from rljob_trainer.wire.service import Failure
+from rljob_trainer.wire.service import WorkFailure
 from rljob_trainer.wire.weights.protocol import AttemptSuperseded
 
 RETRY_SECONDS = 1.0
@@ -121,7 +121,7 @@ class _Sampling:
     client: str
     directory: str
     """Of the snapshot; empty: the base model."""
-    task: asyncio.Task[SampleAnswer | Failure]
+    task: asyncio.Task[SampleAnswer | WorkFailure]
     size: int
     """Bytes that it holds."""
     fetched: float | None = None
@@ -145,13 +145,13 @@ class Samples:
         """Directories of snapshots from which samples were cancelled, by the monotonic clock."""
         self._open = 0
 
-    def ask(self, client: str, name: str, request: SampleRequest | Failure, directory: str = "") -> None:
+    def ask(self, client: str, name: str, request: SampleRequest | WorkFailure, directory: str = "") -> None:
         """Begin. A name that is known already is the same request. `directory`: of the sampler. Raises BusyError."""
         if name in self._known:
             return
         if self._open >= MOST_OPEN:
             raise BusyError(f"{MOST_OPEN} requests for samples are waiting")
-        size = 0 if isinstance(request, Failure) else 8 * len(request.tokens)
+        size = 0 if isinstance(request, WorkFailure) else 8 * len(request.tokens)
         self._known[name] = _Sampling(client, directory, asyncio.create_task(self._run(name, request)), size)
         self.held[client] += size
 
@@ -167,7 +167,7 @@ class Samples:
         self._read_until = {directory: until for directory, until in self._read_until.items() if until > now}
         return {known.directory for known in self._known.values() if not known.task.done()}.union(self._read_until)
 
-    async def result(self, client: str, name: str, seconds: float) -> SampleAnswer | Failure | None:
+    async def result(self, client: str, name: str, seconds: float) -> SampleAnswer | WorkFailure | None:
         """The answer, which is waited for; None: there is none yet. Raises UnknownError."""
         known = self._known.get(name)
         if known is None or known.client != client:
@@ -231,12 +231,12 @@ class Samples:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, name: str, request: SampleRequest | Failure) -> SampleAnswer | Failure:
+    async def _run(self, name: str, request: SampleRequest | WorkFailure) -> SampleAnswer | WorkFailure:
         self._open += 1
         failed = True
         try:
-            answer = request if isinstance(request, Failure) else await self._answer(name, request)
-            failed = isinstance(answer, Failure)
+            answer = request if isinstance(request, WorkFailure) else await self._answer(name, request)
+            failed = isinstance(answer, WorkFailure)
             return answer
         finally:
             self._open -= 1
@@ -244,13 +244,13 @@ class Samples:
                 self._known[name].finished = time.monotonic()
                 self.completions.add(name, failed)
 
-    async def _answer(self, name: str, request: SampleRequest) -> SampleAnswer | Failure:
+    async def _answer(self, name: str, request: SampleRequest) -> SampleAnswer | WorkFailure:
         try:
             answer = await self._sample(request)
         except RequestRefusedError as error:
-            return Failure(message=str(error))
+            return WorkFailure(message=str(error))
         except ReplicaLost as error:
-            return Failure(message=str(error), category="server")
+            return WorkFailure(message=str(error), category="server")
         self._count(sum(len(sample.tokens) for sample in answer.samples))
         self._hold(name, answer)
         return answer

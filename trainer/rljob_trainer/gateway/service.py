@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rljob_api.spec.service import ServiceSpec
-from rljob_trainer.gateway.books import Book, Sampling
-from rljob_trainer.gateway.clients import BusyError, Limits, MemoryBudget
+from rljob_trainer.gateway.books import Book, WaitingSamples
+from rljob_trainer.gateway.clients import BusyError, MemoryBudget, Quotas
 from rljob_trainer.gateway.desk import Desk
 from rljob_trainer.gateway.files import Claim, ServiceFiles
 from rljob_trainer.gateway.line import Asked, RequestLine
 from rljob_trainer.gateway.registry import Names, OpenSession, Sampler, SavedModel, session_of
 from rljob_trainer.wire.gateway import decode_work
-from rljob_trainer.wire.service import CreateModel, Failure, Work
+from rljob_trainer.wire.service import CreateModel, Work, WorkFailure
 
 GRACE_SECONDS = 600.0
 """For this long a result can be fetched again."""
@@ -41,13 +41,13 @@ class GatewayService:
         self.files.take_journals(self.claim.check)
         self.names = Names(self.files.names, self.claim.check)
         self.books: dict[str, Book] = {}
-        self.sampling: Sampling | None = None
+        self.sampling: WaitingSamples | None = None
         self.memory = MemoryBudget(self._kept)
         self._leaving = set[str]()
         """Directories that go as soon as no server reads them."""
         self._creating = asyncio.Lock()
         self._restore()
-        self._limits = Limits(spec)
+        self._limits = Quotas(spec)
         self.desk = Desk(self.files, spec.checkpoint_seconds, self)
 
     def _restore(self) -> None:
@@ -91,9 +91,9 @@ class GatewayService:
         first.body = b""  # the line has it
         why = self._no_room(self.names.sessions[session_of(created.model)].client)
         if why:
-            return Book.refused(line, first, Failure(message=why))
+            return Book.refused(line, first, WorkFailure(message=why))
         if start and not line.start:
-            return Book.refused(line, first, Failure(message=f"there is no {start}"))
+            return Book.refused(line, first, WorkFailure(message=f"there is no {start}"))
         return await Book.create(self.files.journal(line.model), line, first, self.claim.check)
 
     def _no_room(self, client: str) -> str | None:
@@ -101,7 +101,9 @@ class GatewayService:
         trained, own = _not_failed(self.living()), _not_failed(self.books_of(client))
         return self._limits.models(client, len(own), len(trained))
 
-    async def ask(self, client: str, model: str, seq: int, work: Work | Failure, saves: str = "", ttl: int = 0) -> None:
+    async def ask(
+        self, client: str, model: str, seq: int, work: Work | WorkFailure, saves: str = "", ttl: int = 0
+    ) -> None:
         """A request of a model. One with a number that is taken is the same request; if it asks for something else, the model fails.
 
         Args:
@@ -118,7 +120,7 @@ class GatewayService:
         with self.memory.taking(client, size):
             arrival = await book.ask(seq, entry)
         if arrival == "other":
-            await book.fail(Failure(message=f"request {seq} of {model} came twice, with different contents"))
+            await book.fail(WorkFailure(message=f"request {seq} of {model} came twice, with different contents"))
             self.desk.drop(model)
         self.desk.changed()
 
@@ -254,7 +256,7 @@ class GatewayService:
         for model in [m for m in self.books if session_of(m) == session]:
             book = self.books.pop(model)
             self.desk.drop(model)
-            await book.remove(Failure(message="the session has ended"))
+            await book.remove(WorkFailure(message="the session has ended"))
             await self._remove_unused(*book.line.directories)
 
     async def _remove_unused(self, *directories: str) -> None:

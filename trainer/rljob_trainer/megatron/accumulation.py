@@ -22,7 +22,7 @@ from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import reduce_gradients
 from rljob_trainer.megatron.step import MiniBatch, gather
 from rljob_trainer.wire.batch import Array
-from rljob_trainer.wire.service import Datum, ForwardBackward, OptimStep, RefusedWork, Result, require_numbers
+from rljob_trainer.wire.service import Datum, ForwardBackward, OptimStep, RefusedWork, WorkResult, require_numbers
 from rljob_trainer.wire.trajectory import Floats, Trajectory, demonstration, prompt
 
 TARGETS, PRESENT = "targets", "present"
@@ -49,7 +49,7 @@ class Accumulation:
         assert model.vocabulary is not None, "clients train language models"
         self._vocabulary = model.vocabulary
 
-    def run(self, work: ForwardBackward) -> Result:
+    def run(self, work: ForwardBackward) -> WorkResult:
         """Measure the log-probabilities of the work's targets, and accumulate the gradient of its loss.
 
         Raises RefusedWork, with nothing accumulated.
@@ -66,9 +66,9 @@ class Accumulation:
         counts = [len(datum.tokens) for datum in work.data]
         gathered = gather(list(zip(micro_batches, measured, strict=False)), counts, self._parallel, (width,))
         log_probs = tuple(_of_datum(*pair) for pair in zip(gathered, work.data, strict=True))
-        return Result(metrics={"loss:sum": total(chosen, work, log_probs)}, log_probs=log_probs)
+        return WorkResult(metrics={"loss:sum": total(chosen, work, log_probs)}, log_probs=log_probs)
 
-    def step(self, work: OptimStep) -> Result:
+    def step(self, work: OptimStep) -> WorkResult:
         """One step of AdamW with what was accumulated. Raises RefusedWork, with the parameters as they were."""
         require_numbers(work)
         reduce_gradients(list(self._chunks))
@@ -85,7 +85,7 @@ class Accumulation:
         zero_gradients(self._chunks, self._optimizer)
         if not math.isfinite(norm):
             raise RefusedWork(f"no step was made: the norm of the gradient is {norm}. What was accumulated is dropped")
-        return Result(metrics={"grad_norm:mean": norm})
+        return WorkResult(metrics={"grad_norm:mean": norm})
 
     def _micro_batches(self, data: Sequence[Datum], width: int) -> list[MicroBatch]:
         """This rank's part. Raises RefusedWork when a datum does not fit into a micro-batch."""

@@ -9,7 +9,7 @@ from itertools import groupby
 import numpy as np
 
 from rljob_api.sizing.layout import Layout
-from rljob_api.sizing.shape import NOMINAL, Work
+from rljob_api.sizing.shape import NOMINAL, PassCost
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.wire.batch import Columns
 
@@ -50,7 +50,7 @@ class Planner:
     """Keep the rows of a group adjacent in one micro-batch, as Objective.pairs demands."""
     with_last_token: bool = False
     """Count every sequence with its last token, as Objective.scores demands."""
-    work: Work = NOMINAL.work
+    work: PassCost = NOMINAL.work
     """Of the model."""
 
     def plan(self, columns: Columns) -> StepPlan:

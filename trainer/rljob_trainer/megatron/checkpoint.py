@@ -88,7 +88,7 @@ class CheckpointedNetwork:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class LiveState:
     """The live objects that a checkpoint is saved from or loaded into."""
 
     networks: Mapping[str, CheckpointedNetwork]
@@ -97,7 +97,7 @@ class State:
     """State of the policy's objective; see Objective.state."""
     layout: str
 
-    def only(self, names: Collection[str]) -> "State":
+    def only(self, names: Collection[str]) -> "LiveState":
         """The state with these networks only."""
         return replace(self, networks={name: network for name, network in self.networks.items() if name in names})
 
@@ -107,14 +107,14 @@ class State:
         return sum(network.copied_bytes for network in self.networks.values())
 
 
-def prepare(state: State, staging: Staging) -> None:
+def prepare(state: LiveState, staging: Staging) -> None:
     """Begin to make ready what a save that is written while training continues copies into, unless that was done. Only GPUs need it.
     Collective."""
     if torch.cuda.is_available() and not staging.is_prepared:
         staging.prepare(state.copied_bytes)
 
 
-def save(directory: Path, state: State, alongside: bool, staging: Staging) -> Writing:
+def save(directory: Path, state: LiveState, alongside: bool, staging: Staging) -> Writing:
     """Copy the state, and start to write it into `directory`, a new one on a file system that all ranks share. Collective.
 
     The save is complete once `finish` of the result has returned on every rank. It does not contain what is trained meanwhile. `alongside`: training
@@ -136,7 +136,7 @@ def save(directory: Path, state: State, alongside: bool, staging: Staging) -> Wr
     )
 
 
-def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
+def load(directory: Path, state: LiveState, heartbeat: Callable[[], None]) -> dict[str, Any]:
     """Load what `save` wrote into the live objects. Returns the state of the objective. Collective.
 
     Random states are loaded only in the same layout. `heartbeat` is called for every tensor that this rank has read.
@@ -151,7 +151,7 @@ def load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[s
     return objectives[0]
 
 
-def objective_of(directory: Path, state: State) -> dict[str, Any]:
+def objective_of(directory: Path, state: LiveState) -> dict[str, Any]:
     """The state of the objective in what `save` wrote. Raises as `load` does; nothing is loaded."""
     return _common(directory, state)["objective"]
 
@@ -161,7 +161,7 @@ def _place(directory: Path, network: str) -> Path:
     return own if own.is_dir() else directory
 
 
-def _common(directory: Path, state: State) -> dict[str, Any]:
+def _common(directory: Path, state: LiveState) -> dict[str, Any]:
     """What all ranks have in common, if it belongs to the state. Raises ConfigurationError."""
     common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(directory))
     _require_networks(common["names"], state)
@@ -170,7 +170,7 @@ def _common(directory: Path, state: State) -> dict[str, Any]:
     return common
 
 
-def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[str, Any]:
+def _load(directory: Path, state: LiveState, heartbeat: Callable[[], None]) -> dict[str, Any]:
     common = _common(directory, state)
     wanted = _sharded(state, loading=True)
     same_layout = common["layout"] == state.layout
@@ -186,7 +186,7 @@ def _load(directory: Path, state: State, heartbeat: Callable[[], None]) -> dict[
     return common["objective"]
 
 
-def _require_networks(held: list[str], state: State) -> None:
+def _require_networks(held: list[str], state: LiveState) -> None:
     missing = sorted(set(state.networks) - set(held))
     if missing:
         rule = f"the checkpoint holds {' and '.join(held)} only: the job that made it trained no {missing[0]}"
@@ -223,7 +223,7 @@ def _metadata(in_place: bool = False) -> dict[str, Any]:
     }
 
 
-def _sharded(state: State, loading: bool, in_place: bool = False) -> dict[str, Any]:
+def _sharded(state: LiveState, loading: bool, in_place: bool = False) -> dict[str, Any]:
     parts = {name: _sharded_network(network, loading, in_place) for name, network in state.networks.items()}
     for name, part in parts.items():
         add_prefix_for_sharding(part, f"{name}.")

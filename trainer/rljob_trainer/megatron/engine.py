@@ -32,7 +32,7 @@ from rljob_trainer.megatron.value_model import ValueModel, critic_model
 from rljob_trainer.wire.batch import Batch, Columns
 from rljob_trainer.wire.parity import MismatchError
 from rljob_trainer.wire.trajectory import Trajectory
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 __all__ = ["Engine", "MismatchError", "NonFiniteError"]
 
@@ -147,7 +147,7 @@ class Engine(ModelRanks):
         """Yields the policy's tensors under their Hugging Face names, unsharded, in its dtype. Every rank must exhaust the iterator."""
         yield from self._exported(self._model.export())
 
-    def export_owned(self) -> list[Phase]:
+    def export_owned(self) -> list[GatherPhase]:
         """The policy in parts: each tensor on one rank, in two phases. Every rank must exhaust all of them, in their order."""
         with self._policy.offloader.using("parameters"):
             phases = self._model.export_owned()
@@ -227,10 +227,10 @@ class Engine(ModelRanks):
         steps = Amounts.of(spec).updates * spec.train.total_steps
         return TrainedNetwork(model, spec, critic.optimizer, steps, critic.offload, self._parallel, self.heartbeat)
 
-    def _state(self) -> checkpoint.State:
+    def _state(self) -> checkpoint.LiveState:
         networks = {"policy": self._policy} | ({"critic": self._critic} if self._critic else {})
         parts = {name: network.checkpointed() for name, network in networks.items()}
-        return checkpoint.State(parts, self.objective.state(), self.layout)
+        return checkpoint.LiveState(parts, self.objective.state(), self.layout)
 
     def _all_on_device(self) -> ExitStack:
         """A context in which parameters and optimizer state of all trained networks are on the device."""

@@ -10,7 +10,7 @@ from megatron.bridge import AutoBridge
 from megatron.core import parallel_state as mpu
 from megatron.core.transformer.module import MegatronModule
 
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 _VOCABULARY_WEIGHTS = ("embedding.word_embeddings.weight", "output_layer.weight")
 
@@ -33,7 +33,7 @@ class Exporter:
         """
         return self._converted(self.tasks, change)
 
-    def owned(self, change: Callable[[Any], Any] = lambda task: task) -> list[Phase]:
+    def owned(self, change: Callable[[Any], Any] = lambda task: task) -> list[GatherPhase]:
         """Like `tensors`, but each tensor on its owner only: nothing leaves its pipeline stage. The first call is collective over all ranks.
 
         First what all ranks of the stage share: the first rank of its first copy owns it, and the tensor ranks of that copy take part. So do the
@@ -45,7 +45,7 @@ class Exporter:
         first = mpu.get_tensor_model_parallel_rank() == 0 and _first_copy()
         leads = mpu.get_expert_tensor_parallel_rank() == 0 and mpu.get_expert_data_parallel_rank() == 0
         return [
-            Phase(self._converted(tasks, change), owns, sum(map(self._size, tasks)) if owns else 0)
+            GatherPhase(self._converted(tasks, change), owns, sum(map(self._size, tasks)) if owns else 0)
             for tasks, owns in ((shared, first), (experts, leads))
         ]
 

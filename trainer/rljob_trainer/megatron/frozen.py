@@ -14,7 +14,7 @@ from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.model import MegatronReward
 from rljob_api.spec.roles import Offload
-from rljob_trainer.checkpoint.staging import HostMemory, bytes_of
+from rljob_trainer.checkpoint.staging import PinnedMemory, bytes_of
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.lora import is_adapter
 from rljob_trainer.megatron.memory import Offloader
@@ -98,7 +98,7 @@ class HostCopy:
         if [p.shape for p in ours] != [p.shape for p in theirs]:
             fix = "name a model of the same shapes, or set spec.reference.offload: false"
             raise ConfigurationError(FIELD, "set", "is not of the policy's architecture", fix)
-        self._ours, self._host, self._size = ours, HostMemory(), 0
+        self._ours, self._host, self._size = ours, PinnedMemory(), 0
         for parameter in theirs:
             self._size = self._host.write(self._size, bytes_of(parameter))
 

@@ -16,7 +16,7 @@ from rljob_api.spec.model import LoraSpec
 from rljob_trainer.checkpoint.files import appears, sync_file
 from rljob_trainer.megatron.lora_parts import PREFIX
 from rljob_trainer.megatron.parallel_state import current_device
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], target: Path) -> None:
@@ -35,7 +35,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", "
 class Exporting(Protocol):
     """What can be written: an Engine, or a single model."""
 
-    def export_owned(self) -> list[Phase]:
+    def export_owned(self) -> list[GatherPhase]:
         """See Engine.export_owned. Collective."""
         ...
 

@@ -20,12 +20,12 @@ import torch
 
 from rljob_api import names
 from rljob_api.sizing.layout import Layout
-from rljob_api.sizing.memory import Phase, PhaseName, phases
+from rljob_api.sizing.memory import PhaseMemory, PhaseName, phases
 from rljob_api.sizing.replica import server_defaults
 from rljob_api.sizing.shape import Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.roles import Offload
-from rljob_trainer.checkpoint.staging import HostMemory
+from rljob_trainer.checkpoint.staging import PinnedMemory
 from rljob_trainer.failure import ConfigurationError
 
 PartName = Literal["parameters", "gradients", "optimizer"]
@@ -74,7 +74,7 @@ class OffloadedPart:
         """Offloads them at once. `keep`: preserve their content."""
         self._tensors, self._keep, self._users = tensors, keep, 0
         self._away: list[tuple[torch.UntypedStorage, int]] = []
-        self._host = HostMemory()
+        self._host = PinnedMemory()
         self._offload()
 
     @contextmanager
@@ -128,7 +128,7 @@ def torch_optimizers(optimizer: Any) -> Iterator[torch.optim.Optimizer]:
 class MemoryPlan:
     """The memory plan of a job on a device of `device` bytes. `phases` is empty when the sizes of the model are unknown."""
 
-    phases: list[Phase]
+    phases: list[PhaseMemory]
     device: float
 
     @staticmethod
@@ -194,7 +194,7 @@ def _forget_peak() -> None:
             (PROCESS / "clear_refs").write_text(RESET_PEAK)
 
 
-def _too_much(spec: RLJobSpec, phase: Phase, device: float) -> ConfigurationError:
+def _too_much(spec: RLJobSpec, phase: PhaseMemory, device: float) -> ConfigurationError:
     parts = f"{_gib(phase.state)} GiB of models and optimizers"
     fix = "use more ranks (spec.trainer.nodes, parallelism.tensor or pipeline), or set spec.trainer.offload"
     if not phase.server:

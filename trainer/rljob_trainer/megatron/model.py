@@ -26,7 +26,7 @@ from rljob_trainer.megatron.multi_token import LAYERS, MultiTokenLoss
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.plain_torch.layers import mark_expert_parameters
 from rljob_trainer.megatron.provider import configure, open_bridge, provide
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 CHECKPOINT = "spec.model.megatronCheckpoint"
 
@@ -61,7 +61,7 @@ class PolicyModel:
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._exporter.tensors(self.adapters.merged) if self.adapters else self._exporter.tensors()
 
-    def export_owned(self) -> list[Phase]:
+    def export_owned(self) -> list[GatherPhase]:
         """See Exporter.owned."""
         return self._exporter.owned(self.adapters.merged) if self.adapters else self._exporter.owned()
 

@@ -29,7 +29,7 @@ from rljob_trainer.megatron.packing import MicroBatch
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.routing import Routing
 from rljob_trainer.megatron.step import MiniBatch, Step
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 OutputFunction = Callable[[MicroBatch, torch.Tensor], Any]
 """A function of a micro-batch and the model's output, called on the last pipeline stage."""
@@ -157,7 +157,7 @@ class TrainedModel(LoadedModel, Protocol):
         """Yields Hugging Face names and unsharded tensors in the model's dtype, on every rank. Collective: every rank must exhaust the iterator."""
         ...
 
-    def export_owned(self) -> list[Phase]:
+    def export_owned(self) -> list[GatherPhase]:
         """The same tensors in parts, each on one rank; see plan.Phase. The first call is collective over all ranks."""
         ...
 

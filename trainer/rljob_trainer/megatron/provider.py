@@ -21,7 +21,7 @@ from rljob_api.families import FAMILIES
 from rljob_api.rules.layout import COMPILED
 from rljob_api.rules.model import model_violations
 from rljob_api.sizing.layout import Layout
-from rljob_api.sizing.shape import NOMINAL, Shape, Work
+from rljob_api.sizing.shape import NOMINAL, PassCost, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.compat.families import sandwiched
@@ -92,7 +92,7 @@ def read_config(path: str, field: str) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def work_of(spec: RLJobSpec) -> Work:
+def work_of(spec: RLJobSpec) -> PassCost:
     """What a sequence costs the policy, by which micro-batches are dealt out. Models on other gangs are mostly of its shape."""
     return (Shape.of(read_config(spec.model.path, MODEL)) or NOMINAL).work
 

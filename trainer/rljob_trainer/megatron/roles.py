@@ -122,5 +122,5 @@ class CriticRole(ModelRanks):
         """Restore the critic from an engine's directory. It may have been saved in another layout, or on the trainer's ranks."""
         checkpoint.load(directory, self._state(), self.heartbeat)
 
-    def _state(self) -> checkpoint.State:
-        return checkpoint.State({names.ROLE_CRITIC: self._network.checkpointed()}, {}, self.layout)
+    def _state(self) -> checkpoint.LiveState:
+        return checkpoint.LiveState({names.ROLE_CRITIC: self._network.checkpointed()}, {}, self.layout)

@@ -43,7 +43,7 @@ from rljob_trainer.wire.service import (
     LoadState,
     OptimStep,
     RefusedWork,
-    Result,
+    WorkResult,
 )
 
 ATTENTION = ".self_attention."
@@ -187,19 +187,19 @@ class ServiceEngine(ModelRanks):
         self._offloader = Offloader(Offload(), self._model.modules, self._chunks, self._optimizer)
         self.backend = backend.describe(self._model.config, self._optimizer)
 
-    def create(self, work: CreateModel) -> Result:
+    def create(self, work: CreateModel) -> WorkResult:
         self._slots.create(work)
-        return Result()
+        return WorkResult()
 
     def keep(self, models: Collection[str]) -> None:
         """Forget all other models."""
         self._slots.keep(models)
 
-    def forward_backward(self, work: ForwardBackward) -> Result:
+    def forward_backward(self, work: ForwardBackward) -> WorkResult:
         self._slots.use(work.model)
         return self._passes.run(work)
 
-    def optim_step(self, work: OptimStep) -> Result:
+    def optim_step(self, work: OptimStep) -> WorkResult:
         self._slots.use(work.model)
         return self._passes.step(work)
 
@@ -214,7 +214,7 @@ class ServiceEngine(ModelRanks):
         settings = self._slots.use(model)
         return checkpoint.save(directory, self._state(settings), False, Staging())
 
-    def load(self, work: LoadState) -> Result:
+    def load(self, work: LoadState) -> WorkResult:
         """Continue a model from what `save` wrote, in this or another layout."""
         settings, directory = self._slots.use(work.model), Path(work.path)
         try:
@@ -227,7 +227,7 @@ class ServiceEngine(ModelRanks):
         checkpoint.load(directory, self._state(settings), self.heartbeat)
         if not work.optimizer:
             self._slots.restart()
-        return Result()
+        return WorkResult()
 
     def _exported(self, settings: CreateModel) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._model.export_adapters():
@@ -235,11 +235,11 @@ class ServiceEngine(ModelRanks):
             if settings.attention if name.split(".")[-3] in ATTENTION_MODULES else settings.mlp:
                 yield name, tensor[: settings.rank] if name.endswith(".lora_A.weight") else tensor[:, : settings.rank]
 
-    def _state(self, settings: CreateModel) -> checkpoint.State:
+    def _state(self, settings: CreateModel) -> checkpoint.LiveState:
         network = checkpoint.CheckpointedNetwork(
             self._model.modules, self._model.base, self._optimizer, None, self._offloader
         )
-        return checkpoint.State({NETWORK: network}, _identity(settings), self.layout)
+        return checkpoint.LiveState({NETWORK: network}, _identity(settings), self.layout)
 
 
 def with_adapters(spec: RLJobSpec) -> RLJobSpec:

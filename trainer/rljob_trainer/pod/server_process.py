@@ -19,7 +19,7 @@ from rljob_trainer.machine import memory_limit, oom_kills
 from rljob_trainer.patches import UNSUPPORTED_VERSION
 from rljob_trainer.pod.health import HealthCheck, Lost
 from rljob_trainer.pod.part import FollowerCheck, PodPart
-from rljob_trainer.processes import Family
+from rljob_trainer.processes import ProcessTree
 from rljob_trainer.wire.weights.protocol import APPLYING_FAILED, FOLLOWER_FAILED, FOLLOWS, PAUSING_FAILED
 
 LINE = re.compile(r"(?:\((?P<process>\S+ pid=\d+)\) ?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?(?P<text>.*)")
@@ -139,7 +139,7 @@ class ServerProcess:
     def __init__(
         self,
         process: asyncio.subprocess.Process,
-        family: Family,
+        family: ProcessTree,
         output: asyncio.StreamReader,
         check: HealthCheck,
         section: str,
@@ -166,7 +166,7 @@ class ServerProcess:
         """
         command = (sys.executable, "-m", SERVER, *arguments)
         output, end = await _pipe()
-        family = Family()
+        family = ProcessTree()
         try:
             process = await asyncio.create_subprocess_exec(
                 *command, env=dict(environment) | family.environment, stdout=end, stderr=end, start_new_session=True

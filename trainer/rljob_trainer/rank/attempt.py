@@ -24,7 +24,7 @@ from rljob_trainer.rank import nccl
 from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.publication import Exports
 from rljob_trainer.rank.scatter import Scatter
-from rljob_trainer.rank.tasks import Task, task_of
+from rljob_trainer.rank.tasks import RankTask, task_of
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.calls import TaskOutcome
@@ -51,7 +51,7 @@ class RankZero:
             continue
 
 
-class Attempt:
+class RankAttempt:
     """One attempt. `rank_zero` is None on all other ranks."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Attempt:
         """`senders`: to the rollouts; None for tasks without rollouts."""
         self._spec, self._ranks, self._rank_zero, self.engine = control.spec, ranks, rank_zero, engine
         driver = rank_zero.driver if rank_zero else None
-        self.task: Task = task_of(control.spec, ranks, driver, engine, senders, self._complete_save)
+        self.task: RankTask = task_of(control.spec, ranks, driver, engine, senders, self._complete_save)
         self._scatter = Scatter(ranks, driver, engine, engine.parts)
         self._critic_apart = names.ROLE_CRITIC in control.spec.gangs
         store = rank_zero.store if rank_zero else None

@@ -135,13 +135,13 @@ class DriverClient(Client):
         self._socket.close()
 
 
-class ServiceClient(Client):
+class ServiceDriverClient(Client):
     """Calls of the trainer's rank 0 in `task: service`. wire/service.py describes them."""
 
     @staticmethod
-    def connect(directory: Path, seconds: float) -> "ServiceClient":
+    def connect(directory: Path, seconds: float) -> "ServiceDriverClient":
         """See DriverClient.connect. `directory`: of the attempt."""
-        return ServiceClient(_to_own_driver(directory / "driver.sock", directory / "error-driver.json", seconds))
+        return ServiceDriverClient(_to_own_driver(directory / "driver.sock", directory / "error-driver.json", seconds))
 
     ready = remote(ServiceCalls.ready)
     next = remote(ServiceCalls.next)

@@ -9,11 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rljob_trainer.rank.attempt import Attempt
+    from rljob_trainer.rank.attempt import RankAttempt
     from rljob_trainer.wire.calls import TaskOutcome
 
 
-def run(job: "Attempt") -> "TaskOutcome":
+def run(job: "RankAttempt") -> "TaskOutcome":
     """Train until the last step, or until the operator drains the job. Returns which of the two it was."""
     step = job.begin()  # restored from a checkpoint, or 0
     while batch := job.task.next(step):  # waits; rollouts that are new get the weights meanwhile

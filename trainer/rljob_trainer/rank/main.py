@@ -122,10 +122,10 @@ def _join(directory: Path, control: Control) -> None:
     dist.init_process_group("nccl" if gpu else "gloo", timeout=timeout)
 
 
-def _attempt(directory: Path, control: Control) -> "loop.Attempt":
+def _attempt(directory: Path, control: Control) -> "loop.RankAttempt":
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.megatron.memory import MemoryPlan, device_bytes
-    from rljob_trainer.rank.attempt import Attempt, RankZero  # imports megatron, which has to be patched first
+    from rljob_trainer.rank.attempt import RankAttempt, RankZero  # imports megatron, which has to be patched first
     from rljob_trainer.rank.tasks import objective_of, require_same_files
 
     ranks = Ranks(control.spec.lifecycle.stall_timeout_seconds)
@@ -142,7 +142,7 @@ def _attempt(directory: Path, control: Control) -> "loop.Attempt":
     objective = objective_of(spec)
     require_same_files(objective, ranks)
     engine = Engine(spec, heartbeat, objective)
-    return Attempt(control, ranks, engine, senders, RankZero(driver, store, plan) if driver and store else None)
+    return RankAttempt(control, ranks, engine, senders, RankZero(driver, store, plan) if driver and store else None)
 
 
 def _with_steps(control: Control, ranks: Ranks, driver: DriverClient | None) -> Control:

@@ -27,7 +27,7 @@ from rljob_trainer.rank.driver_client import DriverClient
 from rljob_trainer.rank.weights.senders import Senders
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe, arithmetic_of, probe_sample
-from rljob_trainer.wire.weights.plan import Phase
+from rljob_trainer.wire.weights.plan import GatherPhase
 
 
 class Exports:
@@ -162,13 +162,13 @@ class Publication:
         sequences = tuple(map(tuple, self._probe))
         return Probe(sequences, tuple(tuple(values.tolist()) for values in measured), arithmetic_of(self._spec))
 
-    def _phases(self) -> list[Phase]:
+    def _phases(self) -> list[GatherPhase]:
         """What this rank gathers and sends. Servers in pods of their own get every tensor from the rank that owns it."""
         lora = self._spec.model.lora
         if lora and lora.sync == "adapters":
-            return [Phase(scaled(self._engine.export_adapters(), lora.alpha / lora.rank), self._senders.leads)]
+            return [GatherPhase(scaled(self._engine.export_adapters(), lora.alpha / lora.rank), self._senders.leads)]
         if self._senders.colocated:
-            return [Phase(self._engine.export(), self._senders.leads)]
+            return [GatherPhase(self._engine.export(), self._senders.leads)]
         return self._engine.export_owned()
 
     def _sent(self) -> None:

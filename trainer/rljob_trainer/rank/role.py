@@ -10,7 +10,7 @@ from rljob_api import names
 from rljob_api.protocol import Control
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.checks import prove_fence
-from rljob_trainer.checkpoint.saving import Part
+from rljob_trainer.checkpoint.saving import CheckpointPart
 from rljob_trainer.data.order import with_steps
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.megatron.roles import CriticRole, FrozenRole
@@ -19,7 +19,7 @@ from rljob_trainer.rank.scatter import Scatter
 from rljob_trainer.rank.tasks import objective_of
 from rljob_trainer.wire import arrays
 from rljob_trainer.wire.batch import SCORES
-from rljob_trainer.wire.calls import Announcement, Request, TaskOutcome
+from rljob_trainer.wire.calls import Announcement, RoleRequest, TaskOutcome
 from rljob_trainer.wire.collective import Ranks, StandstillError
 
 
@@ -48,7 +48,7 @@ class Requests:
     def __init__(self, ranks: Ranks, client: RoleClient | None):
         self._ranks, self._client = ranks, client
 
-    def next(self, while_waiting: Callable[[], None] = lambda: None) -> Request:
+    def next(self, while_waiting: Callable[[], None] = lambda: None) -> RoleRequest:
         """Wait for the next request (RoleClient.next); `while_waiting` is called about once a second meanwhile."""
         while True:
             while_waiting()
@@ -89,7 +89,7 @@ class RoleService:
             request = self._requests.next(report)
         return request["over"]
 
-    def _do(self, request: Request) -> None:
+    def _do(self, request: RoleRequest) -> None:
         model, saving = self._model, self._saving
         if saving and self._prove:
             self._prove()
@@ -121,7 +121,7 @@ class _Saving:
     """The critic's part of a checkpoint, written by threads while further requests are served."""
 
     def __init__(self, ranks: Ranks, client: RoleClient | None, model: CriticRole):
-        self._part, self._client, self._model = Part(model, ranks), client, model
+        self._part, self._client, self._model = CheckpointPart(model, ranks), client, model
         self._ranks, self._timeout = ranks, ranks.timeout_seconds
         self._bytes, self._deadline, self._step = 0, 0.0, 0
 

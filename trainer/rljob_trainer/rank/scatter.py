@@ -24,7 +24,7 @@ Parts = Callable[[Columns], Sequence[Sequence[int]]]
 """[data-parallel rank] -> rows of the columns, ascending. Every rank computes the same."""
 
 
-class Model(Protocol):
+class ScatterModel(Protocol):
     """What has to be known of the model that the ranks hold."""
 
     @property
@@ -40,7 +40,7 @@ class Model(Protocol):
 class Scatter:
     """Every public method is collective."""
 
-    def __init__(self, ranks: Ranks, driver: Client | None, model: Model, parts: Parts):
+    def __init__(self, ranks: Ranks, driver: Client | None, model: ScatterModel, parts: Parts):
         """`driver`: on rank 0 only."""
         self._ranks, self._driver, self._model, self._parts = ranks, driver, model, parts
         copies = ranks.gather(model.data_rank)

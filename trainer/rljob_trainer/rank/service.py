@@ -17,11 +17,11 @@ from rljob_api.protocol import Control
 from rljob_api.rules.lora import WEIGHTS
 from rljob_trainer.checkpoint.checks import prove_shared
 from rljob_trainer.checkpoint.files import give_name, make_directory, sync
-from rljob_trainer.checkpoint.saving import Part
+from rljob_trainer.checkpoint.saving import CheckpointPart
 from rljob_trainer.checkpoint.torch_dist import Writing
 from rljob_trainer.megatron.huggingface import write_adapters
 from rljob_trainer.megatron.service import ServiceEngine
-from rljob_trainer.rank.driver_client import ServiceClient, heartbeat_of
+from rljob_trainer.rank.driver_client import ServiceDriverClient, heartbeat_of
 from rljob_trainer.wire.arrays import raw
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.calls import TaskOutcome
@@ -29,7 +29,6 @@ from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.gateway import decode_work, encode
 from rljob_trainer.wire.service import (
     CreateModel,
-    Failure,
     ForwardBackward,
     KeepModels,
     LoadState,
@@ -37,10 +36,11 @@ from rljob_trainer.wire.service import (
     NextWork,
     OptimStep,
     RefusedWork,
-    Result,
     SaveForSampler,
     SaveState,
     Work,
+    WorkFailure,
+    WorkResult,
 )
 
 METADATA = ".metadata"
@@ -56,7 +56,7 @@ def run(directory: Path, control: Control) -> TaskOutcome:
     if ranks.is_first:
         make_directory(Path(spec.checkpoint.path))
     prove_shared(Path(spec.checkpoint.path), ranks)
-    client = ServiceClient.connect(directory, seconds) if ranks.is_first else None
+    client = ServiceDriverClient.connect(directory, seconds) if ranks.is_first else None
     engine = ServiceEngine(spec, heartbeat_of(client))
     if client:
         client.ready(engine.backend)
@@ -70,7 +70,7 @@ def run(directory: Path, control: Control) -> TaskOutcome:
 class ServiceRanks:
     """What the ranks do with each piece of work. Every method is collective."""
 
-    def __init__(self, ranks: Ranks, client: ServiceClient | None, engine: ServiceEngine, base: Path) -> None:
+    def __init__(self, ranks: Ranks, client: ServiceDriverClient | None, engine: ServiceEngine, base: Path) -> None:
         """`base`: directory of the base model."""
         self._ranks, self._client, self._engine, self._base = ranks, client, engine, base
 
@@ -92,17 +92,17 @@ class ServiceRanks:
         self._ranks.broadcast_arrays({"work": block})
         return raw(block)
 
-    def _result(self, work: Work) -> Result | Failure:
+    def _result(self, work: Work) -> WorkResult | WorkFailure:
         if isinstance(work, KeepModels):
             self._engine.keep(work.models)
-            return Result()
+            return WorkResult()
         try:
             return self._do(work)
         except RefusedWork as error:
             log.info("refused %s %d of %s: %s", type(work).__name__, work.seq, work.model, error)
-            return Failure(message=str(error))
+            return WorkFailure(message=str(error))
 
-    def _do(self, work: ModelWork) -> Result:
+    def _do(self, work: ModelWork) -> WorkResult:
         match work:
             case CreateModel():
                 return self._engine.create(work)
@@ -112,21 +112,21 @@ class ServiceRanks:
                 return self._engine.optim_step(work)
             case SaveState():
                 self._write(Path(work.path), lambda scratch: self._save(work, scratch))
-                return Result()
+                return WorkResult()
             case LoadState():
                 return self._load(work)
             case SaveForSampler():
                 self._write(Path(work.path), lambda scratch: self._export(work, scratch))
-                return Result(digest=self._ranks.broadcast(self._digest(Path(work.path))))
+                return WorkResult(digest=self._ranks.broadcast(self._digest(Path(work.path))))
             case _:
                 assert_never(work)
 
     def _save(self, work: SaveState, scratch: Path) -> None:
-        part = Part(_ClientSaving(self._engine, work.model), self._ranks)
+        part = CheckpointPart(_ClientSaving(self._engine, work.model), self._ranks)
         part.begin(work.seq, scratch, alongside=False)
         part.complete(wait=True)
 
-    def _load(self, work: LoadState) -> Result:
+    def _load(self, work: LoadState) -> WorkResult:
         if not self._ranks.all((Path(work.path) / METADATA).is_file()):
             raise RefusedWork(f"{work.path} holds no state of a model")
         return self._engine.load(work)

@@ -37,7 +37,7 @@ OBJECTIVES: dict[str, Callable[[RLJobSpec], Objective]] = {
 }
 
 
-class Task(Protocol):
+class RankTask(Protocol):
     """Where the batches of a job come from, and what follows a trained step. Every method but `restored` is collective."""
 
     outcome: TaskOutcome
@@ -205,7 +205,7 @@ def task_of(
     engine: Engine,
     senders: Senders | None,
     while_waiting: Callable[[], None],
-) -> Task:
+) -> RankTask:
     """The task of the job.
 
     Args:

@@ -42,7 +42,7 @@ class Scorer(Protocol):
     async def stop(self) -> None: ...
 
 
-class Rule:
+class BuiltInRule:
     """A built-in rule."""
 
     def __init__(self, name: str):
@@ -119,7 +119,7 @@ def _scorer(field: str, spec: RewardSpec, pools: Pools | None, pods: RewardPods 
     if spec.vllm:
         return _model(f"{field}.vllm", spec.vllm, spec.timeout_seconds, pools)
     assert spec.rule is not None, "the spec was checked: exactly one kind of reward"
-    return Rule(spec.rule)
+    return BuiltInRule(spec.rule)
 
 
 def _model(field: str, spec: VllmReward, seconds: float, pools: Pools | None) -> Scorer:

@@ -32,7 +32,7 @@ EXACT = Context(prec=1000, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Of any number in a response of ordinary length."""
 LARGEST_POWER = 10_000
 """Digits. A larger one is read as its base."""
-Number = Decimal | Fraction
+ExactNumber = Decimal | Fraction
 COMPOSITE = re.compile(
     r"\\(?:sqrt|pi|log|ln|sin|cos|tan|infty|cup|begin|pm)(?![a-z])|[\[(]\s*-?[\d.]+,\s+-?[\d.]+\s*[\])]"
 )
@@ -55,7 +55,7 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def number(text: str) -> Number | None:
+def number(text: str) -> ExactNumber | None:
     """The last number after the last `####`, if there is one (the convention of GSM8K, arXiv 2110.14168), else in the last box, else of the text."""
     _, mark, final = text.rpartition("####")
     match = None
@@ -87,7 +87,7 @@ def _ratio(match: re.Match[str]) -> str:
     return f"{mixed}{match[1] or match[2]}/{match[3] or match[4]}"
 
 
-def _value(match: re.Match[str]) -> Number:
+def _value(match: re.Match[str]) -> ExactNumber:
     first, sign = _decimal(match["first"]), -1 if match["sign"] else 1
     if match["power"] and first.copy_abs().log10() * abs(int(match["power"])) < LARGEST_POWER:
         return sign * Fraction(first) ** int(match["power"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 from rljob_trainer.machine import loopback
-from rljob_trainer.processes import Family, kill_group
+from rljob_trainer.processes import ProcessTree, kill_group
 from rljob_trainer.sandboxes.http import asked
 from rljob_trainer.sandboxes.sandbox import MOST_BYTES, EndedProgram, SandboxError
 
@@ -33,7 +33,7 @@ class DirectorySandbox:
 
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="sandbox-"))
-        self._family, self._one_by_one = Family(), asyncio.Lock()
+        self._family, self._one_by_one = ProcessTree(), asyncio.Lock()
 
     async def run(self, command: Sequence[str], seconds: float, stdin: bytes, most: int) -> EndedProgram:
         known = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self._root)} | self._family.environment

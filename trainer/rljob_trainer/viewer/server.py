@@ -63,7 +63,7 @@ HEADERS = {
 }
 
 
-class Unreadable(Exception):
+class UnreadableRun(Exception):
     """Says why there is nothing to show."""
 
 
@@ -114,7 +114,7 @@ def _records(file: Path) -> Iterator[Mapping[str, Any]]:
     try:
         lines = _text(file).split("\n")  # texts may hold what Unicode calls line ends
     except OSError as error:
-        raise Unreadable(f"{file.name} cannot be read: {error.strerror or error}") from error
+        raise UnreadableRun(f"{file.name} cannot be read: {error.strerror or error}") from error
     for line in lines:
         try:
             record = DECODER.decode(line)
@@ -129,9 +129,9 @@ def _text(file: Path) -> str:
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as source:
         status = os.fstat(source.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise Unreadable(f"{file.name} is no regular file")
+            raise UnreadableRun(f"{file.name} is no regular file")
         if status.st_size > MOST_BYTES:
-            raise Unreadable(f"{file.name} has {status.st_size} bytes, and at most {MOST_BYTES} are read")
+            raise UnreadableRun(f"{file.name} has {status.st_size} bytes, and at most {MOST_BYTES} are read")
         return source.read(MOST_BYTES).decode(errors="replace")
 
 
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 one = self._runs[int(run)]
                 self._json(HTTPStatus.OK, one.metrics() if metrics else one.samples(int(step or 0)))
-            except Unreadable as error:
+            except UnreadableRun as error:
                 self._error(HTTPStatus.NOT_FOUND, str(error))
 
     def _error(self, status: HTTPStatus, text: str) -> None:

@@ -70,7 +70,7 @@ class PublishTargets(TypedDict, total=False):
     """The rollouts that are to get the policy of the last trained step."""
 
 
-class Request(TypedDict, total=False):
+class RoleRequest(TypedDict, total=False):
     """The next request to a role, with what it needs; empty: nothing yet, ask again."""
 
     ask: Literal["open", "measure", "restore", "learn", "save"]
@@ -217,7 +217,7 @@ class RoleCalls(ABC):
     """Calls of rank 0 of another gang. Its first message, `hello`, is not among them: it shows who calls (driver/gangs.py)."""
 
     @abstractmethod
-    async def next(self) -> Request:
+    async def next(self) -> RoleRequest:
         """The next request to the role."""
 
     @abstractmethod

@@ -26,15 +26,15 @@ from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.service import (
     CreateModel,
     Datum,
-    Failure,
     ForwardBackward,
     KeepModels,
     LoadState,
     OptimStep,
-    Result,
     SaveForSampler,
     SaveState,
     Work,
+    WorkFailure,
+    WorkResult,
 )
 
 NEXT = "/work/next"
@@ -56,7 +56,7 @@ _ARRAY = "array"
 _ARRAYS = ConfigDict(arbitrary_types_allowed=True)
 
 
-def encode(message: Work | Result | Failure) -> bytes:
+def encode(message: Work | WorkResult | WorkFailure) -> bytes:
     """The body of a message."""
     arrays: list[Array] = []
     lowered = _lowered(message, arrays)
@@ -70,7 +70,7 @@ def decode_work(body: bytes | memoryview) -> Work:
     return _decode(body, _WORK)
 
 
-def decode_result(body: bytes | memoryview) -> Result | Failure:
+def decode_result(body: bytes | memoryview) -> WorkResult | WorkFailure:
     """The inverse of `encode`; arrays are views of the body. Raises ValueError."""
     return _decode(body, _RESULTS)
 
@@ -128,4 +128,4 @@ def _arrays(block: memoryview, described: list[list[Any]]) -> Iterator[Array]:
 
 
 _WORK = _readers(CreateModel, KeepModels, ForwardBackward, OptimStep, SaveState, LoadState, SaveForSampler)
-_RESULTS = _readers(Result, Failure)
+_RESULTS = _readers(WorkResult, WorkFailure)

@@ -131,7 +131,7 @@ Work = ModelWork | KeepModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Result:
+class WorkResult:
     """What came of a piece of work."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class WorkFailure:
     """Work that was refused. The model is as it was before; an OptimStep whose gradient is not finite has dropped it."""
 
     message: str

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 from rljob_api import names
-from rljob_trainer.processes import Family, end
+from rljob_trainer.processes import ProcessTree, end
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Peer(Protocol):
 class Child:
     """A process of ours that runs a user's function, over pipes, and all that it starts."""
 
-    def __init__(self, process: Process, family: Family):
+    def __init__(self, process: Process, family: ProcessTree):
         self._process, self._family = process, family
         self.taken = False
         self._looked = time.monotonic()
@@ -83,7 +83,7 @@ class Child:
     @classmethod
     async def start(cls, module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Self:
         command = (sys.executable, "-u", "-m", module, *arguments)  # a killed process would lose buffered prints
-        family = Family()
+        family = ProcessTree()
         environment = _environment() | dict(variables or {}) | family.environment
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=environment, limit=LINE_LIMIT, start_new_session=True

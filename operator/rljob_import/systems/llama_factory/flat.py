@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.spec.run import LifecycleSpec
-from rljob_import.readers.hydra import Unreadable, plain, tree_of
-from rljob_import.settings import Settings, Source, System, show
+from rljob_import.readers.hydra import UnreadableFile, plain, tree_of
+from rljob_import.settings import Configuration, Settings, System, show
 from rljob_import.shared import places, values
 from rljob_import.shared.adapters import adapters
 from rljob_import.shared.megatron import (
-    Layout,
+    RoleLayout,
     recompute,
     transformer_config,
     virtual_pipeline,
@@ -120,7 +120,7 @@ def _file(settings: Settings, name: str) -> str:
 
 def machine(settings: Settings) -> tuple[int, int]:
     """Nodes, and GPUs of each: of the command line, else as few as hold the layout."""
-    layout, options = Layout.of(settings, ""), settings.options
+    layout, options = RoleLayout.of(settings, ""), settings.options
     ranks = layout.copy
     while ranks % (layout.pipeline * layout.expert):
         ranks += layout.copy
@@ -130,7 +130,7 @@ def machine(settings: Settings) -> tuple[int, int]:
 
 def amounts(settings: Settings) -> Iterator[Said]:
     nodes, gpus = machine(settings)
-    layout, options = Layout.of(settings, ""), settings.options
+    layout, options = RoleLayout.of(settings, ""), settings.options
     source = (
         "--nodes, --gpus-per-node"
         if options.nodes or options.gpus_per_node
@@ -213,12 +213,12 @@ LLAMA_FACTORY = System(
 )
 
 
-def read_file(text: str, environment: Mapping[str, str]) -> Source:
+def read_file(text: str, environment: Mapping[str, str]) -> Configuration:
     """Flat YAML, or that of v1. Raises Unreadable, also of files that train nothing."""
     tree = tree_of(text)
     if v1.is_v1(tree):
         return v1.source(tree)
     other = next((purpose for key, purpose in OTHER_FILES.items() if key in tree), "")
     if other:
-        raise Unreadable(other)
-    return Source(LLAMA_FACTORY, {k: plain(v) for k, v in tree.items()})
+        raise UnreadableFile(other)
+    return Configuration(LLAMA_FACTORY, {k: plain(v) for k, v in tree.items()})

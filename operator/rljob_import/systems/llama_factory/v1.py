@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rljob_import.readers.hydra import Unreadable, flatten
-from rljob_import.settings import Settings, Source, System
+from rljob_import.readers.hydra import UnreadableFile, flatten
+from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import adapters
-from rljob_import.shared.megatron import Layout
+from rljob_import.shared.megatron import RoleLayout
 from rljob_import.shared.training import Length
 from rljob_import.shared.values import LLAMA_FACTORY, place
 from rljob_import.table import Field, Note, Outcome, Problem, Said, becomes, implied, lacks, must, read
@@ -190,9 +190,9 @@ def _sets(settings: Settings, field: str, sets: Mapping[str, Any]) -> Iterator[S
                 )
 
 
-def machine(settings: Settings) -> tuple[int, int, Layout]:
+def machine(settings: Settings) -> tuple[int, int, RoleLayout]:
     """Nodes, GPUs of each, and what a copy of the model takes; where nothing says it, as few as hold the layout."""
-    layout = Layout(1, 1, settings.integer("cp_size"), settings.integer("dist_config.ep_size"))
+    layout = RoleLayout(1, 1, settings.integer("cp_size"), settings.integer("dist_config.ep_size"))
     least, options = math.lcm(layout.context, layout.expert), settings.options
     per_node = options.gpus_per_node or next(size for size in range(8, 0, -1) if least % size == 0)
     return options.nodes or math.lcm(least, per_node) // per_node, per_node, layout
@@ -249,9 +249,9 @@ LLAMA_FACTORY_V1 = System(
 )
 
 
-def source(tree: Mapping[str, Any]) -> Source:
+def source(tree: Mapping[str, Any]) -> Configuration:
     """Raises Unreadable of a file that trains nothing."""
     values = flatten(tree)
     if "peft_config.export_dir" in values:
-        raise Unreadable("merges a model, and trains nothing: checkpoints of an RLJob are whole models")
-    return Source(LLAMA_FACTORY_V1, values)
+        raise UnreadableFile("merges a model, and trains nothing: checkpoints of an RLJob are whole models")
+    return Configuration(LLAMA_FACTORY_V1, values)

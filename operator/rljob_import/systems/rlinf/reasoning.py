@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rljob_api.spec.run import MOST_CHECKPOINTS, LifecycleSpec
-from rljob_import.readers.hydra import Unreadable, flatten, plain, resolve, tree_of
-from rljob_import.settings import Settings, Source, System, show
+from rljob_import.readers.hydra import UnreadableFile, flatten, plain, resolve, tree_of
+from rljob_import.settings import Configuration, Settings, System, show
 from rljob_import.shared import places, values
 from rljob_import.shared.megatron import (
-    Layout,
+    RoleLayout,
     recompute,
     transformer_config,
     virtual_pipeline,
@@ -88,7 +88,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
 
 
 def micro_batches(settings: Settings) -> Iterator[Said]:
-    least, dynamic = Layout.of(settings, "actor.model.").aligned(longest(settings)), "runner.max_tokens_per_mbs"
+    least, dynamic = RoleLayout.of(settings, "actor.model.").aligned(longest(settings)), "runner.max_tokens_per_mbs"
     if settings["runner.enable_dynamic_batch_size"] and dynamic in settings:
         yield settings.field("train.tokensPerMicroBatch", max(least, settings.integer(dynamic)), dynamic)
     else:
@@ -260,18 +260,18 @@ def unread(settings: Settings) -> dict[str, str]:
     return why
 
 
-def read_file(text: str, environment: Mapping[str, str]) -> Source:
+def read_file(text: str, environment: Mapping[str, str]) -> Configuration:
     """YAML. Raises Unreadable, also of a task that no RLJob has."""
     tree, lost = resolve(tree_of(text), environment)
     runner = tree.get("runner")
     if not isinstance(runner, dict):
-        raise Unreadable("has no section `runner`: it is a part that others name in their `defaults`")
+        raise UnreadableFile("has no section `runner`: it is a part that others name in their `defaults`")
     task = runner.get("task_type", "reasoning")
     if task not in ("reasoning", "math"):
         more = WRITTEN_BY_A_CLASS if task == "sft" else ""
-        raise Unreadable(f"is of the task `{task}`; of RLinf's tasks `reasoning` is read{more}")
+        raise UnreadableFile(f"is of the task `{task}`; of RLinf's tasks `reasoning` is read{more}")
     values: dict[str, Any] = {k: plain(v) for k, v in flatten(tree).items()}
-    return Source(RLINF, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+    return Configuration(RLINF, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
 
 
 def dtype(settings: Settings) -> Iterator[Said]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rljob_import.readers.hydra import Unreadable, flatten, plain, resolve, tree_of
-from rljob_import.settings import Settings, Source, System
+from rljob_import.readers.hydra import UnreadableFile, flatten, plain, resolve, tree_of
+from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.values import ROLL
 from rljob_import.systems.roll.rl import algorithm, asynchrony, distillation, offload, prompts, rewards, rollouts
@@ -41,31 +41,33 @@ def unread(settings: Settings) -> dict[str, str]:
     return why
 
 
-def read(text: str, variables: Mapping[str, str]) -> Source:
+def read(text: str, variables: Mapping[str, str]) -> Configuration:
     """YAML of Hydra. Raises Unreadable, also of a pipeline that is not read."""
     tree, lost = resolve(tree_of(text), variables)
     for key in ("custom_envs", "train_env_manager"):
         if key in tree:
-            raise Unreadable(
+            raise UnreadableFile(
                 f"is of the agentic pipeline (`{key}`), whose environments are classes of ROLL: write them as an agent or a service "
                 f"for rollout.agent (docs/agents.md). {READ}"
             )
     for key, more in (("student", TEACHER_FIRST), ("reward", "")):
         if key in tree:
-            raise Unreadable(f"is of a pipeline that is not read (`{key}`{more}). {READ}")
+            raise UnreadableFile(f"is of a pipeline that is not read (`{key}`{more}). {READ}")
     tree, renamed = _with_teacher(tree)
     if "pretrain" not in tree and not any(key.startswith(("actor_", "sft_")) for key in tree):
-        raise Unreadable("says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`")
+        raise UnreadableFile(
+            "says neither `pretrain` nor `actor_train`: it is a part that others name in their `defaults`"
+        )
     system = SFT if "sft_train" in tree else DPO if "chosen_key" in tree or "beta" in tree else RL
     values = {k: plain(v) for k, v in flatten(tree).items()}
-    return Source(system, values, [*renamed, *(Note(Outcome.CHANGED, path, "is left out") for path in lost)])
+    return Configuration(system, values, [*renamed, *(Note(Outcome.CHANGED, path, "is left out") for path in lost)])
 
 
 def _with_teacher(tree: Mapping[str, Any]) -> tuple[dict[str, Any], list[Note]]:
     """A configuration of on-policy distillation by the names of RLVR's roles. Raises Unreadable for several teachers."""
     teachers = tree.get("teacher")
     if isinstance(teachers, Mapping) and any(isinstance(t, Mapping) and "model_args" in t for t in teachers.values()):
-        raise Unreadable("has several teachers; a job has one: give the rows of the others jobs of their own")
+        raise UnreadableFile("has several teachers; a job has one: give the rows of the others jobs of their own")
     text = "is {} in ROLL, too, by which its keys are named here"
     notes = [Note(Outcome.IMPLIED, role, text.format(ours)) for role, ours in ROLES.items() if role in tree]
     renamed = {ROLES.get(key, key): value for key, value in tree.items()}

@@ -6,7 +6,7 @@ from rljob_import.readers.arithmetic import devices
 from rljob_import.settings import NotANumber, Settings
 from rljob_import.shared import places
 from rljob_import.shared.adapters import adapters
-from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import divisor, items
 from rljob_import.table import Field, Said
@@ -123,7 +123,10 @@ def other_roles(settings: Settings) -> Iterator[Said]:
 def samples(settings: Settings) -> int:
     """Samples of an optimizer step."""
     nodes, ranks = machine(settings)
-    t, copies = f"{role(settings)}training_args.", max(1, nodes * ranks // Layout.of(settings, config(settings)).copy)
+    t, copies = (
+        f"{role(settings)}training_args.",
+        max(1, nodes * ranks // RoleLayout.of(settings, config(settings)).copy),
+    )
     return (
         settings.integer(f"{t}per_device_train_batch_size")
         * settings.integer(f"{t}gradient_accumulation_steps")
@@ -132,7 +135,7 @@ def samples(settings: Settings) -> int:
 
 
 def tokens(settings: Settings, longest: int) -> Iterator[Said]:
-    r, least = role(settings), Layout.of(settings, config(settings)).aligned(longest)
+    r, least = role(settings), RoleLayout.of(settings, config(settings)).aligned(longest)
     dynamic, packed = (
         f"{r}max_tokens_per_microbatch_in_train",
         f"{r}sequence_packing_args.max_packed_sequence_length_train",
@@ -204,7 +207,7 @@ def supervised(settings: Settings) -> Iterator[Said]:
         why="x data-parallel ranks",
     )
     yield from learning(settings, batch, 1)
-    longest = Layout.of(settings, config(settings)).aligned(settings.integer("sequence_length")) * (2 if dpo else 1)
+    longest = RoleLayout.of(settings, config(settings)).aligned(settings.integer("sequence_length")) * (2 if dpo else 1)
     yield from tokens(settings, longest)
     if dpo and settings["ipo"]:
         yield settings.field("dpo.loss", "ipo", "ipo")

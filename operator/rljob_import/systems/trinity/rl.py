@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rljob_api.spec.train import MOST_STALENESS
 from rljob_import.settings import Settings, System
 from rljob_import.shared import places, values
-from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, Length, Warmup, own
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.trinity.rl_rows import ROWS, TASKS
@@ -101,7 +101,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
     tokens, response = prompt_tokens(settings), settings.integer("model.max_response_tokens")
     yield settings.field("data.maxPromptTokens", tokens, "model.max_prompt_tokens", "model.max_model_len")
     yield settings.field("rollout.sampling.maxTokens", response, "model.max_response_tokens")
-    layout, key = Layout.of(settings, f"{ACTOR}megatron."), "trainer.max_token_len_per_gpu"
+    layout, key = RoleLayout.of(settings, f"{ACTOR}megatron."), "trainer.max_token_len_per_gpu"
     budget = max(settings.integer(key) * layout.context, layout.aligned(tokens + response))
     yield settings.field(
         "train.tokensPerMicroBatch", budget, key, why=f"at least {layout.aligned(tokens + response)} tokens"
@@ -221,7 +221,7 @@ def machines(settings: Settings) -> Iterator[Said]:
     yield settings.field("rollout.replicas", engines, keys[2])
     yield settings.field("rollout.tensorParallel", size, "explorer.rollout_model.tensor_parallel_size")
     whole = rest >= per_node and rest % per_node == 0
-    copy = Layout.of(settings, f"{ACTOR}megatron.").copy
+    copy = RoleLayout.of(settings, f"{ACTOR}megatron.").copy
     ranks = options.gpus_per_node or (per_node if whole else rest)
     pods = options.nodes or (rest // per_node if whole else 1)
     if ranks < 1:

@@ -4,9 +4,9 @@ configurations are written, and which of its tables holds for one."""
 from collections.abc import Iterator, Mapping
 
 from rljob_import.readers.hydra import flatten, plain, resolve, tree_of
-from rljob_import.settings import Settings, Source, System
+from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared import places, values
-from rljob_import.shared.megatron import Layout
+from rljob_import.shared.megatron import RoleLayout
 from rljob_import.shared.training import Length, Warmup
 from rljob_import.shared.values import IMAGES
 from rljob_import.systems.trinity.rl import TRINITY, decay, layout
@@ -184,7 +184,7 @@ def tokens(settings: Settings) -> Iterator[Said]:
     keys = (whole,) if whole in settings else parts
     longest = sum(settings.integer(key) for key in keys)
     yield settings.field("data.maxTokens", longest, *keys)
-    cut, together = Layout.of(settings, f"{ACTOR}megatron."), 2 if task(settings) == "dpo" else 1
+    cut, together = RoleLayout.of(settings, f"{ACTOR}megatron."), 2 if task(settings) == "dpo" else 1
     least = cut.aligned(longest) * together
     dynamic, budget = "trainer.use_dynamic_bsz", "trainer.max_token_len_per_gpu"
     key = budget if settings[dynamic] else MICRO
@@ -213,9 +213,9 @@ TABLES = {"sft": SFT, "dpo": DPO}
 """By `algorithm_type`; all others are of reinforcement learning."""
 
 
-def read_file(text: str, environment: Mapping[str, str]) -> Source:
+def read_file(text: str, environment: Mapping[str, str]) -> Configuration:
     """YAML of OmegaConf. Raises Unreadable."""
     tree, lost = resolve(tree_of(text), environment)
     values = {k: plain(v) for k, v in flatten(tree).items()}
     table = TABLES.get(str(values.get("algorithm.algorithm_type")), TRINITY)
-    return Source(table, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+    return Configuration(table, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])

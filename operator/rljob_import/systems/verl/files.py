@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from rljob_import.readers.hydra import (
-    Unreadable,
+    UnreadableFile,
     command_line,
     document,
     flatten,
@@ -18,7 +18,7 @@ from rljob_import.readers.hydra import (
 )
 from rljob_import.readers.shell import Shell
 from rljob_import.readers.words import Variables
-from rljob_import.settings import Settings, Source, System
+from rljob_import.settings import Configuration, Settings, System
 from rljob_import.shared.adapters import verl_has_adapters
 from rljob_import.shared.values import VERL
 from rljob_import.systems.verl import algorithm, roles
@@ -47,7 +47,7 @@ NO_TRAINING = ("main_generation", "main_eval")
 PPO = System("verl", PPO_ROWS, (*roles.RULES, template_arguments, *algorithm.RULES), VERL, unread)
 
 
-def read(text: str, environment: Mapping[str, str]) -> Source:
+def read(text: str, environment: Mapping[str, str]) -> Configuration:
     """A script or a YAML file. Raises Unreadable."""
     if _is_yaml(text):
         return _of_yaml(text, environment)
@@ -59,30 +59,30 @@ def _is_yaml(text: str) -> bool:
         return False
     try:
         return isinstance(document(text), dict)
-    except Unreadable as error:
+    except UnreadableFile as error:
         if isinstance(error.__cause__, yaml.YAMLError):
             return False
         raise
 
 
-def _of_yaml(text: str, environment: Mapping[str, str]) -> Source:
+def _of_yaml(text: str, environment: Mapping[str, str]) -> Configuration:
     tree = tree_of(text)
     if isinstance(tree.get("run"), str):  # a task of SkyPilot, whose script is text
         return _of_script(tree["run"], environment)
     tree, lost = resolve(tree, environment)
     values = {k: plain(v) for k, v in flatten(tree).items() if k.rpartition(".")[2] != "_target_"}
     system = PPO if {"actor_rollout_ref", "algorithm", "critic", "reward_model"} & tree.keys() else SFT
-    return Source(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
+    return Configuration(system, values, [Note(Outcome.CHANGED, path, "is left out") for path in lost])
 
 
-def _of_script(text: str, environment: Mapping[str, str]) -> Source:
+def _of_script(text: str, environment: Mapping[str, str]) -> Configuration:
     variables = Variables({"HOME": ["~"], "@": [], "#": ["0"]} | {k: [v] for k, v in environment.items()})
     shell = Shell(variables).run(text)
     line = command_line(launch(shell.commands))
     if not line.values:
-        raise Unreadable(_without_overrides(text, shell))
+        raise UnreadableFile(_without_overrides(text, shell))
     if any(purpose in line.module for purpose in NO_TRAINING):
-        raise Unreadable(f"runs {line.module}, which trains nothing: for held-out prompts see evaluation.only")
+        raise UnreadableFile(f"runs {line.module}, which trains nothing: for held-out prompts see evaluation.only")
     of_ppo = any(key.startswith(("actor_rollout_ref.", "algorithm.")) for key in line.values)
     sft = "sft" in line.module if line.module else not of_ppo
     values = {k: v for key, value in line.values.items() for k, v in _leaves(key, value).items()}
@@ -90,7 +90,7 @@ def _of_script(text: str, environment: Mapping[str, str]) -> Source:
     if sft:
         flags = ("nnodes", "nproc_per_node")
         values |= {f"launcher.{f}": scalar(line.flags[f]) for f in flags if line.flags.get(f)}
-    return Source(SFT if sft else PPO, values, [*_told(shell)])
+    return Configuration(SFT if sft else PPO, values, [*_told(shell)])
 
 
 def _without_overrides(text: str, shell: Shell) -> str:
@@ -98,7 +98,7 @@ def _without_overrides(text: str, shell: Shell) -> str:
     passed = "".join(f"; {loop} {what}" for loop, what in shell.remarks.items() if "passed over" in what)
     try:
         why = f"as YAML it is {'a list' if isinstance(document(text), list) else 'a text'}"
-    except Unreadable as error:
+    except UnreadableFile as error:
         why = f"it {' '.join(str(error).split())}"
     return f"holds no command with overrides like `trainer.nnodes=1`{passed}; {why}"
 

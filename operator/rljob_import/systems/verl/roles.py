@@ -6,7 +6,7 @@ from rljob_api.spec.run import LifecycleSpec
 from rljob_import.settings import Settings, show
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters
-from rljob_import.shared.megatron import Layout, other_layout, recompute, transformer_config, virtual_pipeline
+from rljob_import.shared.megatron import RoleLayout, other_layout, recompute, transformer_config, virtual_pipeline
 from rljob_import.shared.training import Length, Warmup, responses
 from rljob_import.shared.values import divisor, items
 from rljob_import.systems.verl.algorithm import has_reference, is_gae
@@ -61,7 +61,7 @@ def batches(settings: Settings) -> Iterator[Said]:
 
 def tokens(settings: Settings) -> Iterator[Said]:
     layout, longest = (
-        Layout.of(settings, M),
+        RoleLayout.of(settings, M),
         settings.integer("data.max_prompt_length") + settings.integer("data.max_response_length"),
     )
     dynamic, micro = f"{ACTOR}ppo_max_token_len_per_gpu", f"{ACTOR}ppo_micro_batch_size_per_gpu"

@@ -6,7 +6,7 @@ from rljob_import.settings import Settings, System
 from rljob_import.shared import places
 from rljob_import.shared.adapters import verl_adapters, verl_rows
 from rljob_import.shared.megatron import (
-    Layout,
+    RoleLayout,
     layout_rows,
     recompute,
     recompute_rows,
@@ -151,7 +151,7 @@ def amounts(settings: Settings) -> Iterator[Said]:
     sizes = Length("trainer.total_training_steps", "trainer.total_epochs", settings.integer("data.train_batch_size"))
     yield from sizes.said(settings)
     yield from optimizer(settings, "", "train.optimizer", sizes.total(settings), 1)
-    layout, longest = Layout.of(settings, "engine."), settings.integer("data.max_length")
+    layout, longest = RoleLayout.of(settings, "engine."), settings.integer("data.max_length")
     key = "data.max_token_len_per_gpu" if settings["data.use_dynamic_bsz"] else "data.micro_batch_size_per_gpu"
     each = layout.context if settings["data.use_dynamic_bsz"] else longest
     count = max(settings.integer(key) * each, layout.aligned(longest))

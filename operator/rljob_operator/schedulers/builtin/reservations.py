@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rljob_api.quantity import Resources, add
+from rljob_api.quantity import Thousandths, add
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
 from rljob_operator.kube.api import Key
@@ -34,7 +34,7 @@ class Holder:
     uid: str
     created: str
     priority: int
-    taken: Mapping[str, Resources]
+    taken: Mapping[str, Thousandths]
     """What it holds, by node."""
     leaving: bool
     """Whether it is about to give all of that back."""
@@ -46,7 +46,7 @@ class Holder:
 
 def freed(cluster: Cluster, holders: Iterable[Holder]) -> Cluster:
     """The cluster when these jobs have left it."""
-    less = dict[str, Resources]()
+    less = dict[str, Thousandths]()
     for holder in holders:
         for node, amounts in holder.taken.items():
             less[node] = add(less.get(node, {}), {name: -amount for name, amount in amounts.items()})
@@ -106,7 +106,7 @@ def reservation(
 
 
 def _overstaying(
-    taken: Mapping[str, Resources], cluster: Cluster, holders: Sequence[Holder], now: float
+    taken: Mapping[str, Thousandths], cluster: Cluster, holders: Sequence[Holder], now: float
 ) -> tuple[Key, ...]:
     """Those who went before the reservation and are not done in time, once nobody else holds what is reserved."""
     late = [holder for holder in holders if holder.until is not None and holder.until <= now and not holder.leaving]
@@ -116,11 +116,11 @@ def _overstaying(
     return tuple(holder.job for holder in late if not occupied.isdisjoint(holder.taken))
 
 
-def _occupied(taken: Mapping[str, Resources], cluster: Cluster) -> set[str]:
+def _occupied(taken: Mapping[str, Thousandths], cluster: Cluster) -> set[str]:
     return {node for node in taken if not _holds(cluster, {node: taken[node]})}
 
 
-def _free_at(taken: Mapping[str, Resources], cluster: Cluster, holders: Sequence[Holder]) -> float | None:
+def _free_at(taken: Mapping[str, Thousandths], cluster: Cluster, holders: Sequence[Holder]) -> float | None:
     """When the last of those that hold what is reserved should have ended; None: not known."""
     occupied = _occupied(taken, cluster)
     ends = [holder.ends for holder in holders if not occupied.isdisjoint(holder.taken)]
@@ -133,7 +133,7 @@ def _freed_on(cluster: Cluster, holders: Iterable[Holder], nodes: Collection[str
     return freed(cluster, (replace(h, taken={n: v for n, v in h.taken.items() if n in nodes}) for h in holders))
 
 
-def _holds(cluster: Cluster, taken: Mapping[str, Resources]) -> bool:
+def _holds(cluster: Cluster, taken: Mapping[str, Thousandths]) -> bool:
     """Whether all nodes are there and open, and have this much free."""
     there = {node.name: node for node in cluster.nodes if node.name in taken and not node.closed}
     enough = (there[n].free.get(k, 0) >= v for n, amounts in taken.items() if n in there for k, v in amounts.items())

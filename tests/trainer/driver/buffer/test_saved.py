@@ -12,7 +12,7 @@ from rljob_trainer.agents.recording import AgentFailed
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver.buffer import saved
 from rljob_trainer.driver.buffer.assembly import Outcome
-from rljob_trainer.driver.buffer.groups import Group
+from rljob_trainer.driver.buffer.groups import PromptGroup
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.driver.buffer.saved import BufferContents
 from rljob_trainer.driver.buffer.sources import Ready
@@ -39,10 +39,10 @@ def ready(step: int, policy: int) -> Ready:
     return Ready(Batch.of(step, samples, {"reward/mean": 0.5}), Cursor(2 * step + 1, (2 * step - 1,)))
 
 
-def group(position: int, policy: int) -> Group:
+def group(position: int, policy: int) -> PromptGroup:
     """One sample is scored, one is not complete."""
     outcome = Outcome(position, 0, sample(position, 0, policy), {"length": 2.0}, "4", {"agent/turns": 2.0})
-    return Group(
+    return PromptGroup(
         position, policy + 1, policy, (PartialSample(outcome=outcome), PartialSample((sampled((9,), (-1.5,), policy),)))
     )
 
@@ -65,8 +65,8 @@ def test_everything_comes_back_bit_by_bit(tmp_path: Path) -> None:
         outcome=Outcome(13, 1, AgentFailed("none", "spec.rollout.agent.python.path", "/a.py", "returned None"))
     )
     branched = PartialSample(outcome=Outcome(15, 0, of_an_agent()))
-    groups = [group(12, 5), Group(13, 6, 5, (failed, lost)), Group(14, 7, 6, (whole, empty))]
-    groups.append(Group(15, 7, 6, (branched, empty)))
+    groups = [group(12, 5), PromptGroup(13, 6, 5, (failed, lost)), PromptGroup(14, 7, 6, (whole, empty))]
+    groups.append(PromptGroup(15, 7, 6, (branched, empty)))
     saved.write(tmp_path / "buffer", BufferContents([ready(7, 4), ready(8, 5)], groups), spec_of())
     found = saved.read(tmp_path / "buffer", spec_of(), 6)
     for before, after in zip([ready(7, 4), ready(8, 5)], found.batches, strict=True):
@@ -109,7 +109,7 @@ def test_the_experts_of_what_is_complete_come_back_and_without_them_it_is_genera
     scored = PartialSample(outcome=Outcome(12, 0, replace(sample(12, 0, 5), routed_experts=experts)))
     whole = PartialSample((sampled((3, 4), (-0.5, -2.0), 5),), "stop", routed_experts=experts + 1)
     begun = PartialSample((sampled((3,), (-0.5,), 5),))
-    contents = BufferContents([ready(7, 4)], [Group(12, 6, 5, (scored, whole, begun))])
+    contents = BufferContents([ready(7, 4)], [PromptGroup(12, 6, 5, (scored, whole, begun))])
     saved.write(tmp_path / "buffer", contents, routed_spec())
     (found,) = saved.read(tmp_path / "buffer", routed_spec(), 6).groups
     assert found.samples[0].outcome and isinstance(found.samples[0].outcome.result, Trajectory)

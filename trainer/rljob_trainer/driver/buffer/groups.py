@@ -13,7 +13,7 @@ from rljob_trainer.driver.buffer.partial_sample import PartialSample
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PromptGroup:
     """The samples of one prompt, complete or not."""
 
     position: int
@@ -36,7 +36,7 @@ class Groups:
 
     def __init__(self, spec: RLJobSpec, generator: Generator):
         self._spec, self._generator = spec, generator
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, PromptGroup] = {}
         self._tasks: dict[int, asyncio.Task[list[Outcome]]] = {}
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -49,15 +49,15 @@ class Groups:
         """Begin a group for each of these prompts (by position) that has none yet. The rollouts serve `policy`."""
         samples = range(self._spec.train.samples_per_prompt)
         for position in sorted(prompts.keys() - self._groups.keys()):
-            self._add(Group(position, step, policy, tuple(PartialSample() for _ in samples)), prompts[position])
+            self._add(PromptGroup(position, step, policy, tuple(PartialSample() for _ in samples)), prompts[position])
 
-    def restore(self, groups: Iterable[Group], prompts: Mapping[int, Prompt]) -> None:
+    def restore(self, groups: Iterable[PromptGroup], prompts: Mapping[int, Prompt]) -> None:
         """Continue groups of an earlier attempt."""
         for group in groups:
             self._add(group, prompts[group.position])
 
     @property
-    def kept(self) -> list[Group]:
+    def kept(self) -> list[PromptGroup]:
         """A copy of every group as far as it has been generated, for a checkpoint. Empty where groups are not kept."""
         return [self._kept(self._groups[p]) for p in self.positions] if self._spec.keeps_groups else []
 
@@ -104,7 +104,7 @@ class Groups:
         else:
             await self._drop()
 
-    def _kept(self, group: Group) -> Group:
+    def _kept(self, group: PromptGroup) -> PromptGroup:
         """A copy, since generation continues to write to the samples."""
         task = self._tasks[group.position]
         done = task.done() and not task.exception()
@@ -113,7 +113,7 @@ class Groups:
             samples=tuple(PartialSample(outcome=o) for o in task.result()) if done else tuple(map(copy, group.samples)),
         )
 
-    def _add(self, group: Group, prompt: Prompt) -> None:
+    def _add(self, group: PromptGroup, prompt: Prompt) -> None:
         whole = [sample.outcome for sample in group.samples if sample.outcome]
         is_complete = len(whole) == len(group.samples)
         generate = self._generator.group

@@ -22,7 +22,7 @@ from rljob_trainer.checkpoint.manifest import Files, fingerprints
 from rljob_trainer.data.order import Cursor
 from rljob_trainer.driver.buffer import batch_files
 from rljob_trainer.driver.buffer.assembly import Outcome
-from rljob_trainer.driver.buffer.groups import Group
+from rljob_trainer.driver.buffer.groups import PromptGroup
 from rljob_trainer.driver.buffer.partial_sample import PartialSample
 from rljob_trainer.driver.buffer.sources import Ready
 from rljob_trainer.rewards.request import RewardFailed, SampleFailed
@@ -40,7 +40,7 @@ class BufferContents:
 
     batches: Sequence[Ready] = ()
     """Those of the steps after the last trained one, in order."""
-    groups: Sequence[Group] = ()
+    groups: Sequence[PromptGroup] = ()
 
 
 def made_with(spec: RLJobSpec) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def usable(contents: BufferContents, spec: RLJobSpec, step: int) -> BufferConten
         if ready.batch.step != made + 1 or made >= spec.last_step or _oldest(ready.batch) < made - spec.max_age:
             break
         batches.append(ready)
-    groups: list[Group] = []
+    groups: list[PromptGroup] = []
     for group in sorted(contents.groups, key=lambda g: (g.policy, g.position)) if spec.keeps_groups else ():
         made = step + len(batches) + len(groups) // spec.train.prompts_per_step
         if group.policy + spec.max_age >= made:
@@ -166,10 +166,10 @@ def _described(sample: PartialSample) -> dict[str, Any]:
     return described
 
 
-def _groups(described: Sequence[Any], trajectories: Iterator[Trajectory]) -> Iterator[Group]:
+def _groups(described: Sequence[Any], trajectories: Iterator[Trajectory]) -> Iterator[PromptGroup]:
     for position, step, policy, samples in described:
         restored = [_sample(sample, next(trajectories), position, index) for index, sample in enumerate(samples)]
-        yield Group(position, step, policy, tuple(restored))
+        yield PromptGroup(position, step, policy, tuple(restored))
 
 
 def _sample(described: Mapping[str, Any], trajectory: Trajectory, position: int, index: int) -> PartialSample:

@@ -29,7 +29,7 @@ from rljob_trainer.driver.buffer.assembly import (
 )
 from rljob_trainer.driver.buffer.batch_files import record, replay
 from rljob_trainer.driver.buffer.generation import Generator, warn_of_failures
-from rljob_trainer.driver.buffer.groups import Group, Groups
+from rljob_trainer.driver.buffer.groups import Groups, PromptGroup
 from rljob_trainer.driver.buffer.selection import Selection
 from rljob_trainer.driver.pool import RolloutPool
 from rljob_trainer.reporting.samples import PROMPTS, Scored, write_samples
@@ -59,11 +59,11 @@ class BatchSource(Protocol):
         """Stop generating under this policy. Unfinished groups that are kept continue with the next batch."""
         ...
 
-    def kept(self) -> list[Group]:
+    def kept(self) -> list[PromptGroup]:
         """Groups that are not in a batch yet, as far as they have been generated, for a checkpoint."""
         ...
 
-    def restore(self, groups: Sequence[Group]) -> None:
+    def restore(self, groups: Sequence[PromptGroup]) -> None:
         """Continue these groups of an earlier attempt."""
         ...
 
@@ -84,10 +84,10 @@ class RecordedBatches:
 
     async def stop(self) -> None: ...
 
-    def kept(self) -> list[Group]:
+    def kept(self) -> list[PromptGroup]:
         return []
 
-    def restore(self, groups: Sequence[Group]) -> None: ...
+    def restore(self, groups: Sequence[PromptGroup]) -> None: ...
 
 
 class GeneratedBatches:
@@ -150,10 +150,10 @@ class GeneratedBatches:
     async def stop(self) -> None:
         await self._groups.stop()
 
-    def kept(self) -> list[Group]:
+    def kept(self) -> list[PromptGroup]:
         return self._groups.kept
 
-    def restore(self, groups: Sequence[Group]) -> None:
+    def restore(self, groups: Sequence[PromptGroup]) -> None:
         self._groups.restore(groups, {g.position: prompt_at(g.position, self._spec.data, self._train) for g in groups})
 
     @contextmanager

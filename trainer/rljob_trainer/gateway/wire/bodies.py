@@ -12,7 +12,7 @@ from rljob_trainer.gateway.wire.messages import DTYPES, FLOAT32, LENGTH, MESSAGE
 from rljob_trainer.wire.batch import Array
 from rljob_trainer.wire.gateway import decode_result
 from rljob_trainer.wire.rollout_server import LikeliestTokens, SampleAnswer
-from rljob_trainer.wire.service import MOST_TARGETS, Datum, Failure, ForwardBackward, Result
+from rljob_trainer.wire.service import MOST_TARGETS, Datum, ForwardBackward, WorkFailure, WorkResult
 
 TARGETS = "target_tokens"
 _MODEL_ID, _SEQ_ID = 0x0A, 0x10
@@ -70,7 +70,7 @@ def named(model: str, seq: int) -> tuple[str, int]:
     return model, seq
 
 
-def encode(result: Result) -> bytes:
+def encode(result: WorkResult) -> bytes:
     """The body of a result."""
     flat = [np.ascontiguousarray(values, "<f4") for values in result.log_probs]
     output = MESSAGES["ForwardBackwardOutput"](loss_fn_output_type="ArrayRecord", metrics=dict(result.metrics))
@@ -172,7 +172,7 @@ def _dense(sparse: Any, kind: str, shape: tuple[int, ...]) -> Array:
 def of_request(kind: str, body: bytes, names: dict[str, str]) -> web.Response:
     """The result of a model's request. `kind`: of its work. `names`: of what it has made, for JSON."""
     result = decode_result(body)
-    if isinstance(result, Failure):
+    if isinstance(result, WorkFailure):
         return failed(result)
     if kind == "ForwardBackward":
         return web.Response(body=encode(result), content_type=PROTOBUF)
@@ -201,7 +201,7 @@ def _put(likeliest: LikeliestTokens, message: Any) -> None:
     message.length, message.k = likeliest.tokens.shape
 
 
-def failed(why: Failure) -> web.Response:
+def failed(why: WorkFailure) -> web.Response:
     """A future that has failed; the client raises it from this future alone."""
     return web.json_response({"error": why.message, "category": why.category})
 

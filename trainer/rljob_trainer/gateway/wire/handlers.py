@@ -27,7 +27,7 @@ from rljob_trainer.gateway.wire.requests import (
     read,
     read_rest,
 )
-from rljob_trainer.wire.service import Failure
+from rljob_trainer.wire.service import WorkFailure
 
 TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
 """What lists call them, by the part of a path."""
@@ -176,11 +176,15 @@ class SamplingRoutes:
         params = await read_rest(request, requests.SampleParams)
         sampler = self._service.sampler(client, asked.sampling_session_id)  # last: its session may end meanwhile
         seed = seed_of(name)
-        generation = params if isinstance(params, Failure) else params.request(asked.num_samples, seed, self._longest)
-        asked_for = generation if isinstance(generation, Failure) else sampler.of(generation, self._service.files.root)
+        generation = (
+            params if isinstance(params, WorkFailure) else params.request(asked.num_samples, seed, self._longest)
+        )
+        asked_for = (
+            generation if isinstance(generation, WorkFailure) else sampler.of(generation, self._service.files.root)
+        )
         self._samples.ask(client, name, asked_for, sampler.directory)
         await self._number(name)
-        samples = 0 if isinstance(generation, Failure) else asked.num_samples
+        samples = 0 if isinstance(generation, WorkFailure) else asked.num_samples
         return {"request_id": name, "sample_sequence_ids": [f"{name}:{i}" for i in range(samples)]}
 
     async def _number(self, name: str) -> None:
@@ -221,7 +225,7 @@ class SamplingRoutes:
         answer = await self._samples.result(client, name, seconds)
         if answer is None:
             return bodies.again(name, "waiting for a server")
-        if isinstance(answer, Failure):
+        if isinstance(answer, WorkFailure):
             return bodies.failed(answer)
         if answer.size > requests.LARGE:
             return await asyncio.to_thread(bodies.of_samples, answer)

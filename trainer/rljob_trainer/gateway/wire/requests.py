@@ -16,14 +16,14 @@ from rljob_trainer.gateway.samples import MOST_OPEN
 from rljob_trainer.gateway.wire.bodies import MOST_VALUES
 from rljob_trainer.gateway.wire.content import whole
 from rljob_trainer.wire.rollout_server import SampleRequest
-from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, Failure, OptimStep
+from rljob_trainer.wire.service import LARGEST_NUMBER, SMALLEST_EPSILON, OptimStep, WorkFailure
 
 SCHEME = "tinker://"
 WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS = "weights", "sampler_weights", "external_weights"
 """What a path names, between the model and the name: a state, a snapshot, or adapters to download."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", max_length=128)]
 """What a client calls what it saves: one part of a path."""
-Text = Annotated[str, StringConstraints(max_length=4096)]
+ClientText = Annotated[str, StringConstraints(max_length=4096)]
 FiniteNumber = Annotated[float, Field(allow_inf_nan=False, le=LARGEST_NUMBER)]
 MOST_JSON, MOST_OF_TOKEN = 2**16, 16
 """Bytes of a body, and of each token in it. Python needs many times as much for what it reads."""
@@ -52,7 +52,7 @@ class ClientRequest(BaseModel):
 
 
 class OfSession(ClientRequest):
-    session_id: Text
+    session_id: ClientText
 
 
 class LoraConfig(ClientRequest):
@@ -65,12 +65,12 @@ class LoraConfig(ClientRequest):
 
 class NewModel(OfSession):
     model_seq_id: Count
-    base_model: Text
+    base_model: ClientText
     lora_config: LoraConfig | None = None
 
 
 class OfModel(ClientRequest):
-    model_id: Text
+    model_id: ClientText
 
 
 class Numbered(OfModel):
@@ -123,44 +123,44 @@ class SaveWeightsForSampler(SaveWeights):
 
 class SaveWeightsExternal(SaveWeights):
     PART = EXTERNAL_WEIGHTS
-    age_encryption_recipients: Annotated[list[Text], Field(max_length=0)] | None = None
+    age_encryption_recipients: Annotated[list[ClientText], Field(max_length=0)] | None = None
     """Nothing is encrypted."""
 
 
 class LoadWeights(ClientRequest):
     """Of a new model (session_id, model_seq_id), or of one that is there (model_id, seq_id)."""
 
-    path: Text
+    path: ClientText
     optimizer: bool = False
-    session_id: Text | None = None
+    session_id: ClientText | None = None
     model_seq_id: Count | None = None
-    model_id: Text | None = None
+    model_id: ClientText | None = None
     seq_id: Seq | None = None
 
 
 class CreateSamplingSession(OfSession):
     sampling_session_seq_id: Count
-    base_model: Text | None = None
-    model_path: Text | None = None
+    base_model: ClientText | None = None
+    model_path: ClientText | None = None
 
 
 class OfSampler(ClientRequest):
-    sampling_session_id: Text
+    sampling_session_id: ClientText
 
 
 class Chunk(ClientRequest):
-    type: Text
+    type: ClientText
     tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] = []
 
 
-class Prompt(ClientRequest):
+class ClientPrompt(ClientRequest):
     chunks: list[Chunk]
 
 
 class SamplingParams(ClientRequest):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    stop: Text | list[Text] | list[int] | None = None
+    stop: ClientText | list[ClientText] | list[int] | None = None
     temperature: Annotated[FiniteNumber, Field(ge=0)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = -1
     top_p: Annotated[FiniteNumber, Field(gt=0, le=1)] = 1.0
@@ -176,7 +176,7 @@ class Asample(OfSampler):
 class SampleParams(ClientRequest):
     """The rest of it: what is wrong with it fails the samples, and not their submission."""
 
-    prompt: Prompt
+    prompt: ClientPrompt
     sampling_params: SamplingParams
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: Likeliest = 0
@@ -185,14 +185,14 @@ class SampleParams(ClientRequest):
     prompt_alt_tokens_k: int = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
 
-    def request(self, n: int, seed: int, longest: int) -> SampleRequest | Failure:
+    def request(self, n: int, seed: int, longest: int) -> SampleRequest | WorkFailure:
         """`seed`: for clients that name none. `longest`: most tokens of prompt and sample."""
         params, tokens = self.sampling_params, [t for chunk in self.prompt.chunks for t in chunk.tokens]
         most = longest - len(tokens) if params.max_tokens is None else params.max_tokens
         values = n * most * (1 + self.topk_sample_logprobs)
         why = _no_count(n) or self._refusal(tokens, longest) or _no_room(values)
         if why:
-            return Failure(message=why)
+            return WorkFailure(message=why)
         stop = [params.stop] if isinstance(params.stop, str) else params.stop or []
         return SampleRequest(
             tokens=np.asarray(tokens, "<i4"),
@@ -241,7 +241,7 @@ def _no_room(values: int) -> str:
 
 
 class RetrieveFuture(ClientRequest):
-    request_id: Text
+    request_id: ClientText
 
 
 class FuturesTarget(OfSampler):
@@ -256,7 +256,7 @@ class RetrieveFutures(ClientRequest):
     prev_cursor: Annotated[int, Field(ge=0, lt=2**62)] = 0
     timeout: Annotated[FiniteNumber, Field(ge=0)] | None = None
     """Seconds; None: as long as the service waits for any result."""
-    retrieved_request_ids: Annotated[list[Text], Field(max_length=MOST_OPEN)] = []
+    retrieved_request_ids: Annotated[list[ClientText], Field(max_length=MOST_OPEN)] = []
 
 
 class KeepFor(ClientRequest):
@@ -266,7 +266,7 @@ class KeepFor(ClientRequest):
 
 
 class WeightsInfo(ClientRequest):
-    tinker_path: Text
+    tinker_path: ClientText
 
 
 async def read[R: ClientRequest](request: web.Request, kind: type[R], most: int = MOST_JSON) -> R:
@@ -284,9 +284,9 @@ async def _fields(request: web.Request, most: int) -> Any:
         raise ValueError("the body is nested too deeply to be read") from None
 
 
-async def read_rest[R: ClientRequest](request: web.Request, kind: type[R]) -> R | Failure:
+async def read_rest[R: ClientRequest](request: web.Request, kind: type[R]) -> R | WorkFailure:
     """The part of a body whose mistakes fail the future."""
     try:
         return await read(request, kind)
     except ValidationError as error:
-        return Failure(message=first_problem(error))
+        return WorkFailure(message=first_problem(error))

@@ -26,7 +26,7 @@ from rljob_trainer.gateway.wire.requests import (
     read_rest,
 )
 from rljob_trainer.wire import service as work
-from rljob_trainer.wire.service import Failure
+from rljob_trainer.wire.service import WorkFailure
 
 API = "/api/v1/"
 LARGEST_BODY = 64 * 2**20
@@ -208,18 +208,18 @@ class Routes:
     async def _pass(self, client: str, body: bytes, size: int) -> RouteAnswer:
         """`body`: the beginning, if it is too large."""
         if size > LARGEST_BODY:
-            return await self._ask(client, Failure(message=_too_large(size)), *beginning(body))
+            return await self._ask(client, WorkFailure(message=_too_large(size)), *beginning(body))
         asked = Pass(body)
         try:
-            piece: work.ModelWork | Failure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
+            piece: work.ModelWork | WorkFailure = await asyncio.to_thread(asked.work, self._spec.max_tokens)
         except ValueError as error:
-            piece = Failure(message=str(error))
+            piece = WorkFailure(message=str(error))
         return await self._ask(client, piece, asked.model, asked.seq)
 
     async def _optim_step(self, client: str, request: web.Request) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
         params = await read_rest(request, requests.OptimStepParams)
-        piece = params if isinstance(params, Failure) else params.work(asked.model_id, asked.seq_id)
+        piece = params if isinstance(params, WorkFailure) else params.work(asked.model_id, asked.seq_id)
         return await self._ask(client, piece, asked.model_id, asked.seq_id)
 
     async def _save_weights(self, client: str, request: web.Request) -> RouteAnswer:
@@ -241,7 +241,7 @@ class Routes:
     ) -> RouteAnswer:
         asked = await read(request, requests.Numbered)
         rest = await read_rest(request, kind)
-        if isinstance(rest, Failure):
+        if isinstance(rest, WorkFailure):
             return await self._ask(client, rest, asked.model_id, asked.seq_id)
         saving = piece(model=asked.model_id, seq=asked.seq_id, path="")
         name = rest.saved_as(asked.model_id, asked.seq_id)
@@ -254,19 +254,19 @@ class Routes:
             asked = await read(request, requests.Numbered)
         except ValueError:
             return bodies.refused(404, f"{call} is not served")
-        return await self._ask(client, Failure(message=f"{call} is not served"), asked.model_id, asked.seq_id)
+        return await self._ask(client, WorkFailure(message=f"{call} is not served"), asked.model_id, asked.seq_id)
 
     async def _ask(
         self,
         client: str,
-        piece: work.ModelWork | Failure,
+        piece: work.ModelWork | WorkFailure,
         model: str = "",
         seq: int = 0,
         saves: str = "",
         ttl: int = 0,
     ) -> RouteAnswer:
         """Have the service do a request of a model. `model` and `seq`: of a failure, which has none of its own."""
-        if not isinstance(piece, Failure):
+        if not isinstance(piece, WorkFailure):
             model, seq = piece.model, piece.seq
         await self._service.ask(client, model, seq, piece, saves, ttl)
         return _future(model, seq)
@@ -284,7 +284,7 @@ class Routes:
     async def _of_model(self, client: str, model: str, seq: int) -> RouteAnswer:
         book = self._service.book(client, model)
         if book.line.is_lost(seq):
-            return bodies.failed(Failure(message=LOST, category="server"))
+            return bodies.failed(WorkFailure(message=LOST, category="server"))
         entry = book.line.entries[seq]
         result = await book.result(seq, POLL_SECONDS)
         if result is None:

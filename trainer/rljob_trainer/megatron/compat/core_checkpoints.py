@@ -43,7 +43,7 @@ MOST = 2**24
 IN_PLACE = "in_place"
 """Key of the metadata of a state dict: nothing changes before it is written."""
 
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 
 
 def _patch() -> None:
@@ -129,7 +129,7 @@ def _boxes_of(part: ShardedTensor, numbers: torch.Tensor, start: int) -> Iterato
             )
 
 
-def _dense(view: torch.Tensor) -> Iterator[tuple[Shape, torch.Tensor]]:
+def _dense(view: torch.Tensor) -> Iterator[tuple[TensorShape, torch.Tensor]]:
     """The contiguous parts of a view, each with its place in it."""
     if view.is_contiguous():
         yield (0,) * view.dim(), view
@@ -140,7 +140,7 @@ def _dense(view: torch.Tensor) -> Iterator[tuple[Shape, torch.Tensor]]:
             yield (*origin[:axis], origin[axis] + i, *origin[axis + 1 :]), dense
 
 
-def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
+def boxes(shape: TensorShape, start: int, stop: int) -> Iterator[tuple[TensorShape, TensorShape]]:
     """Place and size of the boxes that hold the numbers from `start` to `stop` of an array of this shape, in their order."""
     if stop <= start:
         return
@@ -158,7 +158,7 @@ def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
         yield from _in_row(shape, last, last * row, stop)
 
 
-def _in_row(shape: Shape, i: int, start: int, stop: int) -> Iterator[tuple[Shape, Shape]]:
+def _in_row(shape: TensorShape, i: int, start: int, stop: int) -> Iterator[tuple[TensorShape, TensorShape]]:
     row = prod(shape[1:])
     yield from (((i, *place), (1, *size)) for place, size in boxes(shape[1:], start - i * row, stop - i * row))
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.door import knock
-from rljob_trainer.wire.weights.messages import GIVEN_UP, Line, Progress
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.messages import GIVEN_UP, MessageState, WorkerPosition
+from rljob_trainer.wire.weights.protocol import ServerWorker
 
 SILENT = "worker {} neither received, loaded nor waited for a bucket in time"
 GONE = "worker {} has died"
@@ -46,26 +46,30 @@ def losses(senders: Iterable[Mapping[str, Loss]]) -> dict[str, str]:
 class Attendance:
     """Servers are left out by `leave_out` only, so between two calls the same ones take part."""
 
-    def __init__(self, servers: Mapping[str, Sequence[Member]], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, servers: Mapping[str, Sequence[ServerWorker]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`servers`: by pod."""
         self.live = dict(servers)
         self.failed: dict[str, Loss] = {}
         self._clock = clock
         self._message = -1
-        self._concerned: frozenset[Member] = frozenset(self.members)
-        self._lines: dict[str, Line] = {}
+        self._concerned: frozenset[ServerWorker] = frozenset(self.members)
+        self._lines: dict[str, WorkerPosition] = {}
         self._signs = {member.name: (-1, clock()) for member in self.members}
         """By worker: the newest sign of life, and when it was new."""
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[ServerWorker]:
         return [member for members in self.live.values() for member in members]
 
     @property
     def names(self) -> list[str]:
         return [member.name for member in self.members]
 
-    def see(self, message: int, lines: Mapping[str, Line], concerned: Sequence[Member] | None = None) -> None:
+    def see(
+        self, message: int, lines: Mapping[str, WorkerPosition], concerned: Sequence[ServerWorker] | None = None
+    ) -> None:
         """`message`: number of the newest. `lines`: by worker. `concerned`: workers that the message asks to do something; None: all."""
         now = self._clock()
         self._message, self._lines = message, dict(lines)
@@ -74,30 +78,30 @@ class Attendance:
             if line.sign != self._signs[worker][0]:
                 self._signs[worker] = line.sign, now
 
-    def all(self, state: Progress) -> bool:
+    def all(self, state: MessageState) -> bool:
         """Whether all workers that the newest message concerns are in a state about it."""
         return not self.others(state)
 
-    def others(self, state: Progress) -> list[str]:
+    def others(self, state: MessageState) -> list[str]:
         """Pods with one of those workers that is not in that state."""
         return self._pods(frozenset(m for m in self._concerned if self._state(m) not in _at_least(state)))
 
     def broken(self) -> bool:
         """Whether a worker has failed or refused, or is silent."""
-        return any(self._state(m) == Progress.FAILED or self._why_not(m) for m in self.members)
+        return any(self._state(m) == MessageState.FAILED or self._why_not(m) for m in self.members)
 
     def leave_out(self) -> bool:
         """Leave out servers with a worker that has refused, is silent, or has died. Returns whether there are any."""
         return self._without(self._lost(self._why_not)) or self._without(self._lost(self._deaths().get))
 
-    def leave_out_others(self, state: Progress) -> None:
+    def leave_out_others(self, state: MessageState) -> None:
         """Leave out servers with a worker that the newest message concerns, and that is not in a state; all of these, if all are in it."""
-        reasons = (self._lines[m.name].reason for m in self.members if self._state(m) == Progress.FAILED)
+        reasons = (self._lines[m.name].reason for m in self.members if self._state(m) == MessageState.FAILED)
         why = BEHIND.format(next(reasons, "the transfer did not end"))
         behind = self.others(state) or self._pods(self._concerned)
         self._without(dict.fromkeys(behind, Loss(LossCause.BEHIND, why)))
 
-    def _pods(self, workers: frozenset[Member]) -> list[str]:
+    def _pods(self, workers: frozenset[ServerWorker]) -> list[str]:
         """Of servers that take part."""
         return [pod for pod, members in self.live.items() if not workers.isdisjoint(members)]
 
@@ -106,21 +110,21 @@ class Attendance:
         self.live = {pod: members for pod, members in self.live.items() if pod not in lost}
         return bool(lost)
 
-    def _lost(self, loss: Callable[[Member], Loss | None]) -> dict[str, Loss]:
+    def _lost(self, loss: Callable[[ServerWorker], Loss | None]) -> dict[str, Loss]:
         """By pod, of those with a worker that has one."""
         found = {pod: [x for member in members if (x := loss(member))] for pod, members in self.live.items()}
         return {pod: min(of_workers) for pod, of_workers in found.items() if of_workers}
 
-    def _why_not(self, member: Member) -> Loss | None:
+    def _why_not(self, member: ServerWorker) -> Loss | None:
         line = self._lines.get(member.name)
-        if line and line.state == Progress.REFUSED:
+        if line and line.state == MessageState.REFUSED:
             return Loss(LossCause.GIVEN_UP if line.reason == GIVEN_UP else LossCause.REFUSED, line.reason)
-        if self._state(member) == Progress.DONE:
+        if self._state(member) == MessageState.DONE:
             return None  # after the last message it has nothing more to show
         silent = self._clock() > self._signs[member.name][1] + protocol.SILENT_SECONDS
         return Loss(LossCause.SILENT, SILENT.format(member.worker)) if silent else None
 
-    def _deaths(self) -> dict[Member, Loss]:
+    def _deaths(self) -> dict[ServerWorker, Loss]:
         """All are knocked at together: each that is silent takes seconds."""
         members = self.members
         with ThreadPoolExecutor(MOST_KNOCKS) as pool:
@@ -131,10 +135,10 @@ class Attendance:
                 if state == "gone"
             }
 
-    def _state(self, member: Member) -> Progress | None:
+    def _state(self, member: ServerWorker) -> MessageState | None:
         line = self._lines.get(member.name)
         return line.state if line and line.message == self._message else None
 
 
-def _at_least(state: Progress) -> tuple[Progress, ...]:
-    return (Progress.READY, Progress.DONE) if state == Progress.READY else (state,)
+def _at_least(state: MessageState) -> tuple[MessageState, ...]:
+    return (MessageState.READY, MessageState.DONE) if state == MessageState.READY else (state,)

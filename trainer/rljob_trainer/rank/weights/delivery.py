@@ -19,11 +19,11 @@ from rljob_trainer.wire.weights.messages import (
     LONGEST_PAUSE,
     PHASE_OVER,
     TURN_OVER,
+    MessageState,
     Outbox,
-    Progress,
 )
 from rljob_trainer.wire.weights.polling import now_and_then, wait_until
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 from rljob_trainer.wire.weights.transport import End, Transport
 
@@ -39,7 +39,7 @@ class KeptGroup(NamedTuple):
     """A connection that lives on between updates."""
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[ServerWorker, ...]
     end: End
 
 
@@ -51,20 +51,20 @@ class Delivery:
         transport: Transport,
         home: SenderStore,
         update: str,
-        servers: Mapping[str, Sequence[Member]],
+        servers: Mapping[str, Sequence[ServerWorker]],
         awaits: Callable[[str], None],
-        kept: dict[tuple[Member, ...], KeptGroup],
+        kept: dict[tuple[ServerWorker, ...], KeptGroup],
     ) -> None:
         """`servers`: by pod, in the order of the chain. `awaits`: see Publisher. `kept`: groups of earlier updates, of which this one takes those
         that it uses."""
         self._transport, self._home, self._update, self._awaits = transport, home, update, awaits
         self._outbox = Outbox(home, update)
         self._attendance, self._servers, self._kept = Attendance(servers), servers, kept
-        self.groups: dict[tuple[Member, ...], KeptGroup] = {}
+        self.groups: dict[tuple[ServerWorker, ...], KeptGroup] = {}
         """That this update has used, by their members in the order of the chain."""
         self._dropped: list[str] = []
         """Groups that workers have not been asked to leave yet."""
-        self._concerned: Sequence[Member] | None = None
+        self._concerned: Sequence[ServerWorker] | None = None
         self._made, self._buckets, self._fruitless = 0, 0, 0
 
     @property
@@ -72,7 +72,7 @@ class Delivery:
         """By pod: why its server was left out."""
         return self._attendance.failed
 
-    def send(self, bucket: Bucket, gets: Callable[[Member], bool]) -> None:
+    def send(self, bucket: Bucket, gets: Callable[[ServerWorker], bool]) -> None:
         """Returns when all workers that get the bucket have received it and verified the one before."""
         said = self._outbox.said
         while members := tuple(filter(gets, self._attendance.members)):
@@ -92,7 +92,7 @@ class Delivery:
         """Returns when all servers have verified all buckets."""
         self._outbox.say(COMPLETE)
         self._concerned = None
-        while self._attendance.live and not self._all(Progress.DONE, "verify weights"):
+        while self._attendance.live and not self._all(MessageState.DONE, "verify weights"):
             self._leave_out()
         if self._attendance.live:
             self._outbox.clear()
@@ -105,7 +105,7 @@ class Delivery:
         for members in [*self.groups]:
             self._drop(members)
 
-    def _join(self, members: tuple[Member, ...]) -> bool:
+    def _join(self, members: tuple[ServerWorker, ...]) -> bool:
         """Have these workers be a group. Returns whether they are."""
         if members in self.groups:
             return True
@@ -120,16 +120,16 @@ class Delivery:
             self._dropped.append(name)
         return is_done and members in self.groups
 
-    def _group(self, name: str, members: Sequence[Member], made: bool = False) -> dict[str, Any]:
+    def _group(self, name: str, members: Sequence[ServerWorker], made: bool = False) -> dict[str, Any]:
         dropped, self._dropped = self._dropped, []
         without = [own[0].server for pod, own in self._servers.items() if pod in self.failed]
         return {"group": name, "members": members, "made": made, "dropped": dropped, "without": without}
 
-    def _connect(self, name: str, members: tuple[Member, ...]) -> None:
+    def _connect(self, name: str, members: tuple[ServerWorker, ...]) -> None:
         end = self._transport.connect(self._home, name, members, self._is_broken())
         self.groups[members] = KeptGroup(name, members, end)
 
-    def _transfer(self, bucket: Bucket, members: tuple[Member, ...]) -> bool:
+    def _transfer(self, bucket: Bucket, members: tuple[ServerWorker, ...]) -> bool:
         """Have a group receive a bucket. Returns whether all have it."""
         group, size = self.groups[members], bucket.payload.numel()
 
@@ -141,18 +141,23 @@ class Delivery:
         message = {"bucket": self._buckets, "group": group.name, "entries": entries, "transport": transport}
         return self._together(members, message, act, "receive weights", size)
 
-    def _drop(self, members: tuple[Member, ...]) -> None:
+    def _drop(self, members: tuple[ServerWorker, ...]) -> None:
         if group := self.groups.pop(members, None):
             group.end.close()
             self._dropped.append(group.name)
 
     def _together(
-        self, members: Sequence[Member], message: Mapping[str, Any], act: Callable[[], None], what: str, size: int = 0
+        self,
+        members: Sequence[ServerWorker],
+        message: Mapping[str, Any],
+        act: Callable[[], None],
+        what: str,
+        size: int = 0,
     ) -> bool:
         """Have workers do what a message says while this end does its part. Returns whether they have. `size`: bytes that are transferred."""
         self._outbox.say(message)
         self._concerned = members
-        if not self._all(Progress.READY, what):
+        if not self._all(MessageState.READY, what):
             return False
         limit = _seconds(size)
         try:
@@ -160,9 +165,9 @@ class Delivery:
         except (OSError, RuntimeError) as error:
             log.info("weights: could not %s: %s", what, error)
             limit = 0.0  # the others may have done theirs
-        return self._all(Progress.DONE, what, limit)
+        return self._all(MessageState.DONE, what, limit)
 
-    def _all(self, state: Progress, what: str, limit: float = float("inf")) -> bool:
+    def _all(self, state: MessageState, what: str, limit: float = float("inf")) -> bool:
         """Wait until all workers are in a state, or cannot come there any more."""
         late = _after(limit)
 
@@ -195,7 +200,7 @@ class Delivery:
         if not self._attendance.leave_out():
             self._fruitless += 1
             if self._fruitless > MOST_FRUITLESS:
-                self._attendance.leave_out_others(Progress.DONE)
+                self._attendance.leave_out_others(MessageState.DONE)
         live = set(self._attendance.members)
         for members in [members for members in self.groups if not live.issuperset(members)]:
             self._drop(members)

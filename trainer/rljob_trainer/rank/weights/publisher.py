@@ -21,8 +21,8 @@ from rljob_trainer.rank.weights.session import UpdateSession
 from rljob_trainer.rank.weights.watch import Watch
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
-from rljob_trainer.wire.weights.plan import Phase, Receivers
-from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
+from rljob_trainer.wire.weights.plan import GatherPhase, Receivers
+from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion, ServerWorker
 from rljob_trainer.wire.weights.slices import Needs
 from rljob_trainer.wire.weights.transport import Transport
 
@@ -55,7 +55,7 @@ class OpenUpdate(AbstractContextManager["OpenUpdate"]):
 
         Raises AttemptSuperseded when a server knows a higher attempt.
         """
-        workers: dict[str, dict[Member, Needs]] = {}
+        workers: dict[str, dict[ServerWorker, Needs]] = {}
 
         def open_one(session: UpdateSession) -> None:
             workers[session.server.pod] = session.open(offers)
@@ -142,7 +142,7 @@ class Publisher:
         """
         with self.update(servers) as update:
             opened = update.open([self.sender.offer])
-            sent = self.sender.send([Phase(tensors, sends=True)], opened, 0, heartbeat)
+            sent = self.sender.send([GatherPhase(tensors, sends=True)], opened, 0, heartbeat)
             return update.commit(PolicyVersion(self.attempt, step, sent.digest), [sent], probe)
 
     def sleep(self, servers: list[RolloutEndpoint]) -> None:

@@ -11,8 +11,8 @@ import torch
 from rljob_trainer.rank.weights.attendance import Loss, LossCause
 from rljob_trainer.rank.weights.delivery import Delivery, KeptGroup
 from rljob_trainer.wire.weights.bucket import Bucket, Entry, divided, pack, torch_dtype, total
-from rljob_trainer.wire.weights.plan import Kinds, Phase, Receivers, SentPart
-from rljob_trainer.wire.weights.protocol import Member, Offer
+from rljob_trainer.wire.weights.plan import GatherPhase, Kinds, Receivers, SentPart
+from rljob_trainer.wire.weights.protocol import Offer, ServerWorker
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 from rljob_trainer.wire.weights.slices import Slice
 from rljob_trainer.wire.weights.transport import Transport
@@ -23,7 +23,7 @@ class Opened:
     """An update that servers have opened."""
 
     name: str
-    servers: dict[str, tuple[Member, ...]]
+    servers: dict[str, tuple[ServerWorker, ...]]
     """By pod: its workers."""
     receivers: Receivers = field(default_factory=Receivers)
 
@@ -33,7 +33,7 @@ class Opened:
     @staticmethod
     def from_json(data: Sequence[Any]) -> "Opened":
         name, servers, receivers = data
-        workers = {pod: tuple(Member(*member) for member in members) for pod, members in servers.items()}
+        workers = {pod: tuple(ServerWorker(*member) for member in members) for pod, members in servers.items()}
         return Opened(name, workers, Receivers.from_json(receivers))
 
 
@@ -69,8 +69,8 @@ class Sender:
     def __init__(self, transport: Transport, awaits: Callable[[str], None]) -> None:
         self._transport, self._awaits = transport, awaits
         self._home = SenderStore(transport.address)
-        self._groups: dict[tuple[Member, ...], KeptGroup] = {}
-        self._last: Set[tuple[Member, ...]] = frozenset()
+        self._groups: dict[tuple[ServerWorker, ...], KeptGroup] = {}
+        self._last: Set[tuple[ServerWorker, ...]] = frozenset()
         """Those that the last update used."""
 
     @property
@@ -78,7 +78,7 @@ class Sender:
         """Where servers find this sender."""
         return self._home.offer
 
-    def send(self, phases: Iterable[Phase], opened: Opened, index: int, heartbeat: Callable[[], None]) -> Sent:
+    def send(self, phases: Iterable[GatherPhase], opened: Opened, index: int, heartbeat: Callable[[], None]) -> Sent:
         """Send to all servers that have opened the update. `index`: this sender's place among the offers; each begins its chain at another server.
 
         All phases are exhausted even if every server fails. Raises what they raise; the servers keep their old weights then.
@@ -109,7 +109,7 @@ class Sender:
         whole_digest, size = total(one for one, _ in wholes), sum(size for _, size in wholes)
         return Sent(whole_digest, size, parts, delivery.failed)
 
-    def _keep(self, used: Mapping[tuple[Member, ...], KeptGroup]) -> None:
+    def _keep(self, used: Mapping[tuple[ServerWorker, ...], KeptGroup]) -> None:
         """Between updates those groups live on that the last two of them used: servers that come later get their first policy alone."""
         for members in self._groups.keys() - self._last:
             self._groups.pop(members).end.close()
@@ -156,7 +156,7 @@ class _Talk:
             self._under_way.pop(0).result()
 
 
-def _chain(servers: Mapping[str, Sequence[Member]], index: int) -> dict[str, Sequence[Member]]:
+def _chain(servers: Mapping[str, Sequence[ServerWorker]], index: int) -> dict[str, Sequence[ServerWorker]]:
     """In the order in which the sender at `index` reaches them: the first is another one for each sender."""
     pods = list(servers)
     first = index % len(pods) if pods else 0

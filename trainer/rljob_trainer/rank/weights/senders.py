@@ -13,7 +13,7 @@ from rljob_trainer.rank.weights.sender import Opened, Sent
 from rljob_trainer.wire.collective import Ranks
 from rljob_trainer.wire.parity import Probe
 from rljob_trainer.wire.weights.bucket import total
-from rljob_trainer.wire.weights.plan import Phase, Receivers, TransferPlan
+from rljob_trainer.wire.weights.plan import GatherPhase, Receivers, TransferPlan
 from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Senders:
     def publish(
         self,
         step: int,
-        phases: Sequence[Phase],
+        phases: Sequence[GatherPhase],
         servers: Sequence[RolloutEndpoint],
         probe: Probe | None,
         sent: Callable[[], None],
@@ -90,7 +90,7 @@ class Senders:
         """The rank that leads updates to which this one sends."""
         return self._ranks.rank if self.colocated else FIRST
 
-    def _offer(self, phases: Sequence[Phase]) -> dict[str, Any] | None:
+    def _offer(self, phases: Sequence[GatherPhase]) -> dict[str, Any] | None:
         """How servers reach this rank; None: it sends nothing."""
         if not any(phase.sends for phase in phases):
             return None
@@ -103,7 +103,7 @@ class Senders:
 
     def _send(
         self,
-        phases: Sequence[Phase],
+        phases: Sequence[GatherPhase],
         opened: Opened,
         senders: Sequence[int],
     ) -> Sent | None:

@@ -8,7 +8,7 @@ from typing import Any
 from rljob_api.protocol import RolloutEndpoint
 from rljob_trainer.rank.weights.call import ask
 from rljob_trainer.wire.weights import protocol
-from rljob_trainer.wire.weights.protocol import Member, Offer, PolicyVersion
+from rljob_trainer.wire.weights.protocol import Offer, PolicyVersion, ServerWorker
 from rljob_trainer.wire.weights.slices import Needs
 
 
@@ -22,13 +22,13 @@ class UpdateSession:
         """`update`: its name, the same at all servers. `keeps`: see Publisher."""
         self.server, self._token, self._attempt, self._update, self._keeps = server, token, attempt, update, keeps
 
-    def open(self, offers: Sequence[Offer]) -> dict[Member, Needs]:
+    def open(self, offers: Sequence[Offer]) -> dict[ServerWorker, Needs]:
         """Have the workers receive what these senders send. Returns what each worker needs."""
         uid, senders = self.server.pod_uid, [asdict(offer) for offer in offers]
         body = {"server": uid, "senders": senders, "keep": self._keeps}
         answer = self._call(protocol.OPEN, protocol.OPEN_SECONDS, **body)
         workers = enumerate(zip(answer["doors"], answer["needs"], strict=True))
-        return {Member(uid, worker, *door): Needs.from_json(own) for worker, (door, own) in workers}
+        return {ServerWorker(uid, worker, *door): Needs.from_json(own) for worker, (door, own) in workers}
 
     def commit(self, version: PolicyVersion, workers: Sequence[str]) -> float:
         """`workers`: the digest of what each of them got. Returns when the replica serves the new policy: the seconds in which it generated nothing

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from rljob_trainer.rank.weights.attendance import GONE
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.door import knock
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 
 UNREACHABLE = "worker {} cannot be reached"
 
@@ -14,7 +14,7 @@ UNREACHABLE = "worker {} cannot be reached"
 class Watch:
     """The workers of one server, from now on."""
 
-    def __init__(self, workers: Sequence[Member], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, workers: Sequence[ServerWorker], clock: Callable[[], float] = time.monotonic) -> None:
         self._workers, self._clock, self._reached = workers, clock, clock()
 
     def lost(self) -> str:

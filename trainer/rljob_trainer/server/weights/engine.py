@@ -53,7 +53,7 @@ class Target(Protocol):
         ...
 
 
-class Admitted(NamedTuple):
+class OpenedUpdate(NamedTuple):
     """A worker's answer when an update is opened."""
 
     door: tuple[str, int]
@@ -114,13 +114,13 @@ class ReceivingEngine(WeightTransferEngine[WeightTransferInitInfo, WeightTransfe
         found = self.parallel_config
         return int(found.data_parallel_index * found.world_size + found.rank)
 
-    def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> Admitted:
+    def admit(self, attempt: int, offers: Sequence[Offer], serves: bool) -> OpenedUpdate:
         """`serves`: the server serves a policy, which is not to be lost before the next one is complete. Raises AttemptSuperseded."""
         self._fence.admit(attempt)
         self._door = self._door or Door(own_address(offers[0].address))
         self._door.clear()
         apart = self.vllm_config.lora_config is not None or (serves and self._has_shadow())
-        return Admitted(self._door.address, apart, self._needs_in_words)
+        return OpenedUpdate(self._door.address, apart, self._needs_in_words)
 
     def start(self, update: str, server: str, offers: Sequence[Offer], apart: bool) -> None:
         """Begin to receive an update. `server`: its pod uid. `apart`: the model is not touched before `apply`."""
@@ -272,7 +272,7 @@ class WorkerExtension:
     weight_transfer_engine: ReceivingEngine
     get_draft_model: Callable[[], Module | None]
 
-    def rljob_admit(self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool) -> Admitted:
+    def rljob_admit(self, attempt: int, senders: Sequence[Mapping[str, Any]], serves: bool) -> OpenedUpdate:
         """See ReceivingEngine.admit."""
         self.weight_transfer_engine.draft = self.get_draft_model()
         return self.weight_transfer_engine.admit(attempt, [Offer(**sender) for sender in senders], serves)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rljob_trainer.server.weights.partial_tensor import PartialTensor
-from rljob_trainer.server.weights.source import Connection, Source, WorkerEnd, WorkerPlace
+from rljob_trainer.server.weights.source import Connection, UpdateSource, WorkerEnd, WorkerPlace
 from rljob_trainer.wire.weights.bucket import Entry, digest, payload_size, total, unpack
 from rljob_trainer.wire.weights.messages import COMPLETE, TURN_OVER, AbandonedError
 from rljob_trainer.wire.weights.polling import now_and_then
@@ -52,7 +52,7 @@ class Reception:
         of a bucket that is reused."""
         self._place, self._update, self._end_cls = place, update, end_cls
         self._check, self._load = check, load
-        self._sources: list[Source] = []
+        self._sources: list[UpdateSource] = []
         self._pending: Arrived | None = None
         self._names: set[str] = set()
         self._digests: list[str] = []
@@ -122,7 +122,7 @@ class Reception:
         with ThreadPoolExecutor(len(self._offers)) as pool:
             found = list(pool.map(self._connected, self._offers))
         reached = [connection for connection in found if not isinstance(connection, SenderLostError)]
-        self._sources = [Source(self._place, self._end_cls, one, self._update, self._wait) for one in reached]
+        self._sources = [UpdateSource(self._place, self._end_cls, one, self._update, self._wait) for one in reached]
         self._wait()
         for connection in found:
             if isinstance(connection, SenderLostError):
@@ -157,7 +157,7 @@ class Reception:
         for source in self._sources:
             source.inbox.done()
 
-    def _turn(self, source: Source) -> str:
+    def _turn(self, source: UpdateSource) -> str:
         """Do what one sender says until its turn is over. Returns by which message."""
         for message in source.turn():
             if isinstance(message, str):
@@ -168,7 +168,7 @@ class Reception:
                 self._receive_bucket(source, message)
         raise AssertionError("a turn ends with a message that says so")
 
-    def _receive_bucket(self, source: Source, message: dict[str, Any]) -> None:
+    def _receive_bucket(self, source: UpdateSource, message: dict[str, Any]) -> None:
         entries = [Entry.from_json(e) for e in message["entries"]]
         self._check(entries)
         size = payload_size(e.size for e in entries)

@@ -4,7 +4,7 @@ import psutil
 import torch
 from torch.nn import Module
 
-from rljob_api.sizing.replica import Room, where
+from rljob_api.sizing.replica import FreeBytes, where
 from rljob_trainer.machine import memory_limit
 
 
@@ -13,7 +13,7 @@ def shadow_device(model: Module, device: torch.device, workers: int) -> torch.de
     this pod, which share its host memory."""
     size = sum(p.nbytes for p in model.parameters())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
-    place = where(size, Room(gpu=free, host=_free_host_memory() / workers))
+    place = where(size, FreeBytes(gpu=free, host=_free_host_memory() / workers))
     return {"gpu": device, "host": torch.device("cpu"), "in place": None}[place]
 
 

@@ -11,7 +11,7 @@ from rljob_trainer.wire.weights import chain, ipc, nccl
 from rljob_trainer.wire.weights.door import Door, Membership
 from rljob_trainer.wire.weights.messages import GIVEN_UP, TURN_OVER, AbandonedError, Inbox, SenderMessage
 from rljob_trainer.wire.weights.polling import CalledOffError, now_and_then
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import RemoteStore
 
 WorkerEnd = chain.WorkerEnd | nccl.WorkerEnd | ipc.WorkerEnd
@@ -43,7 +43,7 @@ class Connection(NamedTuple):
         self.home.close()
 
 
-class Source:
+class UpdateSource:
     """`join` and `receive` return when this worker has done what a message says, or could not; the sender reads which."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Source:
 
     def join(self, message: dict[str, Any]) -> None:
         """Become a member of a group."""
-        group, members = message["group"], [Member(*member) for member in message["members"]]
+        group, members = message["group"], [ServerWorker(*member) for member in message["members"]]
         if message["made"] and group not in self._groups:
             self.inbox.failed("this worker is not connected")
             return
@@ -132,7 +132,7 @@ class Source:
         """Whether a group, or a bucket, is for this worker."""
         return self._own in _names(message["members"]) if "members" in message else message["group"] in self._groups
 
-    def _connect(self, group: str, members: Sequence[Member]) -> None:
+    def _connect(self, group: str, members: Sequence[ServerWorker]) -> None:
         own = Membership(self._home, group, members, _names(members).index(self._own), self._place.door)
         self._groups[group] = self._end_cls(own, self._is_called_off())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rljob_trainer.wire.weights.door import Membership, enter
 from rljob_trainer.wire.weights.polling import CalledOffError, wait_until
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 
 PIECE = 2**20
@@ -23,7 +23,9 @@ PIECE = 2**20
 class SenderEnd:
     """The beginning of the chain."""
 
-    def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
+    def __init__(
+        self, home: SenderStore, group: str, members: Sequence[ServerWorker], given_up: Callable[[], bool]
+    ) -> None:
         """Connect to the first worker. Raises OSError."""
         first, *_ = members
         self._next = enter(first.host, first.port, group)

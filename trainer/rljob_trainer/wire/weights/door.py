@@ -10,7 +10,7 @@ from typing import Literal
 
 from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.polling import CalledOffError
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, exactly
 
 KNOCK_SECONDS = 2.0
@@ -80,7 +80,7 @@ class Membership:
     home: RemoteStore
     """The sender's."""
     group: str
-    members: Sequence[Member]
+    members: Sequence[ServerWorker]
     place: int
     """Of this worker among `members`."""
     door: Door

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rljob_trainer.wire.weights.door import Membership
 from rljob_trainer.wire.weights.polling import CalledOffError, wait_until
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 
 Handle = list[int | bool | str]
@@ -23,7 +23,9 @@ Handle = list[int | bool | str]
 class SenderEnd:
     """The sender's end. There is no group: every message carries the handles that the workers need."""
 
-    def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
+    def __init__(
+        self, home: SenderStore, group: str, members: Sequence[ServerWorker], given_up: Callable[[], bool]
+    ) -> None:
         self._home, self._group, self._workers = home, group, len(members)
         self._sent: Tensor | None = None
         self._handles: list[Handle] = []

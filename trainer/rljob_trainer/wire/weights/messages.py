@@ -38,7 +38,7 @@ LONGEST_PAUSE = 0.02
 """Seconds between two looks at the lines, in the end: there may be hundreds of workers."""
 
 
-class Progress(StrEnum):
+class MessageState(StrEnum):
     """Of a worker, concerning the message that it has read last."""
 
     READ = "read"
@@ -48,21 +48,21 @@ class Progress(StrEnum):
     REFUSED = "refused"
 
 
-class Line(NamedTuple):
+class WorkerPosition(NamedTuple):
     """Where a worker is."""
 
     message: int
     """Number of the message that it has read last."""
-    state: Progress
+    state: MessageState
     sign: int
     """Grows while the worker lives."""
     reason: str
     """Why it has failed or refused."""
 
     @staticmethod
-    def parse(text: str) -> "Line":
+    def parse(text: str) -> "WorkerPosition":
         message, state, sign, reason = text.split(" ", 3)
-        return Line(int(message), Progress(state), int(sign), reason)
+        return WorkerPosition(int(message), MessageState(state), int(sign), reason)
 
     def __str__(self) -> str:
         return f"{self.message} {self.state} {self.sign} {self.reason}"
@@ -86,11 +86,11 @@ class Outbox:
         self._store.set(_message(self._update, self.said), json.dumps(message))
         self.said += 1
 
-    def lines(self, workers: Iterable[str]) -> dict[str, Line]:
+    def lines(self, workers: Iterable[str]) -> dict[str, WorkerPosition]:
         """By worker: its line, if it has written one."""
         found = {worker: text for worker in workers if (text := self._store.get(_line(self._update, worker)))}
         self._workers |= found.keys()
-        return {worker: Line.parse(text) for worker, text in found.items()}
+        return {worker: WorkerPosition.parse(text) for worker, text in found.items()}
 
     def clear(self) -> None:
         """Delete all messages and lines. Called when the update is over, since the store outlives it."""
@@ -105,7 +105,7 @@ class Inbox:
 
     def __init__(self, store: RemoteStore, update: str, worker: str) -> None:
         self._store, self._update, self._worker = store, update, worker
-        self._read, self._sign, self._state, self._reason = 0, 0, Progress.READ, ""
+        self._read, self._sign, self._state, self._reason = 0, 0, MessageState.READ, ""
 
     @property
     def has_next(self) -> bool:
@@ -121,7 +121,7 @@ class Inbox:
         if message == ABANDONED:
             raise AbandonedError(GIVEN_UP)
         self._read += 1
-        self._write(Progress.READ)
+        self._write(MessageState.READ)
         return message
 
     def alive(self) -> None:
@@ -129,20 +129,22 @@ class Inbox:
         self._write(self._state, self._reason)
 
     def ready(self) -> None:
-        self._write(Progress.READY)
+        self._write(MessageState.READY)
 
     def done(self) -> None:
-        self._write(Progress.DONE)
+        self._write(MessageState.DONE)
 
     def failed(self, why: str) -> None:
-        self._write(Progress.FAILED, why)
+        self._write(MessageState.FAILED, why)
 
     def refuse(self, why: str) -> None:
-        self._write(Progress.REFUSED, why)
+        self._write(MessageState.REFUSED, why)
 
-    def _write(self, state: Progress, reason: str = "") -> None:
+    def _write(self, state: MessageState, reason: str = "") -> None:
         self._state, self._reason, self._sign = state, reason, self._sign + 1
-        self._store.set(_line(self._update, self._worker), str(Line(self._read - 1, state, self._sign, reason)))
+        self._store.set(
+            _line(self._update, self._worker), str(WorkerPosition(self._read - 1, state, self._sign, reason))
+        )
 
     def _awaited(self, waiting: Callable[[], None]) -> str:
         deadline = time.monotonic() + protocol.NEXT_SECONDS

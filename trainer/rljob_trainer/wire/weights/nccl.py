@@ -12,7 +12,7 @@ from rljob_trainer.wire.weights import protocol
 from rljob_trainer.wire.weights.door import Membership
 from rljob_trainer.wire.weights.nccl_library import Communicator, NcclError, unique_id
 from rljob_trainer.wire.weights.polling import CalledOffError
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.rendezvous import RemoteStore, SenderStore
 
 SENDER = 0
@@ -51,7 +51,9 @@ class _Transfer:
 class SenderEnd:
     """Rank 0 of the group."""
 
-    def __init__(self, home: SenderStore, group: str, members: Sequence[Member], given_up: Callable[[], bool]) -> None:
+    def __init__(
+        self, home: SenderStore, group: str, members: Sequence[ServerWorker], given_up: Callable[[], bool]
+    ) -> None:
         """Wait for all workers. Raises NcclError, and CalledOffError when `given_up` before they are there."""
         unique = unique_id()
         home.set(_id(group), unique.hex())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rljob_trainer.wire.weights.fingerprint import padded
-from rljob_trainer.wire.weights.protocol import Member
+from rljob_trainer.wire.weights.protocol import ServerWorker
 from rljob_trainer.wire.weights.slices import NOTHING, Needs, Slice
 
 GIB = 2**30
@@ -14,7 +14,7 @@ MOST_MORE = 1 / 8
 """Share of a tensor that slices of it may have twice, or need for padding."""
 
 
-class Phase(NamedTuple):
+class GatherPhase(NamedTuple):
     """Tensors that some ranks gather among themselves, for one of them that sends them.
 
     Servers take buckets of all senders in turn, so a sender may have to wait for any other one. Therefore a rank that sends in a phase must not be
@@ -103,10 +103,10 @@ class Receivers:
         sent = found if pays else {None: set[int]().union(*found.values())}
         return [(frozenset(kinds), part) for part, kinds in sent.items() if kinds]
 
-    def kind(self, worker: Member) -> int:
+    def kind(self, worker: ServerWorker) -> int:
         return self.kinds[worker.name] if self.kinds is not None else 0
 
-    def gets(self, kinds: Kinds, worker: Member) -> bool:
+    def gets(self, kinds: Kinds, worker: ServerWorker) -> bool:
         return self.kind(worker) in kinds
 
     def received(self, parts: Iterable[SentPart]) -> list[list[SentPart]]:

@@ -93,7 +93,7 @@ class Offer:
     port: int
 
 
-class Member(NamedTuple):
+class ServerWorker(NamedTuple):
     """A worker of a server, as senders and other workers reach it."""
 
     server: str

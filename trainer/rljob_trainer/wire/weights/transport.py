@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rljob_api.sizing.replica import COLOCATED_BUCKET, CPU_BUCKET, GPU_BUCKET
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.wire.weights import chain, ipc, nccl, protocol
-from rljob_trainer.wire.weights.protocol import Member, backend
+from rljob_trainer.wire.weights.protocol import ServerWorker, backend
 from rljob_trainer.wire.weights.rendezvous import SenderStore
 
 End = chain.SenderEnd | nccl.SenderEnd | ipc.SenderEnd
@@ -19,7 +19,7 @@ class Transport:
 
     address: str
     """IP of this machine, which the servers connect to."""
-    connect: Callable[[SenderStore, str, Sequence[Member], Callable[[], bool]], End]
+    connect: Callable[[SenderStore, str, Sequence[ServerWorker], Callable[[], bool]], End]
     """Makes the sender's end of a group: from the sender's store, the group's name, its workers, and what ends the waiting."""
     bucket_bytes: int
     """Largest size of a bucket; a larger tensor gets a bucket of its own."""
