@@ -26,6 +26,8 @@ class Choice:
     recompute: Recompute
     servers: int
     """Tensor parallelism of servers."""
+    replicas: int
+    """Number of servers of the same GPUs as the job's."""
     updated: bool
     """Steps of the optimizers on the trainer's ranks are taken on the host, whatever the job says."""
 
@@ -38,7 +40,7 @@ class Choice:
             changes["offload"] = spec.trainer.offload.model_copy(update=ON_HOST)
             if critic and shared_critic(spec):
                 critic = critic.model_copy(update={"offload": critic.offload.model_copy(update=ON_HOST)})
-        rollout = spec.rollout.model_copy(update={"tensor_parallel": self.servers})
+        rollout = spec.rollout.model_copy(update={"tensor_parallel": self.servers, "replicas": self.replicas})
         trainer = spec.trainer.model_copy(update=changes)
         return spec.model_copy(update={"trainer": trainer, "rollout": rollout, "critic": critic})
 
@@ -57,15 +59,18 @@ class Choice:
             kept = {part: on for part, on in (_at(given, path) or {}).items() if part != "optimizer"}
             by_path[path] = kept | {"update": True}
         changed = {path: value or None for path, value in by_path.items() if value != (_at(given, path) or {})}
-        given_servers = _at(given, "rollout.tensorParallel") or 1
-        servers = {"rollout.tensorParallel": self.servers} if given_servers != self.servers else {}
-        return changed | servers
+        if (_at(given, "rollout.tensorParallel") or 1) == self.servers:
+            return changed
+        same = self.replicas == (1 if (replicas := _at(given, "rollout.replicas")) is None else replicas)
+        return (
+            changed | {"rollout.tensorParallel": self.servers} | ({} if same else {"rollout.replicas": self.replicas})
+        )
 
 
 def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
     """Sizes that divide the ranks and the model, small ones first."""
     ranks = Layout(spec.trainer.nodes * spec.trainer.processes_per_node).world
-    servers = [1] if spec.supervised else _divisors(spec.trainer.processes_per_node)
+    pools = [(1, spec.rollout.replicas)] if spec.supervised else [*_pools(spec)]
     recomputes = {r.model_dump_json(): r for r in (Recompute(), spec.trainer.recompute, Recompute(granularity="full"))}
     for tensor, pipeline, context in product(
         _divisors(spec.trainer.processes_per_node),
@@ -82,7 +87,17 @@ def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
                 expert=expert,
                 expert_tensor=1 if shape.experts and tensor > 1 else None,
             )
-            yield from (Choice(sizes, *rest, updated) for rest in product(recomputes.values(), servers))
+            yield from (Choice(sizes, way, *pool, updated) for way, pool in product(recomputes.values(), pools))
+
+
+def _pools(spec: RLJobSpec) -> Iterator[tuple[int, int]]:
+    """Tensor parallelism and number of servers, on as many GPUs as the job's servers have."""
+    rollout = spec.rollout
+    for tensor in _divisors(spec.trainer.processes_per_node):
+        if not rollout.servers:  # on the trainer's GPUs, or none
+            yield tensor, rollout.replicas
+        elif rollout.replicas * rollout.tensor_parallel % tensor == 0:
+            yield tensor, rollout.replicas * rollout.tensor_parallel // tensor
 
 
 def shared_critic(spec: RLJobSpec) -> CriticSpec | None:

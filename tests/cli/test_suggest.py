@@ -65,6 +65,15 @@ def test_every_suggestion_passes_plan_and_the_fastest_is_first(
         assert max(phase["total"] for phase in plan["phases"].values()) < 79.1 * GIB and plan["kvCache"]["there"] > 0
 
 
+def test_suggestions_have_the_gpus_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """More servers' GPUs make any step shorter."""
+    given = {"rollout.placement": "separate", "rollout.replicas": 6, "rollout.tensorParallel": 2}
+    found = suggested(capsys, "qwen2.5-7b-gsm8k", *options(given))["suggestions"]
+    pools = [given | one["settings"] for one in found]
+    assert {pool["rollout.replicas"] * pool["rollout.tensorParallel"] for pool in pools} == {12}
+    assert {pool["rollout.tensorParallel"] for pool in pools} - {2}, "another size is suggested"
+
+
 def test_the_page_has_a_table_and_the_options_to_take_each_with(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,10 @@ def test_an_export_of_a_checkpoint_ends_turns_as_that_of_its_job_does(model: Pat
     chatty, checkpoint, template = tmp_path / "chatty", tmp_path / "global_step_1", tmp_path / "own.jinja"
     shutil.copytree(model, chatty)
     tokenizer(None, "<|im_end|>").save_pretrained(chatty)
+    config = json.loads((chatty / "config.json").read_text())
+    (chatty / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": 64})
+    )  # fewer than a job's defaults
     template.write_text(QWEN)
     end = tokenizer(None, "<|im_end|>").convert_tokens_to_ids("<|im_end|>")
     before = stops(chatty)[1]
@@ -153,6 +157,7 @@ def test_an_export_of_a_checkpoint_ends_turns_as_that_of_its_job_does(model: Pat
     assert end not in before
     assert run_ranks(1, lambda: exported("sft")) == [[end, *before]]
     assert run_ranks(1, lambda: exported("pretrain")) == [before]
+    assert run_ranks(1, lambda: exported("rl")) == [before]
 
 
 def test_an_export_leaves_what_somebody_has_next_to_it_or_puts_in_its_place(model: Path, tmp_path: Path) -> None:

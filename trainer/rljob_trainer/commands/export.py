@@ -89,7 +89,8 @@ def _spec(checkpoint: Path, model: Path, dtype: str) -> RLJobSpec:
         {
             "task": chat.get("task", "pretrain"),
             "model": {"path": str(model.resolve()), "megatronCheckpoint": str(checkpoint.resolve()), "dtype": dtype},
-            "data": {"train": ["/dev/null"], **template},
+            "data": {"train": ["/dev/null"], "maxPromptTokens": 1, **template},
+            "rollout": {"sampling": {"maxTokens": 1}},  # nothing is generated: the model may have few positions
             "train": {"steps": 1},
             "trainer": {"device": "cpu"},
             "checkpoint": {"path": str(checkpoint.resolve().parent)},
