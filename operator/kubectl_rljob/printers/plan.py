@@ -206,8 +206,8 @@ def tokens(spec: RLJobSpec) -> list[str]:
     if spec.task == "service":
         return [packed]
     a, (_, sample) = Amounts.of(spec), NOUNS[spec.task]
-    prompt, response = spec.data.max_prompt_tokens, spec.rollout.sampling.max_tokens
-    parts = "" if spec.supervised else f"{prompt:,} of the prompt + {response:,} of the response = "
+    prompt, rest = spec.data.max_prompt_tokens, "turns" if spec.rollout.agent else "response"
+    parts = "" if spec.supervised else f"{prompt:,} of the prompt + {a.longest - prompt:,} of the {rest} = "
     return [
         f"at most {parts}{a.longest:,} per {sample}, {a.longest * a.samples_per_step:,} per step",
         packed,

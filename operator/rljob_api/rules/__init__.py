@@ -5,7 +5,7 @@ algorithm rollout rewards         how it is learnt: losses, generation, rewards,
 servers environments              the pods and GPUs of a vLLM server; sandboxes of agents
 layout keys lora vision model     ranks, which rules judge by their settings, and models; `model` needs the model's config.json
 gangs                             the rules of ranks for models on gangs of their own
-pods volumes scheduling           pods, and where they run
+pods references volumes scheduling pods, what they read, and where they run
 validator                         all of them at once
 engine                            what rules are made of
 fields words extent               what a spec may look like before it has the schema of one

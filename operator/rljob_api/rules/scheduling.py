@@ -176,9 +176,15 @@ class _Affinity(Wire):
     node_affinity: _NodeAffinity | None = None
 
 
+AFFINITIES = {"nodeAffinity", "podAffinity", "podAntiAffinity"}
+
+
 def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Node affinities have to be well-formed. The API server only checks that when pods are created, and plans read them before."""
     for where, template in templates(spec):
+        for key in (template.affinity or {}).keys() - AFFINITIES:
+            fix = f"use one of {', '.join(sorted(AFFINITIES))}"
+            yield Violation(f"{where}.template.affinity.{key}", "set", "is no affinity that Kubernetes has", fix)
         try:
             _Affinity.model_validate(template.affinity or {})
         except ValidationError as error:

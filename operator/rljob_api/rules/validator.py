@@ -22,6 +22,7 @@ from rljob_api.rules import (
     layout,
     lora,
     pods,
+    references,
     rewards,
     rollout,
     scheduling,
@@ -96,7 +97,7 @@ RULES: tuple[Check, ...] = tuple(
     for rules in (
         *(task.RULES, vision.RULES, lora.RULES, layout.RULES, data.RULES, rollout.RULES, environments.RULES),
         *(servers.RULES, speculation.RULES, algorithm.RULES, rewards.RULES, keys.RULES, evaluation.RULES),
-        *(scheduling.RULES, pods.RULES, volumes.RULES, task.CLIENT_RULES, gangs.RULES),
+        *(scheduling.RULES, pods.RULES, references.RULES, volumes.RULES, task.CLIENT_RULES, gangs.RULES),
     )
     for rule in rules
 )
