@@ -31,6 +31,12 @@ def rollout_steps(lab: Lab, job: Job) -> dict[str, int | None]:
     return {r.pod: r.policy_step for r in progress.rollouts} if progress else {}
 
 
+def both_current(lab: Lab, job: Job) -> bool:
+    """Both rollouts serve a policy."""
+    steps = rollout_steps(lab, job)
+    return len(steps) == 2 and None not in steps.values()
+
+
 def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before_traffic(lab: Lab, job: Job) -> None:
     job.wait_for_step(3, timeout=400)
     victim = names.pod(job.name, names.ROLE_ROLLOUT, 1)
@@ -43,7 +49,7 @@ def test_a_deleted_rollout_starts_no_new_attempt_and_gets_current_weights_before
     )
     status = job.wait(
         "both rollouts current",
-        lambda s: all(v is not None for v in rollout_steps(lab, job).values()) and len(rollout_steps(lab, job)) == 2,
+        lambda s: both_current(lab, job),
         300,
     )
     assert status.attempt is not None and (status.attempt.number, status.restarts.total) == (1, 0)
@@ -66,6 +72,7 @@ def test_a_rollout_whose_engine_is_killed_or_stopped_is_started_again_in_its_pod
     job.wait_for_step(3, timeout=400)
     step, pod = job.status().progress.step, names.pod(job.name, names.ROLE_ROLLOUT, 0)
     before = failures_of_rollouts(lab, job)
+    job.wait("both rollouts current", lambda _: both_current(lab, job), 300)
     lab.kube.execute(pod, "python", "-c", SIGNAL_THE_ENGINE, str(int(number)))
     seconds = 300  # an engine that is stopped during an update may take 150
     (event,) = wait_for("the event", lambda: failures_of_rollouts(lab, job)[len(before) :], seconds)

@@ -15,6 +15,7 @@ from rljob_api.status import JobStatus
 
 pytestmark = pytest.mark.extra
 NAME, STALENESS = "ahead", 2
+FULL = "e2e/full=:NoSchedule"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,7 @@ def nodes(empty_lab: Lab) -> Iterator[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def job(empty_lab: Lab, nodes: tuple[str, str]) -> Iterator[Job]:
     home, away = nodes
+    kubectl = empty_lab.kube.kubectl
     job = empty_lab.start_untrained(
         NAME,
         algorithm={"rolloutCorrection": {"importanceSampling": "token"}},
@@ -36,10 +38,12 @@ def job(empty_lab: Lab, nodes: tuple[str, str]) -> Iterator[Job]:
         lifecycle={"nodeLossSeconds": 5},
     )
     job.wait_for_step(3, timeout=900)
-    empty_lab.kube.kubectl("cordon", home)
-    empty_lab.kube.kubectl("uncordon", away)
+    kubectl("taint", "node", home, FULL)  # a job leaves a node that is cordoned
+    kubectl("uncordon", away)
     yield job
     job.delete()
+    kubectl("taint", "node", home, FULL, "--overwrite")
+    kubectl("taint", "node", home, f"{FULL}-")
 
 
 def current(empty_lab: Lab, job: Job, count: int) -> JobStatus:
@@ -75,7 +79,7 @@ def test_training_continues_while_the_node_of_a_rollout_has_no_power(
     assert job.pod(names.ROLE_ROLLOUT, 1)["spec"]["nodeName"] == away
     empty_lab.provider.stop_node(away, "power")
     trains_on(job)
-    empty_lab.kube.kubectl("uncordon", home)
+    empty_lab.kube.kubectl("taint", "node", home, f"{FULL}-")
     wait_for(
         "its successor",
         lambda: [p for p in job.pods(names.ROLE_ROLLOUT) if p["spec"].get("nodeName") == home][1:],
