@@ -42,8 +42,8 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
         "spec.trainer.transformerConfig.qk_clip_alpha = .nan: must be a finite number; write one, for example 0.5 or 1.0e-6",
     ),
     (
-        {"env": [{"name": "A", "valueFrom": {"a": [1, float("-inf")]}}]},
-        "spec.env[0].valueFrom.a[1] = -.inf: must be a finite number; write one, for example 0.5 or 1.0e-6",
+        {"data": {"train": ["/data/train.parquet"], "chatTemplate": {"arguments": {"a": [1, float("-inf")]}}}},
+        "spec.data.chatTemplate.arguments.a[1] = -.inf: must be a finite number; write one, for example 0.5 or 1.0e-6",
     ),
     ({"algorithm": {"gamma": 2}}, "spec.algorithm.gamma = 2: must be at most 1; set 1 or less"),
     ({"algorithm": {"clip": {"low": 0}}}, "spec.algorithm.clip.low = 0: must be above 0; set more than 0"),
