@@ -13,7 +13,7 @@ MOST = 10**8
 FROM_ONE = (
     *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size"),
     *("intermediate_size", "moe_intermediate_size", "max_position_embeddings"),
-    *("shared_expert_intermediate_size", "full_attention_interval"),
+    *("shared_expert_intermediate_size", "full_attention_interval", "rotary_dim"),
 )
 FROM_ZERO = (
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "n_shared_experts"),
@@ -30,7 +30,7 @@ OF_THE_TOWER = (
     *("depth", "hidden_size", "intermediate_size", "out_hidden_size", "in_channels", "in_chans", "patch_size"),
     *("temporal_patch_size", "spatial_merge_size", "num_position_embeddings"),
 )
-OF_ROPE = ("factor", "original_max_position_embeddings")
+OF_ROPE = ("factor", "original_max_position_embeddings", "partial_rotary_factor")
 SECTIONS = ("text_config", "vision_config", "rope_scaling", "rope_parameters")
 
 

@@ -59,6 +59,8 @@ class Family:
     """Experts are not cut over ranks: `expertTensor` is 1."""
     values: dict[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys of config.json that may have these values only, or be left out."""
+    required: tuple[str, ...] = ()
+    """Keys that config.json must have, since vLLM and transformers take their absence for different things."""
     rope: dict[str, Any] = field(default_factory=dict)
     """Numbers of the rope type that may have this value only, or be left out."""
     tools: str = ""
@@ -169,6 +171,23 @@ FAMILIES = {
             guesses=("mtp",),
             values={"n_shared_experts": (1,), "norm_topk_prob": (True,)},
             tools="glm45",
+        ),
+        Family(
+            "minimax_m2",
+            "MiniMax-M2, M2.1, M2.5, M2.7, in bfloat16",
+            EXPERTS,
+            adapters=ATTENTION,
+            servers=("cpu",),
+            values={
+                "hidden_act": ("silu",),
+                "qk_norm_type": ("per_layer",),
+                "scoring_func": ("sigmoid",),
+                "shared_intermediate_size": (0,),
+                "use_qk_norm": (True,),
+                "use_routing_bias": (True,),
+            },
+            required=("rotary_dim", "scoring_func", "use_routing_bias"),
+            tools="minimax_m2",
         ),
         Family(
             "gpt_oss",

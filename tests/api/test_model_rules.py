@@ -35,6 +35,8 @@ HYBRID = DENSE | {
     "linear_value_head_dim": 16,
     "linear_conv_kernel_dim": 4,
 }
+MINIMAX = DENSE | {"model_type": "minimax_m2", "num_local_experts": 6, "head_dim": 32, "rotary_dim": 16}
+MINIMAX |= {"scoring_func": "sigmoid", "use_routing_bias": True}
 NEXT = HYBRID | {"model_type": "qwen3_next"}
 VISION = {
     "model_type": "qwen2_5_vl",
@@ -78,6 +80,10 @@ RULES = [
     (HYBRID | {"linear_key_head_dim": 0}, {}, M, "its config.json has linear_key_head_dim = 0, which must be a whole number from 1"),
     (NEXT | {"norm_topk_prob": False}, {}, M, "its norm_topk_prob = False is not supported"),
     (NEXT | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, {}, M, "its rope_scaling = "),
+    ({k: v for k, v in MINIMAX.items() if k != "use_routing_bias"}, {}, M, "its config.json has no use_routing_bias"),
+    (MINIMAX | {"rotary_dim": None}, {}, M, "its config.json has no rotary_dim"),
+    (MINIMAX | {"rope_parameters": {"partial_rotary_factor": 1.0}}, {}, M, "its rotary_dim = 16 is not supported"),
+    (MINIMAX | {"qk_norm_type": "per_head"}, {}, M, "its qk_norm_type = per_head is not supported"),
     (EXPERTS | {"mlp_only_layers": [0]}, {}, M, "its mlp_only_layers = [0] is not supported"),
     (EXPERTS | {"decoder_sparse_step": 2}, {}, M, "its decoder_sparse_step = 2 is not supported"),
     (DENSE | {"quantization_config": {"bits": 4}}, {}, M, "its quantization_config = {'bits': 4} is not supported"),

@@ -35,6 +35,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("MixtralConfig", EXPERTS),
     "glm4": ("Glm4Config", {}),
     "glm4_moe": ("Glm4MoeConfig", EXPERTS),
+    "minimax_m2": ("MiniMaxM2Config", EXPERTS),
     "gpt_oss": ("GptOssConfig", EXPERTS),
     "deepseek_v2": ("DeepseekV2Config", EXPERTS | {"q_lora_rank": None, "first_k_dense_replace": 1}),
     "deepseek_v3": ("DeepseekV3Config", EXPERTS),
@@ -51,3 +52,10 @@ def test_parameters_are_those_of_transformers(kind: str) -> None:
     shape = Shape.of(config.to_dict())
     assert shape
     assert math.isclose(shape.parameters, sum(p.numel() for p in model.parameters()), rel_tol=1e-3)
+
+
+def test_minimax_m2_has_as_many_parameters_as_its_files() -> None:
+    """transformers' defaults are the published numbers; of the files, 228.7 billion is what the registry says."""
+    shape = Shape.of(transformers.MiniMaxM2Config().to_dict())
+    assert shape
+    assert math.isclose(shape.parameters, 228.7e9, rel_tol=1e-3)

@@ -87,6 +87,7 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
         "attention_bias": config.get("attention_bias") and not (family and family.biases),
         "topk_group": _groups_of_experts(config),
+        "rotary_dim": _rotated_otherwise(config, rope),
         **{key: config.get(key) for key in ("mlp_only_layers", "mlp_bias", "quantization_config")},
         **{key: config.get(key, values[0]) not in values for key, values in (family.values if family else {}).items()},
     }
@@ -95,6 +96,15 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         yield Violation(
             "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
         )
+    for key in (key for key in (family.required if family else ()) if config.get(key) is None):
+        rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
+        yield Violation("spec.model.path", spec.model.path, rule, fix)
+
+
+def _rotated_otherwise(config: dict[str, Any], rope: dict[str, Any]) -> bool:
+    """Whether `rotary_dim`, the numbers of a head that are rotated, and the share of a head that they are say different things."""
+    share, number = rope.get("partial_rotary_factor"), config.get("rotary_dim")
+    return number is not None and share is not None and number != share * (config.get("head_dim") or 0)
 
 
 def _groups_of_experts(config: dict[str, Any]) -> bool:

@@ -46,6 +46,9 @@ EXPERTS = {
     "head_dim": 32,
 }
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+MINIMAX = MIXTRAL | {"head_dim": 32, "rotary_dim": 16, "scoring_func": "sigmoid", "use_routing_bias": True}
+MINIMAX |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+"""transformers reads the factor, everybody else `rotary_dim`."""
 GEMMA = {"num_hidden_layers": 8, "head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 5}
 """Every sixth layer sees everything."""
 SHARED = {
@@ -140,6 +143,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("Glm4Config", {"head_dim": 32, "pad_token_id": 0, "eos_token_id": 0}),
     "glm4_moe": ("Glm4MoeConfig", GLM),
     "glm4_moe, norms": ("Glm4MoeConfig", GLM | {"use_qk_norm": True}),
+    "minimax_m2": ("MiniMaxM2Config", MINIMAX),
     "gpt_oss": ("GptOssConfig", MIXTRAL | {"head_dim": 32, "sliding_window": 5}),
     "deepseek_v2": ("DeepseekV2Config", V2),
     "deepseek_v2, yarn": ("DeepseekV2Config", V2 | {"rope_parameters": DEEPSEEK_YARN}),

@@ -24,6 +24,7 @@ ALWAYS = (
     "CP2, selective recompute",
     "EP2 with a balanced router",
     "TP2 EP2 ETP1",
+    "TP4 with norms of all heads, two ranks for a head of keys",
     "PP3 of 1, 2 and 1 layers, accounted",
     "CP2 TP2",
     "EP2 PP2",

@@ -64,7 +64,9 @@ ALONE = {"gpt_oss": 0.52, "phi3": 0.75, "deepseek_v3": 0.75, "qwen3_next": 0.75}
 """Share that a worker of two receives at most, where much is small, or in one tensor with what others need."""
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe", "phi3", "deepseek_v3", "gpt_oss", "qwen3_next", "glm4_moe"])
+@pytest.mark.parametrize(
+    "kind", ["qwen2", "qwen3_moe", "phi3", "deepseek_v3", "gpt_oss", "qwen3_next", "glm4_moe", "minimax_m2"]
+)
 def test_workers_of_a_tensor_parallel_server_receive_their_slices(tmp_path: Path, kind: str) -> None:
     tensors = policy(tmp_path, 1, kind, vocabulary=VOCABULARY)
     found = [needed(tmp_path, tensors, Layout(2), rank) for rank in range(2)]

@@ -66,6 +66,9 @@ ARGUMENTS = '{"a": 1, "b": 2.5, "unit": "1"}'
 VALUES = {"a": "1", "b": "2.5", "unit": "1"}
 PARAMETERS = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in VALUES.items())
 XML = f"<function=add>\n{PARAMETERS}</function>"
+INVOKED = "".join(f'<parameter name="{name}">{value}</parameter>\n' for name, value in VALUES.items())
+INVOKED = f'<invoke name="add">\n{INVOKED}</invoke>\n'
+MINIMAX_TOKENS = ("<minimax:tool_call>", "</minimax:tool_call>")
 PAIRS = "".join(f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n" for name, value in VALUES.items())
 GLM = f"add\n{PAIRS}"
 TWICE = (("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
@@ -109,6 +112,13 @@ TRANSCRIPTS = {
     "deepseek_v31": Transcript("deepseek_v31", f"So:{CALLS}{CALL}add{SEP}{ARGUMENTS}{CALL_END}{CALLS_END}", "So:", special=DEEPSEEK_TOKENS),
     "kimi_k2": Transcript(
         "kimi_k2", f"So:{KIMI[0]}{KIMI[1]}functions.add:0{KIMI[2]}{ARGUMENTS}{KIMI[3]}{KIMI[4]}", "So:", special=KIMI
+    ),
+    "minimax_m2": Transcript(
+        "minimax_m2", f"So:<minimax:tool_call>\n{INVOKED}</minimax:tool_call>", "So:", special=MINIMAX_TOKENS
+    ),
+    "minimax_m2, reasoning": Transcript(
+        "minimax_m2", f"hm\n</think>\n\nSo:<minimax:tool_call>\n{INVOKED}</minimax:tool_call>", "So:",
+        reasoning_parser="minimax_m2", reasoning="hm", special=MINIMAX_TOKENS + THINK,
     ),
     "phi4_mini_json": Transcript("phi4_mini_json", f'functools[{{"name": "add", "arguments": {ARGUMENTS}}}]'),
 }  # fmt: skip

@@ -23,6 +23,7 @@ MODULES = (
     "core_layers",
     "bridge",
     "families",
+    "minimax_m2",
     "qwen_vl",
     "qwen3_vl",
 )

@@ -1,9 +1,12 @@
-"""Experts on CPUs: their kernels, which of them tokens went to, and their spread over the copies of a server.
+"""Experts on CPUs: their kernels, how they are chosen, which of them tokens went to, and their spread over the copies of a server.
 
 On CPU a mixture of experts computes with the kernels for CPUs also where other layers have adapters.
 
 As soon as a server takes adapters, vLLM 0.32 gives every layer of experts kernels that could have some, and these are Triton's. Adapters of experts
 are not offered (rljob_api/families.py). Can go when vLLM chooses by `lora_config.target_modules`, or has such kernels for CPUs.
+
+On CPU experts are chosen by the sigmoid of their scores also where they are in no groups (MiniMax-M2). vLLM 0.32 has this for groups only, and one
+group of all experts is the same. Can go when `CPURouter` takes it.
 
 On CPU a server returns the experts that its tokens went to, for router replay.
 
@@ -41,6 +44,20 @@ def keep_kernels() -> None:
         return select(moe_config)
 
     method.select_unquantized_moe_backend = selected
+
+
+def choose_by_sigmoid() -> None:
+    """Have experts without groups be one group."""
+    from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+
+    make = CPURouter.__init__
+
+    def made(router: Any, *given: Any, **named: Any) -> None:
+        make(router, *given, **named)
+        if router.scoring_func == "sigmoid" and not router.use_grouped_topk:
+            router.use_grouped_topk, router.num_expert_group, router.topk_group = True, 1, 1
+
+    CPURouter.__init__ = made
 
 
 def report_experts() -> None:
@@ -157,6 +174,17 @@ PATCHES = (
         replaces={
             "vllm/model_executor/layers/fused_moe/oracle/unquantized.py:select_unquantized_moe_backend": "e47b8142a05cf75a",
             "vllm/model_executor/layers/fused_moe/unquantized_fused_moe_method.py:UnquantizedFusedMoEMethod.__init__": "e733285a5e84adf0",
+        },
+    ),
+    Patch(
+        "experts that are chosen by a sigmoid on CPU",
+        "vllm",
+        VERSIONS,
+        apply=choose_by_sigmoid,
+        needed=on_cpu,
+        replaces={
+            "vllm/model_executor/layers/fused_moe/router/cpu_router.py:CPURouter": "153d0c29df850aff",
+            "vllm/model_executor/layers/fused_moe/router/cpu_router.py:_grouped_topk": "f58dc8b6fb36f934",
         },
     ),
     Patch(

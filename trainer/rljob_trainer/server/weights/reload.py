@@ -7,6 +7,7 @@ be updated in place.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -84,9 +85,19 @@ class InPlace:
 
 def begin_reload(model: Module) -> None:
     """Have vLLM transform every layer again that gets its tensors."""
+    name_loaders(model)
     initialize_layerwise_reload(model)
     if current_platform.is_cpu():
         _forget_kernels(model)
+
+
+def name_loaders(model: Module) -> None:
+    """Give the loaders that are partial functions (MiniMax-M2's norms) a name: vLLM 0.32 asks every loader for it, and fails where there is none
+    (model_loader/reload/layerwise.py, `_get_original_loader`)."""
+    for parameter in model.parameters():
+        loader = getattr(parameter, "weight_loader", None)
+        if isinstance(loader, partial):
+            loader.__name__ = loader.func.__name__  # type: ignore[attr-defined]
 
 
 def lost_sentence(model: Module, lost: list[str]) -> str:

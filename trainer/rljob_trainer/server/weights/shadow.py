@@ -27,6 +27,7 @@ from rljob_trainer.server.weights.reload import (
     LostUpdateError,
     begin_reload,
     lost_sentence,
+    name_loaders,
     needs_all_parameters,
     repack_embeddings,
 )
@@ -37,6 +38,7 @@ class Shadow:
 
     def __init__(self, model: Module, config: Any, device: torch.device, keeps: bool) -> None:
         """`config`: vLLM's ModelConfig. `keeps`: the model computes with weights as they are loaded (reload.computes_with_what_it_loads)."""
+        name_loaders(model)
         self._model, self._config, self._keeps = model, config, keeps
         self._pairs: list[tuple[Module, Module]] = []
         """Layers of the model, and of the copy."""
