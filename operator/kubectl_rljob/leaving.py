@@ -60,7 +60,8 @@ def too_short(spec: RLJobSpec, leaving: Leaving) -> Iterator[Violation]:
     """Times after which a step or its checkpoint would be cut off. Nothing of what is not known."""
     if leaving.step is None:
         return
-    fix = f"set it to {math.ceil(leaving.seconds * SLACK)}"
+    more = "" if leaving.save is not None else ", and what a checkpoint takes in addition"
+    fix = f"set it to {math.ceil(leaving.seconds * SLACK)}{more}"
     drain = spec.lifecycle.drain_timeout_seconds
     if drain < leaving.seconds:
         rule = f"cuts off a suspension, a drain or a preemption by rljob: {leaving}"

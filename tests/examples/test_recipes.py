@@ -95,7 +95,9 @@ def test_plan_says_that_a_recipe_fits_on_its_gpus_and_where_it_does_not(
 ) -> None:
     given = ["plan", "-f", str(path), "--model", str(path.parent), "--offline", "--network", "8x400g"]
     assert main([*given, "--gpu", "h100"]) == 0
-    assert "\nFits, by the estimate\n" in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "\nFits, by the estimate\n" in page
+    assert "drainTimeoutSeconds" not in page, "a suspension would lose the step"
     assert main([*given, "--gpu", "12Gi"]) == 1
     assert "Every rule holds, and the job does not fit:" in capsys.readouterr().out
 
