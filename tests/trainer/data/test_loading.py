@@ -230,7 +230,7 @@ DRIVER = """
 import asyncio, sys, time
 sys.path[:0] = {path!r}
 from trainer.data.test_loading import *
-workers = Workers(make_spec(task="sft", model={{"path": {model!r}, "dtype": "float32"}}), 1)
+workers = EncodingWorkers(make_spec(task="sft", model={{"path": {model!r}, "dtype": "float32"}}), 1)
 if __name__ == "__main__":
     print(next(workers.tokenise(["xy"])), flush=True)
     print(*workers._pool._processes, flush=True)
