@@ -158,7 +158,7 @@ class TrainedModel(LoadedModel, Protocol):
         ...
 
     def export_owned(self) -> list[GatherPhase]:
-        """The same tensors in parts, each on one rank; see plan.Phase. The first call is collective over all ranks."""
+        """The same tensors in parts, each on one rank; see plan.GatherPhase. The first call is collective over all ranks."""
         ...
 
     def export_adapters(self) -> Iterator[tuple[str, torch.Tensor]]:

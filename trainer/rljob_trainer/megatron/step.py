@@ -20,7 +20,7 @@ from rljob_trainer.wire.trajectory import NO_POLICY, Ints, Trajectory
 
 
 class ModelRanks:
-    """The ranks that hold a model, in data-parallel copies that share the rows of a batch. Implements scatter.Model."""
+    """The ranks that hold a model, in data-parallel copies that share the rows of a batch. Implements scatter.ScatterModel."""
 
     def __init__(self, layout: Layout, timeout_seconds: int, planner: Planner):
         """`planner`: which copy gets which rows. `timeout_seconds`: of collectives."""
@@ -33,7 +33,7 @@ class ModelRanks:
         return self._parallel.data_rank
 
     def share(self, block: Array) -> None:
-        """See scatter.Model."""
+        """See scatter.ScatterModel."""
         self._parallel.share(block)
 
     def parts(self, columns: Columns) -> list[list[int]]:
