@@ -59,12 +59,8 @@ class Choice:
             kept = {part: on for part, on in (_at(given, path) or {}).items() if part != "optimizer"}
             by_path[path] = kept | {"update": True}
         changed = {path: value or None for path, value in by_path.items() if value != (_at(given, path) or {})}
-        if (_at(given, "rollout.tensorParallel") or 1) == self.servers:
-            return changed
-        same = self.replicas == (1 if (replicas := _at(given, "rollout.replicas")) is None else replicas)
-        return (
-            changed | {"rollout.tensorParallel": self.servers} | ({} if same else {"rollout.replicas": self.replicas})
-        )
+        servers = {"rollout.tensorParallel": self.servers, "rollout.replicas": self.replicas}
+        return changed | {path: size for path, size in servers.items() if size != _at(given, path, unset=1)}
 
 
 def choices(spec: RLJobSpec, shape: Shape, updated: bool) -> Iterator[Choice]:
@@ -116,8 +112,8 @@ def _divisors(number: int, most: int = 2**31) -> list[int]:
     return [size for size in range(1, min(number, most) + 1) if number % size == 0]
 
 
-def _at(given: Any, path: str) -> Any:
-    """What the user wrote at a path."""
+def _at(given: Any, path: str, unset: Any = None) -> Any:
+    """What the user wrote at a path; `unset`: nothing."""
     for key in path.split("."):
         given = given.get(key) if isinstance(given, dict) else None
-    return given
+    return unset if given is None else given

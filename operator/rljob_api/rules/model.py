@@ -96,9 +96,10 @@ def _feature_violations(spec: RLJobSpec, config: dict[str, Any]) -> Iterator[Vio
         yield Violation(
             "spec.model.path", spec.model.path, f"its {key} = {value} is not supported", "use another model"
         )
-    for key in (key for key in (family.required if family else ()) if config.get(key) is None):
-        rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
-        yield Violation("spec.model.path", spec.model.path, rule, fix)
+    for key in family.required if family else ():
+        if config.get(key) is None:
+            rule, fix = f"its config.json has no {key}", "restore the file from where the model was published"
+            yield Violation("spec.model.path", spec.model.path, rule, fix)
 
 
 def _rotated_otherwise(config: dict[str, Any], rope: dict[str, Any]) -> bool:

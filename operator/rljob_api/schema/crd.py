@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from rljob_api import names
+from rljob_api.rules.fields import is_optional
 from rljob_api.rules.validator import JOB_NAME, OBJECT_RULES
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus
@@ -30,13 +31,11 @@ IMMUTABLE = {
     "managedBy": "no controller can take a job from another; create a new job",
 }
 """Reasons why fields may not change, by path."""
-OPTIONAL = ("managedBy",)
-"""Those that may be absent."""
 
 
 def _value(spec: str, path: str) -> str:
     """CEL of a field of IMMUTABLE; absent ones are empty texts. (The API server refuses an optional's `==`, whose cost it cannot bound.)"""
-    return f"(has({spec}.{path}) ? {spec}.{path} : '')" if path in OPTIONAL else f"{spec}.{path}"
+    return f"(has({spec}.{path}) ? {spec}.{path} : '')" if is_optional(RLJobSpec, path) else f"{spec}.{path}"
 
 
 def validations() -> dict[tuple[str, ...], list[Validation]]:

@@ -12,6 +12,8 @@ Object = dict[str, Any]
 Key = tuple[str, str]
 """Namespace and name."""
 
+AGENT_SANDBOX = "extensions.agents.x-k8s.io/v1beta1"
+"""Group and version of kubernetes-sigs/agent-sandbox's extensions."""
 KINDS = {
     "ConfigMap": ("/api/v1", "configmaps"),
     "Event": ("/api/v1", "events"),
@@ -25,9 +27,9 @@ KINDS = {
     "Secret": ("/api/v1", "secrets"),
     "Service": ("/api/v1", "services"),
     "ServiceAccount": ("/api/v1", "serviceaccounts"),
-    "SandboxClaim": ("/apis/extensions.agents.x-k8s.io/v1beta1", "sandboxclaims"),
-    "SandboxTemplate": ("/apis/extensions.agents.x-k8s.io/v1beta1", "sandboxtemplates"),
-    "SandboxWarmPool": ("/apis/extensions.agents.x-k8s.io/v1beta1", "sandboxwarmpools"),
+    "SandboxClaim": (f"/apis/{AGENT_SANDBOX}", "sandboxclaims"),
+    "SandboxTemplate": (f"/apis/{AGENT_SANDBOX}", "sandboxtemplates"),
+    "SandboxWarmPool": (f"/apis/{AGENT_SANDBOX}", "sandboxwarmpools"),
     "StatefulSet": ("/apis/apps/v1", "statefulsets"),
     **{str(kind): (f"/apis/{kind.group}/{kind.version}", kind.plural) for kind in backends.KINDS},
 }

@@ -14,12 +14,11 @@ from typing import Any
 
 from rljob_api import names
 from rljob_operator.cache.cluster import SANDBOX_KINDS
-from rljob_operator.kube.api import Object
+from rljob_operator.kube.api import AGENT_SANDBOX, Object
 from rljob_operator.model.children import controls, metadata
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.render.template import template_hash
 
-VERSION = "extensions.agents.x-k8s.io/v1beta1"
 CLAIMS_OF_WARM = 4
 """Claims for which one pod more waits in the pool: starting one takes a few seconds, and a claim is seldom as short."""
 
@@ -80,7 +79,7 @@ def _claim(pool: str, ordinal: int) -> dict[str, Any]:
 
 
 def _object(s: Snapshot, kind: str, role: str, name: str, spec: Mapping[str, Any]) -> Object:
-    return {"apiVersion": VERSION, "kind": kind, "metadata": metadata(s.job, name, role), "spec": dict(spec)}
+    return {"apiVersion": AGENT_SANDBOX, "kind": kind, "metadata": metadata(s.job, name, role), "spec": dict(spec)}
 
 
 def _unchanged(s: Snapshot, kind: str, role: str, name: str, spec: Mapping[str, Any]) -> Object:

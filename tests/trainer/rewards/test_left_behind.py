@@ -8,7 +8,7 @@ import pytest
 from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.rewards.manager import RewardManager
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
-from rljob_trainer.workers import process, workers
+from rljob_trainer.workers import process
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", (5, 6, 7, 1), prompt_length=2, truncated=True, row=dict)
 DAEMONISES = """
@@ -34,7 +34,7 @@ def reward(response):
 
 @pytest.fixture(autouse=True)
 def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MAX_PROCESSES", 1)
+    monkeypatch.setattr(process, "MAX_PROCESSES", 1)
     monkeypatch.setattr(process, "LOOK_SECONDS", 0.0)
 
 

@@ -7,7 +7,7 @@ from rljob_trainer.rewards import manager as manager_module
 from rljob_trainer.rewards.builtin import mathematics
 from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from rljob_trainer.rewards.rules import PREDICTIONS, RULES, entries_of, validate_row
-from rljob_trainer.workers import workers
+from rljob_trainer.workers import process
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ MATHEMATICS = {
 @pytest.fixture
 async def mathematician(monkeypatch):
     """Makes started judges by the rule `math` with a process each, and stops them."""
-    monkeypatch.setattr(workers, "MAX_PROCESSES", 1)
+    monkeypatch.setattr(process, "MAX_PROCESSES", 1)
     started = []
 
     async def start(seconds: float) -> manager_module.RewardManager:

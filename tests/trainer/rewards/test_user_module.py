@@ -8,14 +8,14 @@ from rljob_api.spec.model import PythonReward, RewardSpec
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.rewards import manager as manager_module
 from rljob_trainer.rewards.request import Reward, RewardRequest
-from rljob_trainer.workers import workers
+from rljob_trainer.workers import process
 
 CASE = RewardRequest("1+1=", "2", "2", "sum", row=lambda: {"extra_info": {"index": 7}})
 
 
 @pytest.fixture(autouse=True)
 def _one_process(monkeypatch):
-    monkeypatch.setattr(workers, "MAX_PROCESSES", 1)
+    monkeypatch.setattr(process, "MAX_PROCESSES", 1)
 
 
 def rewarded(file: Path, code: str, **fields: object) -> RewardSpec:

@@ -19,7 +19,7 @@ from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.machine import most_open_files
 from rljob_trainer.rewards.python_file import RewardPods, RewardProcess
 from rljob_trainer.wire.channel import write
-from rljob_trainer.workers.process import MAX_PROCESSES
+from rljob_trainer.workers.process import processes_on
 
 HELLO_BYTES, HELLO_SECONDS = 4096, 10.0
 """Limits of the first message of a connection, whose sender is not authenticated yet."""
@@ -138,8 +138,7 @@ def _processes(spec: RLJobSpec, role: str) -> int:
     """Of each pod of a role of workers, as the pod counts them where the spec does not (pod/worker_life.py): one for each CPU of its limit. Without a
     limit they follow the CPUs of its node, which nobody knows here: at least one."""
     limit = spec.container_resources(role).get("limits", {}).get("cpu")
-    cpus = quantity.parse(limit) // 1000 if limit else 1
-    return spec.workers[role].processes or max(1, min(cpus, MAX_PROCESSES))
+    return spec.workers[role].processes or processes_on(quantity.parse(limit) // 1000 if limit else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rljob_trainer.agents.program import MODULE, Program
 from rljob_trainer.machine import cpus, memory_limit, oom_kills
 from rljob_trainer.rewards import request
 from rljob_trainer.wire.channel import encode
-from rljob_trainer.workers.process import LINE_LIMIT, LOOK_SECONDS, MAX_PROCESSES, Child, WorkerLost, hello_of
+from rljob_trainer.workers.process import LINE_LIMIT, LOOK_SECONDS, Child, WorkerLost, hello_of, processes_on
 from rljob_trainer.workers.remote import BEAT, BEAT_SECONDS, GOODBYE, SILENCE_SECONDS, frame, framed
 
 PIECE = 2**16
@@ -150,7 +150,7 @@ class WorkerOrders(NamedTuple):
         workers, trainer = control.spec.workers.get(role), control.gangs.get(names.ROLE_TRAINER)
         if workers is None or trainer is None:
             return None
-        count = workers.processes or min(cpus(), MAX_PROCESSES)
+        count = workers.processes or processes_on(cpus())
         return cls(control.attempt, trainer.address, control.service_port, role, *_program(control.spec, role), count)
 
 

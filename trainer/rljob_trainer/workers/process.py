@@ -256,6 +256,11 @@ def hello_of(line: bytes) -> dict[str, Any]:
     return hello
 
 
+def processes_on(cpus: int) -> int:
+    """How many processes of workers run on so many CPUs, where the spec has no number."""
+    return max(1, min(cpus, MAX_PROCESSES))
+
+
 def _environment() -> dict[str, str]:
     """Our own, without the token of the rollout servers."""
     return {k: v for k, v in os.environ.items() if k != names.ENV_ROLLOUT_TOKEN}

@@ -12,12 +12,12 @@ from rljob_trainer.machine import cpus
 from rljob_trainer.workers.load import PodsNeeded
 from rljob_trainer.workers.places import PackedPlaces, Places, ordinal
 from rljob_trainer.workers.process import (
-    MAX_PROCESSES,
     Respawning,
     WorkerGone,
     WorkerLost,
     WorkerProcess,
     WorkerTaken,
+    processes_on,
 )
 from rljob_trainer.workers.remote import Remote
 
@@ -84,7 +84,7 @@ class OwnWorkers[P: WorkerProcess]:
 
     def __init__(self, start: Callable[[], Awaitable[P]], most: int | None = None):
         """`most`: calls at a time, over all processes; None: as many as these have room for."""
-        count = min(cpus(), MAX_PROCESSES)
+        count = processes_on(cpus())
         self._each = max(1, most // count) if most else None
         self._workers = [Respawning(start) for _ in range(count)]
 
