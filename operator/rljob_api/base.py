@@ -110,6 +110,12 @@ class Model(_Contract):
             raise
 
 
+class KubernetesObject(_Contract):
+    """A part of a Pod that a user writes, with all fields that Kubernetes has: it would drop others without a word."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
 class Wire(_Contract):
     """What another release of rljob may have written. Unknown fields are ignored; the protocol number says whether we understand it."""
 

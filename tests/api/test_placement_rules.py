@@ -82,6 +82,8 @@ def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
         (affinity({"operator": "Exists"}), ".nodeSelectorTerms[0].matchExpressions[0].key"),
         (affinity({"key": "gen", "operator": "Like"}), ".nodeSelectorTerms[0].matchExpressions[0]"),
         ({"nodeAffinity": {REQUIRED: {}}}, ".nodeSelectorTerms"),
+        (affinity({"key": "gen", "operator": "Exists", "value": "x"}), ".nodeSelectorTerms[0].matchExpressions[0].value"),
+        ({"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{"matchExpression": []}]}}}, ".nodeSelectorTerms[0].matchExpression"),
     ],
 )  # fmt: skip
 def test_a_node_affinity_that_cannot_be_read_is_refused_before_it_ends_everybodys_planning(
@@ -91,7 +93,18 @@ def test_a_node_affinity_that_cannot_be_read_is_refused_before_it_ends_everybody
     assert broken(rollout={"template": {"affinity": broken_}}) == [field]
 
 
-@pytest.mark.parametrize("fine", [affinity({"key": "gen", "operator": "Gt", "values": ["8"]}), {"nodeAffinity": None}])
+PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {"matchExpressions": []}}]}
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [
+        affinity({"key": "gen", "operator": "Gt", "values": ["8"]}),
+        affinity({"key": "other", "operator": "DoesNotExist", "values": []}),
+        {"nodeAffinity": None},
+        {"nodeAffinity": PREFERRED},
+    ],
+)
 def test_a_node_affinity_that_is_taken_is_planned_by(fine: dict[str, Any]) -> None:
     changes = {"trainer": {"device": "cpu", "template": {"affinity": fine}}}
     assert broken(**changes) == []

@@ -18,6 +18,7 @@ def fields(**changes: Any) -> list[str]:
     ("changes", "field"),
     [
         ({"envFrom": [{"secretref": {"name": "x"}}]}, "spec.envFrom[0].secretref"),
+        ({"envFrom": [{"secret_ref": {"name": "x"}}]}, "spec.envFrom[0].secret_ref"),
         ({"envFrom": [{}]}, "spec.envFrom[0]"),
         ({"envFrom": [{"prefix": "A_"}]}, "spec.envFrom[0]"),
         ({"envFrom": [{"prefix": 1, "secretRef": {"name": "x"}}]}, "spec.envFrom[0].prefix"),

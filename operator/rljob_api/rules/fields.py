@@ -3,14 +3,14 @@ type, missing fields, and unknown ones, which are typing errors, fields of anoth
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import takewhile
 from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from rljob_api.base import UNREADABLE, Model
+from rljob_api.base import UNREADABLE, KubernetesObject, Model
 from rljob_api.rules.engine import Violation
 from rljob_api.rules.words import ADVICE, WORDS
 from rljob_api.spec import RLJobSpec
@@ -19,6 +19,8 @@ from rljob_api.type_errors import SENTENCES, TypeProblem, as_written, path_of, p
 
 Location = Iterable[str | int]
 """Keys of objects and indices of lists, from the outermost one."""
+REPORTED = 10
+"""Violations of one object that Kubernetes defines, at most."""
 
 
 def section(location: Location) -> tuple[list[str], type[Model] | None]:
@@ -170,6 +172,20 @@ def wrong_values(spec: dict[str, Any]) -> list[Violation]:
     except ValidationError as error:
         return [_violation(problem, problem.fix) for problem in problems(error) if problem.kind != "missing"]
     return []
+
+
+def kubernetes_violations(
+    at: str, kind: type[KubernetesObject], given: object, explained: str, tags: Collection[str] = ()
+) -> Iterator[Violation]:
+    """What is wrong with an object at a field that Kubernetes defines. `explained`: the field of a Pod. `tags`: of unions, which pydantic puts into
+    locations."""
+    try:
+        kind.model_validate(given, by_alias=True, by_name=False)
+    except ValidationError as error:
+        for problem in problems(error, REPORTED):
+            path = path_of(part for part in problem.location if part not in tags)
+            fix = problem.fix or f"see `kubectl explain pod.spec.{explained}`"
+            yield Violation(f"{at}.{path}" if path else at, problem.value, problem.rule, fix)
 
 
 def without(spec: dict[str, Any], fields: Iterable[str]) -> dict[str, Any]:

@@ -1,20 +1,20 @@
 """Rules about backends, queues, topology levels, affinities, and how many pods a job may have."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from rljob_api.backends import LABELED, readers_of
-from rljob_api.base import Wire
+from rljob_api.base import KubernetesObject
 from rljob_api.rules.engine import Check, Rule, Violation, field, present, size
+from rljob_api.rules.fields import kubernetes_violations
 from rljob_api.rules.pods import templates
 from rljob_api.sizing.layout import server_nodes
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_api.spec.common import MOST_PODS, MOST_SERVER_PODS
 from rljob_api.spec.processes import Servers, Workers
-from rljob_api.type_errors import path_of, problems
 
 QUEUED, LEVELED, PRIORITIZED, PREEMPTING = (
     readers_of(name) for name in ("queue", "topologyLevels", "priority", "preemptionPolicy")
@@ -135,7 +135,7 @@ def _counted(spec: RLJobSpec, part: str, pods: int) -> tuple[str, str]:
     return f"{part}.replicas", f"{pods // section.nodes} of {section.nodes} pods" if section.nodes > 1 else str(pods)
 
 
-class _Compared(Wire):
+class _Compared(KubernetesObject):
     """A node's label against a number."""
 
     key: str
@@ -143,55 +143,51 @@ class _Compared(Wire):
     values: Annotated[list[Annotated[str, StringConstraints(pattern=r"^-?[0-9]+$")]], Field(min_length=1, max_length=1)]
 
 
-class _Listed(Wire):
+class _Listed(KubernetesObject):
     key: str
     operator: Literal["In", "NotIn"]
     values: Annotated[list[str], Field(min_length=1)]
 
 
-class _Present(Wire):
+class _Present(KubernetesObject):
     key: str
     operator: Literal["Exists", "DoesNotExist"]
+    values: Annotated[list[str], Field(max_length=0)] | None = None
 
 
 _Expression = Annotated[_Compared | _Listed | _Present, Field(discriminator="operator")]
 
 
-class _Term(Wire):
-    match_expressions: list[_Expression] = []
-    match_fields: list[_Expression] = []
+class _Term(KubernetesObject):
+    match_expressions: list[_Expression] | None = None
+    match_fields: list[_Expression] | None = None
 
 
-class _Required(Wire):
+class _Required(KubernetesObject):
     node_selector_terms: Annotated[list[_Term], Field(min_length=1)]
 
 
-class _NodeAffinity(Wire):
+class _Preferred(KubernetesObject):
+    weight: int
+    preference: _Term
+
+
+class _NodeAffinity(KubernetesObject):
     required_during_scheduling_ignored_during_execution: _Required | None = None
+    preferred_during_scheduling_ignored_during_execution: list[_Preferred] | None = None
 
 
-class _Affinity(Wire):
-    """The part of a Kubernetes affinity that plans take into account."""
-
+class _Affinity(KubernetesObject):
     node_affinity: _NodeAffinity | None = None
-
-
-AFFINITIES = {"nodeAffinity", "podAffinity", "podAntiAffinity"}
+    pod_affinity: dict[str, Any] | None = None
+    pod_anti_affinity: dict[str, Any] | None = None
 
 
 def node_affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
     """Node affinities have to be well-formed. The API server only checks that when pods are created, and plans read them before."""
     for where, template in templates(spec):
-        for key in (template.affinity or {}).keys() - AFFINITIES:
-            fix = f"use one of {', '.join(sorted(AFFINITIES))}"
-            yield Violation(f"{where}.template.affinity.{key}", "set", "is no affinity that Kubernetes has", fix)
-        try:
-            _Affinity.model_validate(template.affinity or {})
-        except ValidationError as error:
-            (first,) = problems(error, 1)
-            path = path_of(p for p in first.location if p not in OPERATORS)
-            fix = first.fix or "see `kubectl explain pod.spec.affinity.nodeAffinity`"
-            yield Violation(f"{where}.template.affinity.{path}", first.value, first.rule, fix)
+        field = f"{where}.template.affinity"
+        yield from kubernetes_violations(field, _Affinity, template.affinity or {}, "affinity", OPERATORS)
 
 
 def affinity_violations(spec: RLJobSpec) -> Iterator[Violation]:
