@@ -36,6 +36,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
     "head_dim": 64,
+    "rotary_dim": 32,
     "moe_intermediate_size": 256,
     "sliding_window": 64,
     "kv_lora_rank": 512,

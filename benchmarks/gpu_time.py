@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node N -m benchmarks.gpu_time [--size NAME] [--shape packed] [--layout NAME] [--tokens N] [--vision KIND] [--out FILE]
 
-The product's own training phase, of a model without experts; `--layout`: one of benchmarks/training.py for N GPUs; `--tokens`: of a micro-batch;
+The product's own training phase; `--layout`: one of benchmarks/training.py for N GPUs; `--tokens`: of a micro-batch;
 `--vision`: of one of benchmarks/vision.py, without bounds. `communication` is all that NCCL does, which includes waiting for the other GPU. Of
 kernels that run at the same time, the one that began last counts; `idle` is the time without any, between the first and the last one. So the rows
 add up to the whole. On CPU, operations take the place of kernels.
@@ -26,7 +26,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import jobs, training, vision
-from benchmarks.shapes import MODELS, PEAK_FLOPS, Shape, activated_parameters, attention_width, model_of, shapes
+from benchmarks.shapes import (
+    MODELS,
+    PEAK_FLOPS,
+    Shape,
+    activated_parameters,
+    attention_width,
+    model_of,
+    parameters,
+    shapes,
+)
 
 WARM_UP, STEPS, LARGEST = 4, 2, 25
 PEAK_BYTES = 4.8e12
@@ -37,6 +46,7 @@ KINDS = {
     "optimizer": r"adam|multi_tensor|l2norm",
     "matrix products": r"gemm|nvjet|cutlass|splitk|cublas|aten::(add)?(mm|bmm)",
     "norm": r"norm",
+    "dispatch of experts": r"permut|topk|route|sort|scatter_|index",
     "communication": r"nccl|reduce_scatter|all_?reduce|all_?gather",
     "copies and zeros": r"memcpy|memset|copy|fill|zero",
 }
@@ -55,11 +65,10 @@ class Kernel:
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.gpu_time")
-    parser.add_argument(
-        "--size", choices=[name for name in MODELS if "num_experts" not in MODELS[name]], default="1.5b"
-    )
+    parser.add_argument("--size", choices=list(MODELS), default="1.5b")
     parser.add_argument("--shape", choices=list(shapes()), default="packed")
-    parser.add_argument("--layout", choices=[*training.ONE_GPU, *training.TWO_GPUS, *training.UNEVEN], default="tp1")
+    layouts = training.ONE_GPU | training.TWO_GPUS | training.UNEVEN | training.EXPERTS
+    parser.add_argument("--layout", choices=list(layouts), default="tp1")
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--vision", choices=list(vision.KINDS))
     parser.add_argument("--out", type=Path, default=Path("gpu_time.jsonl"))
@@ -155,17 +164,18 @@ def shares(kernels: Iterable[Kernel]) -> Iterable[tuple[str, float]]:
 
 
 def bounds(model: dict[str, Any], shape: Shape) -> dict[str, float]:
-    """Least seconds of a step. Activations have two bytes a number. Forward and backward together move of a token:"""
+    """Least seconds of a step. Activations have two bytes a number. Optimizers have every expert. Forward and backward together move of a token:"""
     layers, width, queries = model["num_hidden_layers"], model["hidden_size"], attention_width(model)
     keys = queries // model["num_attention_heads"] * model["num_key_value_heads"]
+    inner = model.get("moe_intermediate_size", 0) * model.get("num_experts_per_tok", 0) or model["intermediate_size"]
     products = 6 * activated_parameters(model) * shape.tokens
     moved = {
         "log-probabilities": 2 * shape.tokens * 3 * model["vocab_size"],  # logits: read twice, their gradient written
         "norm": 2 * shape.tokens * (2 * layers + 1) * 5 * width,  # x and y; x and two gradients
         # SwiGLU: three and five of its width; rotated queries and keys: four; two sums each way of three
-        OTHER: 2 * shape.tokens * layers * (8 * model["intermediate_size"] + 4 * (queries + keys) + 12 * width),
-        "optimizer": activated_parameters(model) * (28 + 2 + 4),  # Adam; the parameter in bfloat16; the gradient's norm
-        "copies and zeros": activated_parameters(model) * 4,  # gradients begin with zero
+        OTHER: 2 * shape.tokens * layers * (8 * inner + 4 * (queries + keys) + 12 * width),
+        "optimizer": parameters(model) * (28 + 2 + 4),  # Adam; the parameter in bfloat16; the gradient's norm
+        "copies and zeros": parameters(model) * 4,  # gradients begin with zero
     }
     flops = {"matrix products": products, "attention": shape.flops(model) - products}
     return {what: n / PEAK_BYTES for what, n in moved.items()} | {what: n / PEAK_FLOPS for what, n in flops.items()}

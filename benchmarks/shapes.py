@@ -120,6 +120,12 @@ def activated_parameters(model: dict[str, Any]) -> int:
     return model["num_hidden_layers"] * layer + width * model["vocab_size"]
 
 
+def parameters(model: dict[str, Any]) -> int:
+    """Those of `activated_parameters`, and the experts that a token does not choose."""
+    one = 3 * model["hidden_size"] * model.get("moe_intermediate_size", 0) * model["num_hidden_layers"]
+    return activated_parameters(model) + one * (model.get("num_experts", 0) - model.get("num_experts_per_tok", 0))
+
+
 def adapter_bytes(model: dict[str, Any], rank: int) -> int:
     """Of LoRA in bfloat16 as vLLM takes it: an A and a B of its own for each of the seven matrices of a layer."""
     width, queries, inner = model["hidden_size"], attention_width(model), model["intermediate_size"]
