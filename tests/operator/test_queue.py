@@ -1,8 +1,11 @@
 """The work queue."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 
 import pytest
 
@@ -68,9 +71,90 @@ async def test_nothing_is_kept_of_keys_that_do_not_come_again() -> None:
         found.add_after(A, 0.0)
         found.add_after(B, 0.0)
         await until(lambda: bool(failed))
-        kept = [value for value in vars(found).values() if isinstance(value, dict | set)]
-        assert len(kept) == 4
+        kept = [value for value in vars(found).values() if isinstance(value, dict | set | deque)]
+        assert len(kept) == 6
         await until(lambda: not any(kept))
+
+
+@contextmanager
+def counting_calls() -> Iterator[list[int]]:
+    """Counts calls of Python functions, those of the event loop included."""
+    calls, before = [0], sys.getprofile()
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        calls[0] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+
+
+async def calls_per_reconcile(*, news: int, later: int) -> float:
+    """What it takes to work on so many keys that are added at once, while others wait for their time."""
+    done, everything = 0, asyncio.Event()
+
+    async def work(key: Key) -> None:
+        nonlocal done
+        done += 1
+        if done == news:
+            everything.set()
+
+    async with running(work) as found:
+        for number in range(later):
+            found.add_after(("later", str(number)), 3600.0)
+        with counting_calls() as calls:
+            for number in range(news):
+                found.add_after(("now", str(number)), 0.0)
+            await everything.wait()
+    return calls[0] / news
+
+
+async def test_what_a_reconcile_takes_does_not_grow_with_the_number_of_keys_that_wait() -> None:
+    """But for the logarithm, in which timers are sorted: with a look at every key it was a hundred times as much for 10,000."""
+    few = await calls_per_reconcile(news=100, later=0)
+    for many in (1000, 10_000):
+        assert await calls_per_reconcile(news=100, later=many) < 4 * few, "others are due later"
+        assert await calls_per_reconcile(news=many, later=0) < 4 * few, "all of them are due"
+
+
+async def test_a_key_that_is_put_off_again_and_again_leaves_nothing_behind() -> None:
+    """As one that is to come again in minutes, and is asked for by events until then."""
+
+    async def work(key: Key) -> float:
+        passes.append(key)
+        return 3600.0
+
+    passes: list[Key] = []
+    async with running(work) as found:
+        for number in range(10):
+            found.add_after(A, 0.0)
+            await until(lambda wanted=number: len(passes) > wanted)  # type: ignore[misc]
+        assert [len(found._due), len(found._timers), len(found._line)] == [1, 1, 0]
+
+
+async def test_keys_are_worked_on_in_the_order_in_which_they_became_due() -> None:
+    passes: list[Key] = []
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work(key: Key) -> None:
+        passes.append(key)
+        started.set()
+        await go_on.wait()
+
+    names = [("research", name) for name in "abcdefg"]
+    async with running(work) as found:
+        found.add_after(names[0], 0.0)
+        found.add_after(names[1], 0.0)  # both workers are busy
+        await started.wait()
+        for place, key in reversed([*enumerate(names[2:])]):
+            found.add_after(key, 0.02 * (place + 1))
+        found.add_after(names[2], 3600.0)  # to ask for it later, too, changes nothing
+        await until(lambda: len(found._line) == 5)
+        go_on.set()
+        await until(lambda: len(passes) == 7)
+    assert passes == names
 
 
 async def test_a_key_comes_again_when_it_said() -> None:

@@ -1,14 +1,18 @@
 """A work queue of job keys, as client-go's: a key that is added several times waits once, and is never worked on twice at a time.
 
-add_after(key)  ->  due[key] = the earliest time asked for  ->  one task per due key, at most `workers` at once
-                    waits for: the key's own worker, its cool-down, a free worker
+add_after(key)  ->  a timer until the earliest time asked for  ->  in line, first come, first served  ->  one task per key, at most `workers` at once
+                    (its cool-down included)
+
+Nothing looks at all keys: what an event or a reconcile costs does not depend on how many others wait.
 """
 
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from rljob_operator.kube.api import ApiError, Conflict, Key
 
@@ -35,14 +39,20 @@ class WorkQueue:
         self._workers = workers
         self._is_open = False
         self._changed = asyncio.Event()
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._clear()
 
     def _clear(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
         self._due: dict[Key, float] = {}
+        """When each key that waits may start, on the loop's clock; of one that is worked on, as if it had no cool-down."""
+        self._line = deque[Key]()
+        """Keys that may start, the most overdue first."""
         self._running: set[Key] = set()
         self._ready_at: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
-        self._free = self._workers
         self._started_at = math.inf
 
     @contextmanager
@@ -56,39 +66,44 @@ class WorkQueue:
             self._clear()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        if self._is_open:
-            due = asyncio.get_running_loop().time() + seconds
-            self._due[key] = min(due, self._due.get(key, due))
-            self._changed.set()
+        if not self._is_open:
+            return
+        due = max(asyncio.get_running_loop().time() + seconds, self._ready_at.get(key, 0.0))
+        if due < self._due.get(key, math.inf):
+            self._due[key] = due
+            if key not in self._running:
+                self._wait(key)
 
     def lag(self) -> float:
         """Seconds that the most overdue key has been waiting for a worker: how far the operator is behind. 0 before `run`."""
         now = asyncio.get_running_loop().time()
-        return max((0.0, *(now - max(self._at(k), self._started_at) for k in self._due)))
+        again = (key for key in self._running if key in self._due)
+        return max((0.0, *(now - max(self._due[key], self._started_at) for key in (*islice(self._line, 1), *again))))
 
     async def run(self, reconcile: Reconcile) -> None:
         """Runs until cancelled, which also cancels running reconciles."""
         self._started_at = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             while True:
+                while self._line and len(self._running) < self._workers:
+                    self._start(group, reconcile, self._line.popleft())
                 self._changed.clear()
-                for key in self._startable():
-                    self._start(group, reconcile, key)
-                await self._wait()
+                await self._changed.wait()
 
-    def _at(self, key: Key) -> float:
-        """When the key may start, on the loop's clock."""
-        return max(self._due[key], self._ready_at.get(key, 0.0))
+    def _wait(self, key: Key) -> None:
+        """Sets the key's timer."""
+        if earlier := self._timers.pop(key, None):
+            earlier.cancel()
+        self._timers[key] = asyncio.get_running_loop().call_at(self._due[key], self._line_up, key)
 
-    def _startable(self) -> list[Key]:
-        now = asyncio.get_running_loop().time()
-        keys = [k for k in self._due if k not in self._running and self._at(k) <= now]
-        return sorted(keys, key=self._at)[: self._free]
+    def _line_up(self, key: Key) -> None:
+        del self._timers[key]
+        self._line.append(key)
+        self._changed.set()
 
     def _start(self, group: asyncio.TaskGroup, reconcile: Reconcile, key: Key) -> None:
         del self._due[key]
         self._running.add(key)
-        self._free -= 1
         group.create_task(self._run_one(reconcile, key))
 
     async def _run_one(self, reconcile: Reconcile, key: Key) -> None:
@@ -101,16 +116,19 @@ class WorkQueue:
             after = self._failed(key, error)
         finally:
             self._running.discard(key)
-            self._free += 1
             self._cool_down(key, min(max(COOL_DOWN, clock() - started), LONGEST_COOL_DOWN))
             self._changed.set()
         if after is not None:
             self.add_after(key, after)
 
     def _cool_down(self, key: Key, cool_down: float) -> None:
+        """Nobody starts the key for so many seconds, also if it has been added meanwhile."""
         loop = asyncio.get_running_loop()
         self._ready_at[key] = until = loop.time() + cool_down
         loop.call_at(until, self._cooled_down, key, until)
+        if key in self._due:
+            self._due[key] = max(self._due[key], until)
+            self._wait(key)
 
     def _cooled_down(self, key: Key, until: float) -> None:
         """Forgets the cool-down of a key, so that nothing is kept of jobs that are gone."""
@@ -128,13 +146,3 @@ class WorkQueue:
         known = isinstance(error, ApiError)
         log.error("%s/%s: %s; again in %.1f s", *key, error, after, exc_info=None if known else error)
         return after
-
-    async def _wait(self) -> None:
-        """Waits until something is added or finished, or the next key becomes due."""
-        waiting = [self._at(k) for k in self._due if k not in self._running] if self._free else []
-        delay = max(0.0, min(waiting) - asyncio.get_running_loop().time()) if waiting else None
-        try:
-            async with asyncio.timeout(delay):
-                await self._changed.wait()
-        except TimeoutError:
-            return
