@@ -49,14 +49,16 @@ class Operator:
         self._health = endpoints.HealthCheck()
         # Apart from the other requests, so that a renewal never waits behind them
         self._lease_api = KubernetesApi(credentials, RateLimiter(qps=5, burst=10), 1)
+        self._cache = ClusterCache(time.time, options.job_policy)
         self._elector = LeaderElector(
-            self._lease_api, options.lease_namespace, options.identity, self._health.heartbeat
+            self._lease_api, options.lease_namespace, options.identity, self._health.heartbeat, self._cache.clear
         )
         limiter = RateLimiter(options.qps, options.burst)
         self._api = KubernetesApi(credentials, limiter, may_write=self._elector.is_leader)
-        self._cache = ClusterCache(time.time, options.job_policy)
         self._queue = WorkQueue()
-        self._handlers = EventHandlers(self._cache, self._queue.add_after, options.progress_interval)
+        self._handlers = EventHandlers(
+            self._cache, self._queue.add_after, options.progress_interval, self._queue.is_open
+        )
         kinds = (*SERVED, *(SANDBOX_KINDS if options.job_policy.agent_sandbox else ()))
         self._relist = Relist(self._api, self._cache, options.namespaces, self._handlers.changed, kinds)
         self._metrics = Metrics(
@@ -67,8 +69,6 @@ class Operator:
             leads=self._elector.is_leader,
             listed=lambda: self._relist.listed,
         )
-        self._requests = DrainRequests(self._api, self._cache, options.job_policy.leave_nodes.requests)
-        self._devices = DeviceInventory(self._api, self._cache)
         self._watches = Watches(credentials)
         self._kopf = KopfSide(credentials, self._api, self._relist, self._handlers, options.namespaces)
 
@@ -94,21 +94,22 @@ class Operator:
         return self._health.problem(self._queue.lag())
 
     async def _act(self) -> None:
-        """What only the leader may do: reconcile, and list and watch what kopf does not. Begins as a new process does, with lists of everything, but
-        the cache need not read again what has not changed."""
+        """What only the leader may do: reconcile, and list and watch what kopf does not. Begins as a new process does, with lists of everything. But
+        if no other operator has acted meanwhile, the cache need not read again what has not changed."""
         reconciler = Reconciler(self._api, self._cache, self._options.progress_interval, self._options.network_policies)
+        requests = DrainRequests(self._api, self._cache, self._options.job_policy.leave_nodes.requests)
         self._relist.begin()
         with self._queue.open():
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._relist.run())
                 group.create_task(reflect(self._relist, self._watches, self._handlers.handle))
-                group.create_task(self._requests.run())
-                group.create_task(self._devices.run())
-                group.create_task(self._reconcile_all(reconciler))
+                group.create_task(requests.run())
+                group.create_task(DeviceInventory(self._api, self._cache).run())
+                group.create_task(self._reconcile_all(reconciler, requests))
 
-    async def _reconcile_all(self, reconciler: Reconciler) -> None:
+    async def _reconcile_all(self, reconciler: Reconciler, requests: DrainRequests) -> None:
         await self._relist.complete()
-        await self._requests.known()
+        await requests.known()
         log.info("all kinds are listed")
         await self._queue.run(self._metrics.timed(partial(self._reconcile, reconciler)))
 

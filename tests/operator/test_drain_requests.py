@@ -189,11 +189,12 @@ async def test_an_operator_reconciles_nothing_before_it_knows_the_requests(caplo
     operator._relist._listed |= operator._relist.scopes
     reconciler = Reconciler(operator._api, operator._cache, 30.0, True)
     with caplog.at_level(logging.INFO), operator._queue.open():
-        task = asyncio.create_task(operator._reconcile_all(reconciler))
+        requests = DrainRequests(operator._api, operator._cache, REQUESTS)
+        task = asyncio.create_task(operator._reconcile_all(reconciler, requests))
         for _ in range(20):
             await asyncio.sleep(0)
         assert "all kinds are listed" not in caplog.text
-        operator._requests._answered(*REQUESTS)
+        requests._answered(*REQUESTS)
         for _ in range(20):
             await asyncio.sleep(0)
         assert "all kinds are listed" in caplog.text and not task.done()

@@ -1,15 +1,28 @@
 """What the operator knows of a job goes with it, whenever it vanishes: else its claims would keep nodes, and its namesake would inherit the rest."""
 
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
 import kopf
 import pytest
 
 from api.specs import raw_spec
+from rljob_api import names
+from rljob_api.status import JobStatus
+from rljob_api.status_parts import PlacementStatus, PodAssignment
+from rljob_operator.cache.cluster import SANDBOX_KINDS, ClusterCache
+from rljob_operator.kube import leader_election as lease
 from rljob_operator.kube.api import ApiError, Key, Object
 from rljob_operator.kube.credentials import Credentials
 from rljob_operator.operator import Operator, Options
-from simulator.cluster import FakeCluster
+from rljob_operator.watch.events import SERVED
+from rljob_placement.devices import Devices
+from simulator.cluster import BrokenCluster, FakeCluster
 from simulator.objects import job_object
 from simulator.operating import operating
+from simulator.patience import until
 from simulator.world import NAMESPACE
 
 KEY = (NAMESPACE, "demo")
@@ -34,16 +47,97 @@ async def test_nothing_is_kept_of_a_write_without_an_answer_when_its_job_is_gone
     assert operator._writer._unanswered == {}
 
 
-async def test_a_job_that_vanishes_while_its_namespace_is_not_served_is_forgotten() -> None:
-    """Its namespace was deleted and made again: the list of jobs comes before all the others, and nobody asks for this job once more."""
+@asynccontextmanager
+async def a_process() -> AsyncIterator[Operator]:
+    """An operator that reaches no API server."""
     account = kopf.ConnectionInfo(server="https://127.0.0.1:1", insecure=True)
     operator = Operator(Options(identity="one"), Credentials(lambda: account))
+    try:
+        yield operator
+    finally:
+        await operator.close()
+
+
+def of_the_cluster() -> Iterator[tuple[str, Object]]:
+    """One object of each kind that is watched, of a job that has a node, and of nobody."""
+    for kind in ("Node", *SERVED, *SANDBOX_KINDS, "Pod"):
+        labels = names.labels("demo", "trainer")
+        meta = {"name": "demo", "namespace": NAMESPACE, "uid": "u", "resourceVersion": "5", "labels": labels}
+        obj: Object = {"kind": kind, "metadata": meta | ({"namespace": ""} if kind == "Node" else {})}
+        if kind == "RLJob":
+            placement = PlacementStatus(assignments=[PodAssignment(pod="demo-trainer-0", node="demo")])
+            obj |= {"spec": raw_spec(), "status": JobStatus(placement=placement).dump()}
+        if kind == "Pod":
+            owner = {"kind": "StatefulSet", "name": "demo-trainer", "uid": "s", "controller": True}
+            meta["ownerReferences"] = [owner]
+            resources = {"requests": {"cpu": "1"}}
+            obj |= {"spec": {"nodeName": "demo", "containers": [{"name": "c", "resources": resources}]}}
+            obj |= {"status": {"phase": "Failed", "reason": "Evicted"}}
+        yield kind, obj
+
+
+def kept(cache: ClusterCache) -> dict[str, int]:
+    """How much the cache holds, by where."""
+    parts = {"": cache, "capacity": cache.capacity, "ledger": cache.capacity._taken, "failed": cache.failed}
+    parts |= {"pods": cache.pods, "usage": cache.usage}
+    parts |= {kind: cache.of_kind(kind) for kind in ("RLJob", "Node", "ConfigMap", *cache.children)}
+    held = ((f"{part}{name}", value) for part, owner in parts.items() for name, value in vars(owner).items())
+    return {name: len(value) for name, value in held if isinstance(value, dict | list | set) and value}
+
+
+async def test_an_operator_that_stands_by_knows_nothing_that_could_vanish_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody tells it: only the leader lists, and reads what kopf does not."""
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    async with a_process() as operator:
+        cache, cluster = operator._cache, FakeCluster()
+        operator._elector._api = cluster
+        leading = asyncio.create_task(operator._elector.lead(operator._act))
+        await until(lambda: operator._queue.is_open())
+        for kind, obj in of_the_cluster():
+            operator._handlers.handle(kind, obj)
+        cache.request_nodes({"demo": "DrainRequest demo"})
+        cache.set_devices(Devices(nodes={"demo": {"gpu": 1000}}))
+        cache.capacity.promise(KEY, {"demo": {"cpu": 1000}})
+        nothing = ClusterCache(time.time)
+        assert len(kept(cache)) > 20 and kept(cache).keys() > kept(nothing).keys()
+        cluster.edit("Lease", "default", lease.NAME)["spec"]["holderIdentity"] = "two"
+        await until(lambda: kept(cache) == kept(nothing))
+        for kind, obj in of_the_cluster():  # kopf goes on watching
+            operator._handlers.handle(kind, obj)
+        assert kept(cache) == kept(nothing) and cache.devices == nothing.devices
+        leading.cancel()
+        await asyncio.wait([leading])
+
+
+async def test_an_operator_that_only_cannot_reach_the_api_server_keeps_what_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When it has its lease again, the lists say what has vanished, and the rest need not be read again."""
+    monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
+    monkeypatch.setattr(lease, "RENEW_DEADLINE", 0.1)
+    async with a_process() as operator:
+        operator._elector._api = FakeCluster()
+        leading = asyncio.create_task(operator._elector.lead(operator._act))
+        await until(lambda: operator._queue.is_open())
+        operator._handlers.handle("RLJob", dict(of_the_cluster())["RLJob"])
+        operator._elector._api = BrokenCluster()
+        await until(lambda: not operator._queue.is_open())
+        await asyncio.sleep(0.05)
+        assert len(operator._cache.jobs) == 1
+        leading.cancel()
+        await asyncio.wait([leading])
+
+
+async def test_a_job_that_vanishes_while_its_namespace_is_not_served_is_forgotten() -> None:
+    """Its namespace was deleted and made again: the list of jobs comes before all the others, and nobody asks for this job once more."""
     passes: list[Key] = []
 
     async def reconcile(key: Key) -> None:
         passes.append(key)
 
-    try:
+    async with a_process() as operator:
         meta = {"uid": "u", "resourceVersion": "1"}
         job = job_object("demo", raw_spec())
         operator._cache.of_kind("RLJob").put(job | {"metadata": job["metadata"] | meta})
@@ -52,5 +146,3 @@ async def test_a_job_that_vanishes_while_its_namespace_is_not_served_is_forgotte
         operator._cache.of_kind("RLJob").delete(KEY)
         await operator._reconcile(reconcile, KEY)  # type: ignore[arg-type]
         assert passes == [KEY]
-    finally:
-        await operator.close()

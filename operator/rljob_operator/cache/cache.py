@@ -160,6 +160,14 @@ class Cache[T]:
                 changed |= self.delete(key)
         return changed
 
+    def clear(self) -> None:
+        """Forgets all objects, and what is known to be gone: whoever goes on begins with a list."""
+        for key in list(self._objects):
+            self._forget(key)
+            self._follow(key, None)
+        self._deleted.clear()
+        self._listed.clear()
+
     def _gone(self, key: Key) -> int:
         """The newest version in which an object that is not known is known to be gone."""
         return max(self._deleted.get(key, 0), self._listed.get(None, 0), self._listed.get(key[0], 0))

@@ -157,6 +157,16 @@ class ClusterCache:
             for child in list(self.children[kind].of(job)):
                 self.children[kind].delete(child)
 
+    def clear(self) -> None:
+        """Forgets everything: another operator acts, and nobody tells us what vanishes meanwhile."""
+        self.request_nodes({})
+        self.set_devices(Devices(problem=NOT_LISTED))
+        self.capacity.break_promises()
+        self.failed.clear()
+        caches: tuple[Cache[Any], ...] = (self.jobs, self.pods, self.usage, self.config_maps, self.nodes)
+        for cache in (*caches, *self.children.values()):
+            cache.clear()
+
     def jobs_of(self, kind: str, groups: set[Key]) -> set[Key]:
         """Jobs to reconcile when something has changed for these groups of a kind's cache."""
         if kind != "Node":

@@ -238,3 +238,6 @@ class FailedPods:
 
     def forget(self, job: Key) -> None:
         self._jobs.pop(job, None)
+
+    def clear(self) -> None:
+        self._jobs.clear()

@@ -29,14 +29,22 @@ class LeaseLost(RuntimeError):
 class LeaderElector:
     """`identity` is the pod's name: a container that restarts in its pod is the same holder, since its predecessor is certainly dead.
 
-    `heartbeat` is called after every attempt to get or renew the lease, whether it succeeds or not.
+    `heartbeat` is called after every attempt to get or renew the lease, whether it succeeds or not; `stand_by`, while we wait, whenever another
+    operator holds it.
     """
 
-    def __init__(self, api: Api, namespace: str, identity: str, heartbeat: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        identity: str,
+        heartbeat: Callable[[], None],
+        stand_by: Callable[[], None] = lambda: None,
+    ) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity
-        self._heartbeat = heartbeat
+        self._heartbeat, self._stand_by = heartbeat, stand_by
         self._renewed_at = -math.inf
         """When the last successful request for a lease that is not lost was sent, on our clock. Others may count from when the server handled it,
         before its answer."""
@@ -73,9 +81,9 @@ class LeaderElector:
 
     async def acquire(self) -> None:
         """Returns when we hold the lease."""
-        while True:
-            if await self._try_acquire_or_renew():
-                return
+        while not await self._try_acquire_or_renew():
+            if self._observed[0]:
+                self._stand_by()
             await asyncio.sleep(RETRY_PERIOD)
 
     async def renew(self) -> None:

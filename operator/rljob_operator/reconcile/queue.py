@@ -37,7 +37,7 @@ class WorkQueue:
 
     def __init__(self, workers: int = 16) -> None:
         self._workers = workers
-        self._is_open = False
+        self._open = False
         self._changed = asyncio.Event()
         self._timers: dict[Key, asyncio.TimerHandle] = {}
         self._clear()
@@ -58,15 +58,18 @@ class WorkQueue:
     @contextmanager
     def open(self) -> Iterator[None]:
         """Inside, keys are taken. Outside, none is kept: who opens the queue adds all of them."""
-        self._is_open = True
+        self._open = True
         try:
             yield
         finally:
-            self._is_open = False
+            self._open = False
             self._clear()
 
+    def is_open(self) -> bool:
+        return self._open
+
     def add_after(self, key: Key, seconds: float) -> None:
-        if not self._is_open:
+        if not self._open:
             return
         due = max(asyncio.get_running_loop().time() + seconds, self._ready_at.get(key, 0.0))
         if due < self._due.get(key, math.inf):

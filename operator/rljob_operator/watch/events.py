@@ -34,10 +34,16 @@ CAPACITY_DELAY = 5.0
 
 class EventHandlers:
     """`add_after(key, seconds)` asks for a reconcile of a job, or for an offer of the CAPACITY. `progress_interval`: seconds until a report of
-    nothing but numbers is reconciled."""
+    nothing but numbers is reconciled; `acts`: whether this operator acts, and so begins with lists of everything: before that, events are counted."""
 
-    def __init__(self, cache: ClusterCache, add_after: Callable[[Key, float], None], progress_interval: float) -> None:
-        self._cache, self._add_after, self._interval = cache, add_after, progress_interval
+    def __init__(
+        self,
+        cache: ClusterCache,
+        add_after: Callable[[Key, float], None],
+        progress_interval: float,
+        acts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._cache, self._add_after, self._interval, self._acts = cache, add_after, progress_interval, acts
         cache.on_change(self.changed)
         cache.capacity.on_growth(lambda: add_after(CAPACITY, CAPACITY_DELAY))
         self.events = Counter[str]()
@@ -46,6 +52,8 @@ class EventHandlers:
     def handle(self, kind: str, obj: Object, *, gone: bool = False) -> None:
         """An object was added or changed, or deleted (`gone`)."""
         self.events[kind] += 1
+        if not self._acts():
+            return
         cache = self._cache.of_kind(kind)
         self.changed(kind, cache.remove(obj) if gone else cache.put(obj))
         job = job_of(obj) if kind == "ConfigMap" else None
