@@ -33,6 +33,8 @@ METRICS: dict[str, str] = {
     "agent/branches": "Agents: mean sequences of a trajectory: more than 1 where agents rewrote their contexts.",
     "agent/environment_tokens": "Agents: mean tokens of a trajectory behind its prompt that the policy did not write.",
     "agent/tokens_left_out": "Agents: mean tokens that the policy generated for a trajectory and that are not in it.",
+    "agent/resumed": "Agents: how often a trajectory continued behind its last turn because its process was lost; a mean.",
+    "agent/run_again": "Agents: how often a trajectory began anew because its process was lost; a mean.",
     "agent/failed": "Samples that left the step because their agent failed; with dynamic sampling, in all its rounds.",
     "agent/failed_raised": "Failed trajectories whose function raised an exception or ended its process.",
     "agent/failed_timeout": "Failed trajectories that took longer than timeoutSeconds.",

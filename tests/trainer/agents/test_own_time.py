@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rljob_trainer.agents.session import OwnTime
+from rljob_trainer.agents.own_time import OwnTime
 
 
 async def test_waiting_for_the_policy_does_not_count() -> None:

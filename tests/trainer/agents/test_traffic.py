@@ -87,7 +87,7 @@ async def test_a_context_that_was_rewritten_is_sent_whole_and_continues_what_it_
     rewritten = await between.policy.generate([*PROMPT, 8])
     again = await between.policy.generate([*first.whole, 7])
     assert second and rewritten and again
-    contexts = [answer.context.tolist() for answer in between.session._in_order()]
+    contexts = [answered.recorded.context.tolist() for _, answered in between.session._answers]
     assert contexts == [list(PROMPT), [*first.whole, 9], [*PROMPT, 8], [*first.whole, 7]]
     assert [turn.context for turn in (first, second, rewritten, again)] == contexts
 

@@ -211,6 +211,36 @@ def test_an_agent_talks_to_a_scripted_policy_and_what_it_learns_from_is_marked(t
     )
 
 
+LOSES = """
+import os, pathlib
+from rljob_trainer.agents import Trajectory
+
+async def rollout(PARAMETERS):
+    turn = BEGUN await policy.generate(prompt.tokens)
+    file = pathlib.Path("DIRECTORY") / prompt.answer
+    if not file.exists():
+        file.touch()
+        os._exit(3)
+    turn = await policy.generate(turn.whole + await policy.encode(" and then? "))
+    return Trajectory(turn.whole)
+"""
+"""Ends its process behind the first turn of each row."""
+
+
+@pytest.mark.parametrize(
+    ("parameters", "begun"), [("prompt, policy, row", ""), ("prompt, policy, row, history", "history.last or")]
+)
+def test_an_agent_whose_process_is_lost_reads_the_same_turns_again(tmp_path: Path, parameters: str, begun: str) -> None:
+    job, lost = agent_job(tmp_path, ""), tmp_path / "lost"
+    lost.mkdir()
+    code = LOSES.replace("PARAMETERS", parameters).replace("BEGUN", begun).replace("DIRECTORY", str(lost))
+    job.write("agent.py", code)
+    found = job.run("hm", "{answer}")
+    assert (found.code, found.err) == (0, "") and sorted(file.name for file in lost.iterdir()) == ["5", "7"]
+    for answer, prompt in (("5", "2+3="), ("7", "4+3=")):
+        assert f"{prompt}«hm<|im_end|>» and then? «{answer}<|im_end|>»" in found.out
+
+
 @pytest.mark.parametrize(
     ("last", "message"),
     [

@@ -9,7 +9,7 @@ import pytest
 from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.agents import claims
 from rljob_trainer.agents.claims import Claims, Sandboxes
-from rljob_trainer.agents.session import OwnTime
+from rljob_trainer.agents.own_time import OwnTime
 from rljob_trainer.machine import free_port
 from rljob_trainer.sandboxes.sandbox import SandboxError
 from trainer.agents.test_traffic import Between

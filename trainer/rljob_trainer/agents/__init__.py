@@ -4,7 +4,18 @@ An agent's file imports from here what its function works with.
 """
 
 from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, Turn
+from rljob_trainer.agents.history import History
 from rljob_trainer.agents.sandbox import ProgramResult, Sandbox
 from rljob_trainer.sandboxes.sandbox import SandboxError
 
-__all__ = ["Policy", "PolicyError", "ProgramResult", "Prompt", "Sandbox", "SandboxError", "Trajectory", "Turn"]
+__all__ = [
+    "History",
+    "Policy",
+    "PolicyError",
+    "ProgramResult",
+    "Prompt",
+    "Sandbox",
+    "SandboxError",
+    "Trajectory",
+    "Turn",
+]

@@ -90,7 +90,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
-class _Last:
+class LastTurn:
     """The last turn, which the driver has, too: of a context that continues it, only what is new is sent."""
 
     number: int = -1
@@ -103,11 +103,12 @@ class _Last:
 class Policy:
     """The policy that is trained, for one trajectory."""
 
-    def __init__(self, ask: Ask, base_url: str = ""):
+    def __init__(self, ask: Ask, base_url: str = "", last: LastTurn | None = None):
+        """`last`: behind which the agent continues."""
         self._ask = ask
         self.base_url = base_url
         """Of an OpenAI-compatible endpoint that is the policy in this trajectory, for client libraries. Any model name and key will do."""
-        self._last = _Last()
+        self._last = last or LastTurn()
 
     async def generate(
         self,
@@ -155,7 +156,7 @@ class Policy:
     def _turn(self, context: list[int], generated: dict[str, Any]) -> Turn:
         number = generated.pop("number")
         turn = Turn(context, **generated)
-        self._last = _Last(number, turn.whole)
+        self._last = LastTurn(number, turn.whole)
         return turn
 
     async def encode(self, text: str) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from rljob_trainer.agents.api import PolicyError, message_of
+from rljob_trainer.agents.api import Message, PolicyError, message_of
 from rljob_trainer.agents.session import Session
 
 MODEL = "policy"
@@ -81,7 +81,7 @@ async def complete(session: Session, asked: ChatRequest) -> dict[str, Any]:
         raise PolicyError(f"response_format: {asked.response_format.type} is not served, only text: {NOT_ENFORCED}")
     tools = callable_tools(asked.tools, asked.tool_choice)
     context = session.conversations.context(asked.messages, asked.tools or [])
-    turns = await several(session, context, asked.limits, tools, asked.n or 1)
+    turns = await several(session, asked.messages, context, asked.limits, tools, asked.n or 1)
     written = sum(len(turn["tokens"]) for turn in turns if turn)
     return {
         "id": f"chatcmpl-{secrets.token_hex(8)}",
@@ -99,13 +99,14 @@ async def complete(session: Session, asked: ChatRequest) -> dict[str, Any]:
 
 async def several(
     session: Session,
+    messages: Sequence[Message],
     context: list[int],
     limits: Mapping[str, Any],
     tools: Sequence[Mapping[str, Any]],
     count: int,
 ) -> list[dict[str, Any] | None]:
-    """So many turns behind a context. The first error of any is raised, and ends the others."""
-    arguments = {"context": context, "tools": tools, **limits}
+    """So many turns behind a context, as which these messages were rendered. The first error of any is raised, and ends the others."""
+    arguments = {"context": context, "messages": [*messages], "tools": tools, **limits}
     try:
         async with asyncio.TaskGroup() as group:
             turns = [group.create_task(session.answer("generate", arguments)) for _ in range(count)]

@@ -140,6 +140,12 @@ class Conversations:
         self._tokenizer, self._template = tokenizer, template
         self._known: list[_Known] = []
 
+    def copy(self) -> "Conversations":
+        """Which knows what this one knows."""
+        copied = Conversations(self._tokenizer, self._template)
+        copied._known = list(self._known)
+        return copied
+
     def context(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         """What the policy continues: behind the longest conversation that these messages begin with, or from their first on. Raises PolicyError.
 

@@ -12,6 +12,7 @@ from rljob_api.spec.agent import AgentSpec
 from rljob_trainer.agents.api import PolicyError
 from rljob_trainer.agents.claims import Sandboxes
 from rljob_trainer.agents.endpoint import Endpoint
+from rljob_trainer.agents.history import HISTORY
 from rljob_trainer.agents.program import MODULE, Program
 from rljob_trainer.agents.recording import AgentFailed, AgentFailureKind, Rollout
 from rljob_trainer.agents.session import Session
@@ -191,27 +192,38 @@ class WorkerAgent:
             raise self._failed(
                 "value", "returned a Trajectory without one answer of policy.generate behind its context"
             )
-        return replace(rollout, reward=rollout.reward + reward, metrics=metrics)
+        return replace(
+            rollout,
+            reward=rollout.reward + reward,
+            metrics=metrics,
+            resumed=session.resumed,
+            run_again=session.run_again,
+        )
 
     async def _reply(self, session: Session, values: dict[str, Any]) -> tuple[Session, dict[str, Any]]:
-        """What a process answers in the end, with the session in which it asked. A trajectory whose process is lost begins anew in another."""
-        tries = Tries()
+        """What a process answers in the end, with the session in which it asked. A trajectory whose process is lost is continued in another, or
+        begins anew there, as its function can."""
+        tries, is_lost = Tries(), False
         while True:
             try:
-                return session, await self._tried(session, values, tries.alone)
+                async with self._workers.one(tries.alone) as process:
+                    if is_lost:
+                        session = session.continued() if HISTORY in process.takes else session.anew()
+                    return session, await self._tried(process, session, values)
             except WorkerLost as error:
                 if not isinstance(error, WorkerGone) or tries.are_over(error):
                     raise self._failed(error.kind, str(error)) from error
-                session = session.anew()
+                is_lost = True
             except NotLoaded as error:
                 raise self._unloadable(error) from error
 
-    async def _tried(self, session: Session, values: dict[str, Any], alone: bool) -> dict[str, Any]:
-        """`alone`: nothing else runs in the process meanwhile. Raises WorkerLost: the process is ended."""
-        async with self._workers.one(alone) as process, self._sandboxes.claims() as session.claims:
+    async def _tried(self, process: AgentProcess, session: Session, values: dict[str, Any]) -> dict[str, Any]:
+        """Raises WorkerLost."""
+        async with self._sandboxes.claims() as session.claims:
             url = self._endpoint.open(session)
             try:
-                return await process.rollout(values | {"base_url": url}, session)
+                history = await asyncio.to_thread(session.history) if HISTORY in process.takes else None
+                return await process.rollout(values | {"base_url": url, HISTORY: history}, session)
             finally:
                 self._endpoint.close(url)
 

@@ -63,6 +63,10 @@ class Rollout:
     """What the agent itself makes of it, with the rewards of its turns."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the agent reports."""
+    resumed: int = 0
+    """How often it has continued, and ..."""
+    run_again: int = 0
+    """... how often it has begun from its first turn, since its process was lost."""
 
 
 def rollout_of(sequences: Sequence[Ints], answers: Sequence[Recorded], ended_early: bool) -> Rollout | None:
@@ -124,6 +128,8 @@ def measured(sample: Trajectory, rollout: Rollout) -> dict[str, float]:
         "agent/branches": float(len(rows)),
         "agent/environment_tokens": float(sum(row.response_length - row.learnt_length for row in rows)),
         "agent/tokens_left_out": float(rollout.left_out),
+        "agent/resumed": float(rollout.resumed),
+        "agent/run_again": float(rollout.run_again),
     }
 
 

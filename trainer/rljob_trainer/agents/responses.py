@@ -65,7 +65,7 @@ async def respond(session: Session, asked: ResponsesRequest) -> dict[str, Any]:
     messages = [*_instructions(asked), *messages_of(asked.input)]
     context = session.conversations.context(messages, shown)
     limits = {"max_tokens": asked.max_output_tokens, "stop": None}
-    (turn,) = await several(session, context, limits, tools, 1)
+    (turn,) = await several(session, messages, context, limits, tools, 1)
     message = message_of(turn)
     if turn:
         session.conversations.add(messages, message, context + turn["tokens"])

@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,55 +11,19 @@ import numpy as np
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
+from rljob_trainer.agents.answers import AnsweredTurn, Answers
 from rljob_trainer.agents.api import PolicyError, message_of
 from rljob_trainer.agents.claims import QUESTIONS, Claims
 from rljob_trainer.agents.conversations import Conversations, ResponseParser, encoded, reply, special
 from rljob_trainer.agents.messages import require_functions
-from rljob_trainer.agents.recording import Recorded, Rollout, endings, rollout_of
+from rljob_trainer.agents.own_time import OwnTime
+from rljob_trainer.agents.recording import Recorded, Rollout
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.data.tokenizer import Tokenizer
 from rljob_trainer.sandboxes.sandbox import SandboxError
 from rljob_trainer.wire.rollout_client import RequestRefusedError
-from rljob_trainer.wire.rollout_server import Parsed, ToolCall
+from rljob_trainer.wire.rollout_server import Parsed
 from rljob_trainer.wire.trajectory import Ints, Segment
-
-
-class OwnTime:
-    """The clock of one trajectory: an agent's own time counts, its waiting for the policy does not. Used by tasks of one event loop."""
-
-    def __init__(self, seconds: float):
-        self._left, self._waiting = seconds, 0
-        self._limit = asyncio.timeout(None)
-
-    @contextlib.asynccontextmanager
-    async def limited(self) -> AsyncIterator[None]:
-        """The clock starts here: waiting for a process or a row of the data is not the agent's time. Raises TimeoutError once the time is used up,
-        and cancels what is inside."""
-        async with self._limit:
-            self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
-            yield
-
-    @property
-    def is_over(self) -> bool:
-        return self._limit.expired()
-
-    @contextlib.contextmanager
-    def stopped(self) -> Iterator[None]:
-        """The clock stands still."""
-        now = asyncio.get_running_loop().time
-        with contextlib.suppress(RuntimeError):  # the trajectory has ended, or its time is over
-            if not self._waiting and (end := self._limit.when()) is not None:
-                self._left = end - now()
-                self._limit.reschedule(None)
-        self._waiting += 1
-        try:
-            yield
-        finally:
-            self._waiting -= 1
-            with contextlib.suppress(RuntimeError):
-                if not self._waiting:
-                    self._limit.reschedule(now() + self._left)
-
 
 Response = tuple[tuple[Segment, ...], bool]
 """What the policy wrote, and whether it was cut off."""
@@ -91,19 +55,54 @@ class Session:
         """What the agent's process answers in the end, while it runs the trajectory."""
         self.claims = Claims({})
         """Its sandboxes."""
+        self.resumed, self.run_again = 0, 0
+        """How often it has continued, and begun from its first turn, since its process was lost."""
+        self._answers, self._numbers = Answers(), count()
         self._begun, self._ended_early = 0, False
-        self._answers: dict[int, Recorded] = {}
-        """By turn."""
-        self._called: dict[int, list[ToolCall]] = {}
-        """What a turn calls, by its number: a reply to it is written by the template that sees the calls."""
-        self._messages: dict[int, list[dict[str, Any]]] = {}
-        """Messages that end with a turn, by its number."""
+        """Turns that count for maxTurns, and whether another was refused."""
 
     def anew(self) -> "Session":
-        """For the same sample, from its beginning: nothing of this one becomes part of it."""
-        return Session(
+        """For the same sample in another process, from its beginning: nothing of this one becomes part of it."""
+        session = self._successor()
+        session.run_again += 1
+        return session
+
+    def continued(self) -> "Session":
+        """For the same sample in another process, behind the last turn that was answered. What was asked then is asked again, under the same number
+        and so with the same seed, and of the limits only the turns that were answered are used up."""
+        if not len(self._answers):
+            return self.anew()
+        session = self._successor()
+        session.resumed += 1
+        session._answers, session._begun = self._answers.copy(), len(self._answers)
+        session._numbers = count(self._answers.last + 1)
+        session.conversations = self.conversations.copy()
+        last = self._answers[self._answers.last]
+        if last.conversation:  # its process may have been lost before this was known
+            *before, answer = last.conversation
+            session.conversations.add(before, answer, last.recorded.whole.tolist())
+        return session
+
+    def _successor(self) -> "Session":
+        session = Session(
             self._spec, self.prompt, self._sampling, self._tokenizer, self._template, self._sample, self._parser
         )
+        session.resumed, session.run_again = self.resumed, self.run_again
+        return session
+
+    def history(self) -> dict[str, Any]:
+        """What an agent is told that continues (history.py): turns with as much of their contexts as does not repeat the turn before, and the
+        conversation that the last one ends. May take long."""
+        turns, before = [], np.zeros(0, np.int32)
+        for _, answered in self._answers:
+            context = answered.recorded.context
+            continues = bool(len(before)) and np.array_equal(context[: len(before)], before)
+            new = context[len(before) :] if continues else context
+            turn = self._turn(answered.recorded, answered.parsed)
+            turns.append(turn | {"context": new.tolist(), "continues": continues})
+            before = answered.recorded.whole
+        number = self._answers.last
+        return {"turns": turns, "number": number, "messages": self._answers.conversation(number)}
 
     def fail(self, error: Exception) -> None:
         """The rollouts raised it: it ends the trajectory and the attempt, and is not the agent's."""
@@ -123,7 +122,7 @@ class Session:
         if method == "reply":
             return self._reply(**arguments)
         if method == "sequences":
-            return self._sequences(**arguments)
+            return self._answers.sequences(**arguments)
         if method in QUESTIONS:
             return await self._of_sandboxes(method, arguments)
         return encoded(**arguments, tokenizer=self._tokenizer)
@@ -145,7 +144,7 @@ class Session:
 
     def _reply(self, context: list[int], messages: list[dict[str, Any]], after: int | None) -> list[int]:
         """`after`: of the turn that is replied to."""
-        calls = self._called.get(after, ()) if after is not None else ()
+        calls = self._answers.calls(after) if after is not None else ()
         return reply(context, messages, self._tokenizer, self._template, calls)
 
     def rollout(self, sequences: Sequence[Sequence[int]], rewards: Sequence[float] = ()) -> Rollout | None:
@@ -154,11 +153,7 @@ class Session:
         Args:
             rewards: of every turn that was asked for, in their order; empty: turns have none of their own
         """
-        answers = self._in_order()
-        if rewards and len(rewards) != len(answers):
-            raise PolicyError(f"there are {len(rewards)} rewards for {len(answers)} turns of the policy")
-        rewarded = [replace(a, reward=r) for a, r in zip(answers, rewards, strict=True)] if rewards else answers
-        return rollout_of([np.array(tokens, np.int32) for tokens in sequences], rewarded, self._ended_early)
+        return self._answers.rollout(sequences, rewards, self._ended_early)
 
     async def _generate(
         self,
@@ -167,15 +162,21 @@ class Session:
         stop: list[str] | None,
         tools: ToolList = (),
         after: int | None = None,
+        messages: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any] | None:
-        """As Policy.generate, a Turn without its context, with its number. `after`: of the turn that `context` continues."""
+        """As Policy.generate, a Turn without its context, with its number. `after`: of the turn that `context` continues. `messages`: that were
+        rendered as `context`."""
         tokens = np.array(context, np.int32)
-        return await self._continued(
-            tokens if after is None else np.concatenate((self._whole(after), tokens)), max_tokens, stop, tools
-        )
+        whole = tokens if after is None else np.concatenate((self._answers.whole(after), tokens))
+        return await self._asked(whole, max_tokens, stop, tools, messages)
 
-    async def _continued(
-        self, context: Ints, max_tokens: int | None, stop: list[str] | None, tools: ToolList
+    async def _asked(
+        self,
+        context: Ints,
+        max_tokens: int | None,
+        stop: list[str] | None,
+        tools: ToolList,
+        messages: list[dict[str, Any]] | None,
     ) -> dict[str, Any] | None:
         if not len(context):
             raise PolicyError("nothing to continue: the context has no token")
@@ -185,23 +186,19 @@ class Session:
         if self._begun >= self._spec.max_turns or longest < 1:
             self._ended_early = True
             return None
-        turn, self._begun = self._begun, self._begun + 1
+        number, self._begun = next(self._numbers), self._begun + 1
         changes = {"max_tokens": longest} | ({} if stop is None else {"stop": stop})
         sampling = self._sampling.model_copy(update=changes)
         try:
             with self.own_time.stopped():
-                answer = Recorded(context, *await self._sample(context, sampling, turn))
-                said = await self._said(answer, sampling.stop, tools)
+                recorded = Recorded(context, *await self._sample(context, sampling, number))
+                parsed = await self._parsed(recorded, sampling.stop, tools)
         except RequestRefusedError as error:
             raise PolicyError(str(error), error.code) from error
-        self._answers[turn], self._called[turn] = answer, said["tool_calls"]
-        return said | {"number": turn}
-
-    def _whole(self, turn: int) -> Ints:
-        """The tokens of a turn, with its context."""
-        if turn not in self._answers:
-            raise PolicyError(f"there is no turn {turn}")
-        return self._answers[turn].whole
+        turn = self._turn(recorded, parsed)
+        conversation = [] if messages is None else [*messages, message_of(turn)]
+        self._answers.add(number, AnsweredTurn(recorded, parsed, conversation))
+        return turn | {"number": number}
 
     async def _converse(
         self,
@@ -214,15 +211,13 @@ class Session:
         """As Policy.generate with messages, a Turn with its number; its context without the turn that it continues, if it does. `after`: of the turn
         behind whose conversation `messages` follow."""
         if after is not None:
-            before = self._whole(after).tolist()
-            messages = [*self._messages.get(after, ()), *messages]
+            before = self._answers.whole(after).tolist()
+            messages = [*self._answers.conversation(after), *messages]
         context = self.conversations.context(messages, tools)
-        generated = await self._continued(np.array(context, np.int32), max_tokens, stop, tools)
+        generated = await self._asked(np.array(context, np.int32), max_tokens, stop, tools, messages)
         if generated is None:
             return None
-        turn = message_of(generated)
-        self._messages[generated["number"]] = [*messages, turn]
-        self.conversations.add(messages, turn, context + generated["tokens"])
+        self.conversations.add(messages, message_of(generated), context + generated["tokens"])
         continues = after is not None and context[: len(before)] == before
         return {
             "context": context[len(before) :] if continues else context,
@@ -230,12 +225,16 @@ class Session:
             **generated,
         }
 
-    async def _said(self, answer: Recorded, stop: Sequence[str], tools: ToolList) -> dict[str, Any]:
+    async def _parsed(self, answer: Recorded, stop: Sequence[str], tools: ToolList) -> Parsed | None:
+        tokens = answer.tokens.tolist()
+        ended = self._is_ended(tokens, stop) and not answer.truncated
+        return await self._parser.parsed(answer.context, tokens, ended, tools)
+
+    def _turn(self, answer: Recorded, parsed: Parsed | None) -> dict[str, Any]:
         """A Turn without its context."""
         tokens = answer.tokens.tolist()
         text = self._tokenizer.decode(tokens, skip_special_tokens=True)
-        ended = self._is_ended(tokens, stop) and not answer.truncated
-        read = await self._parser.parsed(answer.context, tokens, ended, tools) or Parsed(text)
+        read = parsed or Parsed(text)
         return {
             "tokens": tokens,
             "log_probs": [float(p) for s in answer.segments if s.log_probs is not None for p in s.log_probs],
@@ -253,14 +252,3 @@ class Session:
             return False
         written = self._tokenizer.decode(tokens, skip_special_tokens=False) if stop else ""
         return not any(written.endswith(text) for text in stop)
-
-    def _in_order(self) -> list[Recorded]:
-        return [self._answers[turn] for turn in sorted(self._answers)]
-
-    def _sequences(self, branches: bool) -> list[list[int]]:
-        """Tokens of the conversation that the policy continued last, and with `branches` of all others that were given up."""
-        answers = self._in_order()
-        if not answers:
-            raise PolicyError("the policy has not been asked yet")
-        sequences = endings(answers) if branches else [answers[-1].whole]
-        return [tokens.tolist() for tokens in sequences]

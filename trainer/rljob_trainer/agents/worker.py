@@ -2,7 +2,8 @@
 
 TARGET is a file, and DETAILS a JSON list of functions in it: of the one that makes trajectories (KIND python), or of those that the policy may call
 (KIND tools). For all other kinds TARGET is an environment of a library, and DETAILS a JSON object of its arguments (environments/). First it says
-{"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}. Then it reads pickled triples: ("begin", number, values) begins a
+{"takes": names, "concurrent": true, "tools": JSON schemas} or {"error": text}; a function that takes "history" can continue a trajectory
+whose process was lost (history.py). Then it reads pickled triples: ("begin", number, values) begins a
 trajectory, ("cancel", number, None) ends it, and ("answer", number, (question, {"value": ...} or {"error": text})) answers a question. It writes
 lines of JSON: {"number", "question", "method", "arguments"} asks the driver, {"number", "question", "given_up": true} says that nobody waits for an
 answer any more, and the last line of a trajectory is {"number", "trajectory":
@@ -27,8 +28,9 @@ from pathlib import Path
 from typing import IO, Annotated, Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
 from rljob_trainer.agents import environments
-from rljob_trainer.agents.api import Policy, PolicyError, Prompt, Trajectory, ids
+from rljob_trainer.agents.api import Ask, Policy, PolicyError, Prompt, Trajectory, ids
 from rljob_trainer.agents.episode import Nonsense
+from rljob_trainer.agents.history import HISTORY, PARAMETERS, read, taken
 from rljob_trainer.rewards.worker import Function, NotAReward, channel, die_with_parent, load, say, split
 from rljob_trainer.user_code import explain
 
@@ -39,7 +41,6 @@ MOST_CALLS = 128
 """Of one turn that are made. A policy in training may write thousands."""
 TOO_MANY = f"error: too many calls: only the first {MOST_CALLS} of a turn are made"
 NO_OBJECT = "the arguments of a call are a JSON object"
-PARAMETERS = ("prompt", "policy", "row")
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -147,10 +148,11 @@ def main() -> None:
     questions, answers = channel()
     try:
         function, schemas = _library(kind, target, details) if is_library else _own(kind, target, details)
+        takes = taken(function) if kind == "python" else PARAMETERS
     except BaseException as error:
         say(answers, error=explained(error))
         return
-    say(answers, takes=PARAMETERS, concurrent=True, tools=schemas)
+    say(answers, takes=takes, concurrent=True, tools=schemas)
     asyncio.run(Rollouts(function, answers, explained).serve(questions))
 
 
@@ -164,7 +166,7 @@ def _own(kind: str, path: str, names: list[str]) -> tuple[Function, list[dict[st
     if kind == "tools":
         calls = ToolCalls(functions)
         return calls.rollout, calls.schemas
-    return _agent(functions[0]), []
+    return functions[0], []
 
 
 def _explained(environment: str, error: BaseException) -> str:
@@ -172,14 +174,6 @@ def _explained(environment: str, error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"environment {environment}: {type(error).__name__}: {error}"[:3000] + place
-
-
-def _agent(function: Function) -> Function:
-    """Raises TypeError for what is none."""
-    if not inspect.iscoroutinefunction(function):
-        raise TypeError("has to be async: async def rollout(prompt, policy, row)")
-    inspect.signature(function).bind(*PARAMETERS)
-    return function
 
 
 class Rollouts:
@@ -209,8 +203,7 @@ class Rollouts:
 
     async def _run(self, number: int, values: Mapping[str, Any]) -> None:
         try:
-            policy = Policy(partial(self._ask, number), values["base_url"])
-            trajectory = await self._function(Prompt(**values["prompt"]), policy, values["row"])
+            trajectory = await self._begun(partial(self._ask, number), **values)
             say(self._answers, number=number, **returned(trajectory))
         except Nonsense as error:
             say(self._answers, number=number, **_strange(str(error)))
@@ -218,6 +211,15 @@ class Rollouts:
             say(self._answers, number=number, error=self._explained(error), kind="raised")
         finally:
             del self._tasks[number]
+
+    async def _begun(
+        self, ask: Ask, prompt: dict[str, Any], row: Mapping[str, Any], base_url: str, history: Mapping[str, Any] | None
+    ) -> Any:
+        """What the function returns. `history`: of a function that takes it."""
+        if history is None:
+            return await self._function(Prompt(**prompt), Policy(ask, base_url), row)
+        known, last = read(history)
+        return await self._function(Prompt(**prompt), Policy(ask, base_url, last), row, **{HISTORY: known})
 
     async def _ask(self, number: int, method: str, arguments: dict[str, Any]) -> Any:
         question = next(self._questions)

@@ -150,12 +150,14 @@ class ScriptedPolicy:
     ):
         """`end`: of a turn."""
         self._parse = parse
-        self._turns, self._asked, self._tokenizer, self._end = script.turns, 0, tokenizer, list(end)
+        self._turns, self._tokenizer, self._end = script.turns, tokenizer, list(end)
+        self._asked: dict[int, int] = {}
+        """The numbers of turns, by their seeds: one whose agent was lost is asked for again."""
 
     async def generate(self, request: GenerationRequest, home: Home | None = None) -> list[Generation]:
         """As a server that follows the limits of the request."""
-        text = self._turns[min(self._asked, len(self._turns) - 1)]
-        self._asked += 1
+        turn = self._asked.setdefault(request.seed, len(self._asked))
+        text = self._turns[min(turn, len(self._turns) - 1)]
         tokens, complete = self._tokens(text, request.sampling)
         log_probs = np.zeros(len(tokens), np.float32)
         written = Generation(np.array(tokens, np.int32), log_probs, "stop" if complete else "length", policy_step=0)

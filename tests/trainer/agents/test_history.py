@@ -1,0 +1,301 @@
+"""Agents that continue a trajectory whose process was lost: wherever that happens, the trajectory is the one that would have been."""
+
+import asyncio
+import json
+import pickle
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rljob_api.families import ParserNames
+from rljob_api.spec.agent import AgentSpec
+from rljob_api.spec.common import Sampling
+from rljob_api.spec.model import ChatTemplate
+from rljob_trainer.agents.api import LastTurn, Policy, Trajectory, Turn
+from rljob_trainer.agents.chat_completions import ChatRequest, complete
+from rljob_trainer.agents.conversations import ResponseParser
+from rljob_trainer.agents.history import History, read, taken
+from rljob_trainer.agents.recording import Rollout
+from rljob_trainer.agents.session import Response, Session
+from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
+from rljob_trainer.wire.trajectory import Ints, Segment
+from trainer.agents.test_tools import END, words
+
+TURNS = 6
+PROMPT = tuple(words().encode("1+2=", add_special_tokens=False))
+
+
+async def deterministic(context: Ints, sampling: Sampling, turn: int) -> Response:
+    """What it says depends on the context and on the turn's seed; in the middle of it weights change."""
+    await asyncio.sleep(0)
+    said = np.random.default_rng([turn, *context.tolist()]).integers(0, 10, 8)
+    tokens = np.array(words().encode(" ".join(map(str, said)) + END, add_special_tokens=False), np.int32)
+    halves = np.split(tokens, [3])
+    return tuple(Segment(h, "policy", -h.astype(np.float32), turn + i) for i, h in enumerate(halves)), False
+
+
+async def nobody(request: ParseRequest) -> Parsed:
+    raise AssertionError("there is nothing to read: these agents have no tools")
+
+
+def session_of(max_tokens: int) -> Session:
+    spec = AgentSpec.model_validate({"python": {"path": "/a"}, "maxTurns": TURNS, "maxTokens": max_tokens})
+    parser = ResponseParser(ParserNames("", ""), {}, nobody)
+    return Session(
+        spec, Prompt(0, PROMPT, "1+2=", "3", "sum"), Sampling(), words(), ChatTemplate(), deterministic, parser
+    )
+
+
+class Lost(Exception):
+    """The process of the agent has ended."""
+
+
+class Process:
+    """That runs an agent and asks a session, until it is lost in question number `lost_in`: before it is answered, or before the answer is read."""
+
+    def __init__(self, session: Session, lost_in: int, answered: bool) -> None:
+        self._session, self._left, self._answered = session, lost_in, answered
+
+    async def run(self, agent: "Agent") -> Trajectory:
+        history, last = read(pickle.loads(pickle.dumps(self._session.history())))
+        policy = Policy(self._ask, "", last)
+        return await agent(policy, history, self._chat)
+
+    async def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
+        question = self._session.answer(method, json.loads(json.dumps(arguments)))
+        return pickle.loads(pickle.dumps(await self._answer_to(question)))
+
+    async def _chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        """As through a client library."""
+        asked = ChatRequest.model_validate(json.loads(json.dumps({"messages": messages})))
+        choice: dict[str, Any] = json.loads(json.dumps(await self._answer_to(complete(self._session, asked))))
+        return choice["choices"][0]
+
+    async def _answer_to[T](self, question: Awaitable[T]) -> T:
+        task = asyncio.ensure_future(question)
+        self._left -= 1
+        if self._left == 0 and not self._answered:
+            await asyncio.sleep(0)
+            task.cancel()
+        answer = await asyncio.wait([task])
+        if self._left == 0:
+            raise Lost
+        return answer[0].pop().result()
+
+
+Chat = Callable[[list[dict[str, Any]]], Awaitable[dict[str, Any]]]
+Agent = Callable[[Policy, History, Chat], Awaitable[Trajectory]]
+
+
+def worth(tokens: Sequence[int]) -> float:
+    return sum(tokens) % 8 / 8
+
+
+async def tokens_only(policy: Policy, history: History, chat: Chat) -> Trajectory:
+    turns = list(history.turns)
+    context = turns[-1].whole + await policy.encode("7" * (len(turns) % 3)) if turns else PROMPT
+    while turn := await policy.generate(context):
+        turns.append(turn)
+        context = turn.whole + await policy.encode("7" * (len(turns) % 3))
+    return Trajectory(turns[-1].whole, rewards=[worth(t.tokens) for t in turns], metrics={"turns": len(turns)})
+
+
+async def messages_only(policy: Policy, history: History, chat: Chat) -> Trajectory:
+    messages: list[Any] = history.messages or [{"role": "user", "content": "1+2="}]
+    turns = list(history.turns)
+    while True:
+        if messages[-1]["role"] == "assistant":
+            messages.append({"role": "user", "content": str(len(turns))})
+        turn = await policy.generate(messages)
+        if turn is None:
+            return await policy.trajectory(rewards=[worth(t.tokens) for t in turns])
+        turns.append(turn)
+        messages.append(turn.message)
+
+
+async def replies(policy: Policy, history: History, chat: Chat) -> Trajectory:
+    turn = history.last or await policy.generate(PROMPT)
+    while turn:
+        last = turn
+        turn = await policy.generate(
+            turn.whole + await policy.reply(turn.whole, [{"role": "user", "content": turn.text[:2]}])
+        )
+    return Trajectory(last.whole)
+
+
+async def through_a_client(policy: Policy, history: History, chat: Chat) -> Trajectory:
+    messages: list[Any] = history.messages or [{"role": "user", "content": "1+2="}]
+    while True:
+        if messages[-1]["role"] == "assistant":
+            messages.append({"role": "user", "content": messages[-1]["content"][:3]})
+        choice = await chat(messages)
+        if choice["finish_reason"] == "length":
+            return await policy.trajectory()
+        messages.append(choice["message"])
+
+
+async def with_branches(policy: Policy, history: History, chat: Chat) -> Trajectory:
+    """Goes back to the prompt after every second turn."""
+    turns = list(history.turns)
+    while True:
+        context = turns[-1].whole if len(turns) % 2 else [*PROMPT, *await policy.encode("9" * len(turns))]
+        turn = await policy.generate(context)
+        if turn is None:
+            first, *others = reversed([t.whole for t in turns])
+            return Trajectory(first, branches=others)
+        turns.append(turn)
+
+
+def of_the_page() -> Agent:
+    """The agent that docs/agents.md shows."""
+    page = (Path(__file__).parents[3] / "docs/agents.md").read_text()
+    code = next(block for block in page.split("```") if block.startswith("python") and ", history):" in block)
+
+    async def answer_of(turn: Turn) -> dict[str, str]:
+        return {"role": "user", "content": turn.text[:3]}
+
+    known: dict[str, Any] = {"is_done": lambda turn: False, "answer_of": answer_of}
+    exec(code.removeprefix("python"), known)
+    return lambda policy, history, chat: known["rollout"](None, policy, {"prompt": "1+2="}, history)
+
+
+AGENTS: list[Agent] = [tokens_only, messages_only, replies, through_a_client, with_branches, of_the_page()]
+
+
+async def made(agent: Agent, losses: Sequence[tuple[int, bool]], max_tokens: int = 4096) -> tuple[Session, Rollout]:
+    """The session in which it ended, and the trajectory."""
+    session = session_of(max_tokens)
+    for lost_in, answered in losses:
+        try:
+            trajectory = await Process(session, lost_in, answered).run(agent)
+        except Lost:
+            session = session.continued()
+        else:
+            break
+    else:
+        trajectory = await Process(session, 0, True).run(agent)
+    rollout = session.rollout([trajectory.tokens, *trajectory.branches], trajectory.rewards)
+    assert rollout
+    return session, rollout
+
+
+def told(rollout: Rollout) -> list[Any]:
+    """All that is trained on."""
+    rows = [rollout.segments, *rollout.branches]
+    said = [
+        [
+            (
+                s.source,
+                s.tokens.tolist(),
+                None if s.log_probs is None else s.log_probs.tolist(),
+                s.policy_step,
+                s.reward,
+            )
+            for s in row
+        ]
+        for row in rows
+    ]
+    return [said, rollout.truncated, rollout.last_turn.tolist(), rollout.turns, rollout.left_out, rollout.reward]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_a_trajectory_whose_process_is_lost_in_any_question_is_the_one_that_would_have_been(agent: Agent) -> None:
+    _, whole = await made(agent, [])
+    assert whole.turns == TURNS and whole.truncated
+    for lost_in in range(1, 3 * TURNS):
+        for answered in (False, True):
+            session, rollout = await made(agent, [(lost_in, answered)])
+            assert told(rollout) == told(whole)
+            assert session.resumed + session.run_again <= 1
+
+
+@settings(max_examples=60)
+@given(
+    agent=st.sampled_from(AGENTS),
+    losses=st.lists(st.tuples(st.integers(1, 2 * TURNS), st.booleans()), max_size=8),
+    max_tokens=st.integers(40, 400),
+)
+def test_no_number_of_losses_changes_a_trajectory_and_none_costs_a_turn_or_a_token_of_the_limits(
+    agent: Agent, losses: list[tuple[int, bool]], max_tokens: int
+) -> None:
+    async def both() -> None:
+        (_, whole), (_, rollout) = await made(agent, [], max_tokens), await made(agent, losses, max_tokens)
+        assert told(rollout) == told(whole)
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize(("lost_in", "again"), [(3, [1]), (4, [])])
+async def test_only_what_was_half_generated_is_asked_for_again(lost_in: int, again: list[int]) -> None:
+    """In its third question the agent asks for the second turn, and in its fourth for the tokens of a text."""
+    asked = list[int]()
+
+    async def counted(context: Ints, sampling: Sampling, turn: int) -> Response:
+        asked.append(turn)
+        return await deterministic(context, sampling, turn)
+
+    session = session_of(4096)
+    session._sample = counted
+    with pytest.raises(Lost):
+        await Process(session, lost_in, answered=False).run(tokens_only)
+    session = session.continued()
+    await Process(session, 0, True).run(tokens_only)
+    assert asked == [0, 1, *again, *range(2, TURNS)]
+    assert (session.resumed, session.run_again) == (1, 0)
+
+
+async def test_a_trajectory_that_is_lost_before_its_first_answer_begins_anew() -> None:
+    session = session_of(4096)
+    with pytest.raises(Lost):
+        await Process(session, 1, answered=False).run(tokens_only)
+    again = session.continued()
+    assert (again.resumed, again.run_again) == (0, 1)
+    assert read(again.history()) == (History(), LastTurn())
+
+
+async def test_what_is_told_of_a_hundred_turns_is_no_more_than_they_are_long() -> None:
+    """Whole contexts would grow with the square of the turns."""
+
+    async def size(turns: int) -> int:
+        session = session_of(10**6)
+        session._spec = session._spec.model_copy(update={"max_turns": turns})
+        await Process(session, 0, True).run(tokens_only)
+        return len(pickle.dumps(session.history()))
+
+    half, whole = await size(50), await size(100)
+    assert 1.9 * half < whole < 2.1 * half
+
+
+async def test_an_answer_of_a_session_that_was_lost_is_not_part_of_the_next() -> None:
+    """It may be on its way when the process is given up."""
+    session = session_of(4096)
+    late = asyncio.create_task(session.answer("generate", {"context": [1], "max_tokens": None, "stop": None}))
+    following = session.continued()
+    await late
+    assert not following.history()["turns"] and session.history()["turns"]
+
+
+async def good(prompt: Any, policy: Any, row: Any, history: Any) -> None: ...
+async def by_name(prompt: Any, policy: Any, row: Any, *, history: Any = None) -> None: ...
+async def without(prompt: Any, policy: Any, row: Any, **others: Any) -> None: ...
+async def in_place_of_the_row(prompt: Any, policy: Any, history: Any) -> None: ...
+async def positional(prompt: Any, policy: Any, row: Any, history: Any, /) -> None: ...
+async def with_another(prompt: Any, policy: Any, row: Any, history: Any, depth: int) -> None: ...
+
+
+@pytest.mark.parametrize(("function", "continues"), [(good, True), (by_name, True), (without, False)])
+def test_a_function_says_by_its_parameter_that_it_continues(function: Callable[..., Any], continues: bool) -> None:
+    assert ("history" in taken(function)) is continues
+
+
+@pytest.mark.parametrize("function", [in_place_of_the_row, positional, with_another, partial(print)])
+def test_a_function_that_cannot_be_told_its_history_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match=r"async def rollout\(prompt, policy, row"):
+        taken(function)
