@@ -15,10 +15,9 @@ from rljob_operator.kube.credentials import Credentials
 from rljob_operator.kube.leader_election import LeaderElector
 from rljob_operator.operator import Operator, Options
 from simulator.cluster import FakeCluster
+from simulator.patience import SECONDS, until
 
 POD = {"kind": "Pod", "metadata": {"namespace": "research", "name": "a"}}
-SECONDS = 120
-"""Many times what anything takes."""
 
 
 class Server:
@@ -55,12 +54,6 @@ async def client(server: Server, may_write: Callable[[], bool]) -> AsyncIterator
     finally:
         await api.close()
         await runner.cleanup()
-
-
-async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not ready():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

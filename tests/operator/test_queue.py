@@ -15,7 +15,7 @@ from rljob_operator.reconcile import queue
 from rljob_operator.reconcile.queue import Key, Reconcile, WorkQueue
 from simulator.patience import until
 
-A, B = ("research", "a"), ("research", "b")
+A, B, C = ("research", "a"), ("research", "b"), ("research", "c")
 
 
 @asynccontextmanager
@@ -42,8 +42,9 @@ async def test_a_burst_of_events_is_one_pass_and_one_more() -> None:
 
     async def work(key: Key) -> None:
         passes.append(key)
-        started.set()
-        await go_on.wait()
+        if key == A:
+            started.set()
+            await go_on.wait()
 
     async with running(work) as found:
         found.add_after(A, 0.0)
@@ -51,13 +52,14 @@ async def test_a_burst_of_events_is_one_pass_and_one_more() -> None:
         for _ in range(50):
             found.add_after(A, 0.0)
         found.add_after(B, 0.0)
-        await until(lambda: len(passes) == 2)
-        await asyncio.sleep(0.05)
-        assert passes == [A, B], "one worker per key, and others do not wait"
-        go_on.set()
+        found.add_after(C, 0.0)
         await until(lambda: len(passes) == 3)
-        await asyncio.sleep(0.05)
-        assert passes == [A, B, A]
+        assert passes == [A, B, C], "one worker per key, and others do not wait"
+        go_on.set()
+        await until(lambda: len(passes) == 4 and not found._ready_at)
+        found.add_after(C, 0.0)
+        await until(lambda: len(passes) == 5)
+        assert passes == [A, B, C, A, C]
 
 
 async def test_nothing_is_kept_of_keys_that_do_not_come_again() -> None:
@@ -130,7 +132,7 @@ async def test_a_key_that_is_put_off_again_and_again_leaves_nothing_behind() -> 
     async with running(work) as found:
         for number in range(10):
             found.add_after(A, 0.0)
-            await until(lambda wanted=number: len(passes) > wanted)  # type: ignore[misc]
+            await until(lambda wanted=number: len(passes) > wanted)
         assert [len(found._due), len(found._timers), len(found._line)] == [1, 1, 0]
 
 
@@ -215,7 +217,7 @@ async def test_a_key_that_fails_for_days_does_not_end_the_operator(monkeypatch: 
 
 async def test_the_queue_knows_how_far_it_is_behind() -> None:
     async def work(key: Key) -> None:
-        await asyncio.sleep(10)
+        await asyncio.Event().wait()
 
     async with running(work) as found:
         for name in "abc":
@@ -227,17 +229,20 @@ async def test_nothing_lags_while_another_operator_leads() -> None:
     waiting = WorkQueue()
     with waiting.open():
         waiting.add_after(A, 0.0)
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(waiting._line))
         assert waiting.lag() == 0.0
 
 
 async def test_what_is_due_later_is_no_lag() -> None:
+    passes: list[Key] = []
+
     async def work(key: Key) -> None:
-        pass
+        passes.append(key)
 
     async with running(work) as found:
         found.add_after(A, 60.0)
-        await asyncio.sleep(0.05)
+        found.add_after(B, 0.0)
+        await until(lambda: passes == [B])
         assert found.lag() == 0.0
 
 

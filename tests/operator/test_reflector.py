@@ -17,6 +17,7 @@ from rljob_operator.kube.credentials import Credentials
 from rljob_operator.watch import reflector
 from rljob_operator.watch.events import EventHandlers, Relist
 from rljob_operator.watch.reflector import Reflector, Watches, lines
+from simulator.patience import until
 
 GONE = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
 JOBS, PODS = "/apis/rljob.dev/v1alpha1/rljobs", "/api/v1/pods"
@@ -87,9 +88,7 @@ class Case:
         return {name for name in ("a", "b", "c") if self.cache.usage.get(("research", name))}
 
     async def until(self, known: set[str], asked: list[str]) -> None:
-        async with asyncio.timeout(30):
-            while (self.known(), self.server.asked) != (known, asked):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: (self.known(), self.server.asked) == (known, asked))
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from rljob_operator.watch import events
 from rljob_operator.watch.events import EVERYWHERE, REFLECTED, SERVED, Relist
 from simulator.cluster import FakeCluster
 from simulator.objects import job_object
+from simulator.patience import until
 
 JOB, OTHER = ("research", "demo"), ("production", "demo")
 
@@ -78,12 +79,6 @@ async def case(*namespaces: str) -> AsyncIterator[Case]:
         yield found
     finally:
         running.cancel()
-
-
-async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not ready():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

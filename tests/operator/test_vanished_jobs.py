@@ -112,7 +112,7 @@ async def test_an_operator_that_stands_by_knows_nothing_that_could_vanish_meanwh
 
 
 async def test_an_operator_that_only_cannot_reach_the_api_server_keeps_what_it_knows(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """When it has its lease again, the lists say what has vanished, and the rest need not be read again."""
     monkeypatch.setattr(lease, "RETRY_PERIOD", 0.01)
@@ -124,7 +124,8 @@ async def test_an_operator_that_only_cannot_reach_the_api_server_keeps_what_it_k
         operator._handlers.handle("RLJob", dict(of_the_cluster())["RLJob"])
         operator._elector._api = BrokenCluster()
         await until(lambda: not operator._queue.is_open())
-        await asyncio.sleep(0.05)
+        refused = caplog.text.count("connection refused")
+        await until(lambda: caplog.text.count("connection refused") > refused + 2)
         assert len(operator._cache.jobs) == 1
         leading.cancel()
         await asyncio.wait([leading])

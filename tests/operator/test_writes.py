@@ -125,13 +125,15 @@ async def test_no_pod_is_ungated_while_a_name_belongs_to_another_owner() -> None
 
 async def test_one_write_that_fails_keeps_no_other_from_its_end() -> None:
     async def fails() -> None:
+        failed.set()
         raise ApiError(500, "broken")
 
     async def ends(done: list[str]) -> None:
-        await asyncio.sleep(0.01)
+        await failed.wait()
+        await asyncio.sleep(0)
         done.append("done")
 
-    done: list[str] = []
+    done, failed = list[str](), asyncio.Event()
     with pytest.raises(ApiError, match="broken"):
         await together([fails(), ends(done)])
     assert done == ["done"]
