@@ -1,6 +1,6 @@
 """Opens an attempt when every pod of every gang exists, is idle and has reported its boot. All of them then start together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rljob_api import names, reasons
 from rljob_api.protocol import Member
@@ -12,7 +12,6 @@ from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.policies.causes import member_status
 from rljob_operator.policies.change import Change, Event, set_
 from rljob_operator.policies.nodes import are_judged, leaving_problem
-from rljob_operator.policies.placement import ranks
 from rljob_operator.render.template import newest_hashes
 from rljob_operator.times import is_backing_off, seconds, stamp
 
@@ -32,7 +31,7 @@ def open_attempt(s: Snapshot, status: JobStatus) -> Change:
     members = list[Member]()
     for role, ordinals in following.members.items():
         pods = [pod for pod in s.of(role) if pod.ordinal in ordinals]
-        ranked = ranks(status, pods)
+        ranked = _ranks(status, pods)
         if ranked is None:
             return Change(status, due=(s.now,))
         members += [_member(s, pod, rank) for pod, rank in zip(pods, ranked, strict=True)]
@@ -98,6 +97,17 @@ def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]
     """Pods whose template differs from the spec's, without those that are being deleted."""
     newest = newest_hashes(s, spec, status)
     return tuple(p for p in s.pods if not p.deleting and p.template_hash != newest.get(p.role, p.template_hash))
+
+
+def _ranks(status: JobStatus, pods: Sequence[Pod]) -> Sequence[int] | None:
+    """Node ranks of a gang's pods, given in the order of ordinals, in the next attempt: those of their assignments, or that order, if nobody assigns
+    them or there can be no new plan. None: a spare stands in, and the next reconcile assigns them."""
+    assigned = {x.pod: x.rank for x in status.placement.assignments} if status.placement else {}
+    planned = [assigned.get(pod.name, place) for place, pod in enumerate(pods)]
+    known = [rank for rank in planned if rank is not None]
+    if len(set(known)) == len(pods):
+        return known
+    return range(len(pods)) if status.placement and status.placement.problem else None
 
 
 def _stand_ins(status: JobStatus, attempt: Attempt) -> str:

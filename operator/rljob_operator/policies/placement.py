@@ -16,11 +16,12 @@ from rljob_operator.model.ordinals import target
 from rljob_operator.model.scheduling import SchedulingResult
 from rljob_operator.model.snapshot import Snapshot
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.ungating import PodNames, assigned_pods, released_to_others, retries
+from rljob_operator.policies.ungating import assigned_pods, released_to_others, retries
 from rljob_operator.schedulers.builtin.request import (
     EXCLUDED_SECONDS,
     excluded_nodes,
     is_scheduled_here,
+    required_names,
     wanted_names,
 )
 from rljob_operator.times import seconds, stamp
@@ -81,6 +82,8 @@ def on_nodes(s: Snapshot, status: JobStatus) -> bool:
     return spec is not None and all(there[role] >= count for role, count in required_pods(spec).items())
 
 
+PodNames = Mapping[str, list[str]]
+"""Names of the pods that are wanted, by role."""
 UNBOUND_SECONDS = 60.0
 """Seconds that an ungated pod may take to get onto its node. Later, another pod was faster, or the cluster's scheduler refuses the node."""
 RETRY = 300.0
@@ -88,7 +91,9 @@ RETRY = 300.0
 
 
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
-    if not is_scheduled_here(s.spec_of(status.attempt), status):
+    """The scheduler was asked for what the job wanted before this reconcile."""
+    asked = target(s, s.status)
+    if asked is None or not is_scheduled_here(s.spec_of(status.attempt), status):
         ungate = tuple(released_to_others(s, status))
         status = set_(status, placement=None) if status.placement else status
         return Change(status, due=tuple(retries(s)), ungate=ungate)
@@ -98,31 +103,21 @@ def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
         before = before.model_copy(update={"excluded": [e for e in before.excluded if e.node in avoided]})
     if refused := [p for p in _late(s) if not ON_NO_NODE.match(p.unschedulable)]:
         return _back_out(s, status, before, refused)
-    wanted = _names(s)
+    wanted = wanted_names(s.job.name, asked)
     placement, events = _assigned(s, before, wanted)
     placement = placement.model_copy(update={"unschedulable": _unschedulable(s)})
     if placement.unschedulable and not before.unschedulable:
         events += (Event("Warning", reasons.UNSCHEDULABLE, placement.unschedulable),)
     due = [at for p in s.pods if (at := _bound_by(p)) is not None and at > s.now]
-    due += [s.now + RETRY] if _incomplete(s, placement) else []
-    ungate = tuple(assigned_pods(s, status, placement, wanted))
+    due += [s.now + RETRY] if len(placement.assignments) < sum(placed_pods(asked.spec).values()) else []
+    needed = required_names(asked.spec, wanted)
+    ungate = tuple(assigned_pods(s, status, placement, needed))
     due += [s.now + UNBOUND_SECONDS] if ungate else []
     due += [seconds(e.until) for e in placement.excluded]
     overdue = seconds(placement.waiting_since) + s.policy.reserve_after_seconds
     due += [at for at in (overdue, seconds(placement.expected_at)) if placement.waiting_since and at > s.now]
     due += retries(s)
     return Change(set_(status, placement=placement), events, tuple(due), ungate=ungate)
-
-
-def ranks(status: JobStatus, pods: Sequence[Pod]) -> Sequence[int] | None:
-    """Node ranks of a gang's pods, given in the order of ordinals, in the next attempt: those of their assignments, or that order, if nobody assigns
-    them or there can be no new plan. None: a spare stands in, and the next reconcile assigns them."""
-    assigned = {x.pod: x.rank for x in status.placement.assignments} if status.placement else {}
-    planned = [assigned.get(pod.name, place) for place, pod in enumerate(pods)]
-    known = [rank for rank in planned if rank is not None]
-    if len(set(known)) == len(pods):
-        return known
-    return range(len(pods)) if status.placement and status.placement.problem else None
 
 
 def _late(s: Snapshot) -> list[Pod]:
@@ -189,11 +184,6 @@ def _assigned(s: Snapshot, before: PlacementStatus, wanted: PodNames) -> tuple[P
     ), ()
 
 
-def _names(s: Snapshot) -> PodNames:
-    current = target(s, s.status)
-    return wanted_names(s.job.name, current) if current else {}
-
-
 def _assignments(s: Snapshot, result: SchedulingResult, wanted: PodNames) -> list[PodAssignment]:
     plan = result.plan
     gangs = {role: pods for role, pods in wanted.items() if names.is_model_role(role)}
@@ -226,11 +216,6 @@ def assign_ranks(
             del free[assigned[pod]]
     rest = iter(free)
     return {pod: assigned[pod] if pod in assigned else next(rest) for pod in pods}
-
-
-def _incomplete(s: Snapshot, placement: PlacementStatus) -> bool:
-    spec = s.spec_of(s.status.attempt)
-    return spec is not None and len(placement.assignments) < sum(placed_pods(spec).values())
 
 
 def _back_out(s: Snapshot, status: JobStatus, before: PlacementStatus, refused: Sequence[Pod]) -> Change:

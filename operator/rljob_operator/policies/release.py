@@ -18,7 +18,7 @@ from rljob_api.status import JobStatus
 from rljob_api.status_parts import Preemption
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
-from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.policies.change import Change, Event, drained, set_
 from rljob_operator.policies.lifecycle import is_suspension_wanted
 from rljob_operator.policies.opening import may_open
@@ -64,10 +64,10 @@ def _count(pods: tuple[Pod, ...]) -> str:
 
 def _lacking(s: Snapshot, status: JobStatus) -> str:
     """Which pods lack nodes, if that keeps an attempt from running while others hold theirs; empty: that is not so."""
-    spec = s.spec_of(status.attempt)
-    if spec is None or not (may_open(s, status) or _awaits_servers(s, status)) or not _holding(s):
+    current = target(s, status)
+    if current is None or not (may_open(s, status) or _awaits_servers(s, status)) or not _holding(s):
         return ""
-    return status.placement.problem if status.placement else _without_node(s, status)
+    return status.placement.problem if status.placement else _without_node(s, current)
 
 
 def _awaits_servers(s: Snapshot, status: JobStatus) -> bool:
@@ -85,12 +85,10 @@ def _holding(s: Snapshot) -> tuple[Pod, ...]:
     return tuple(p for p in s.placed if frees_its_node(s, p))
 
 
-def _without_node(s: Snapshot, status: JobStatus) -> str:
+def _without_node(s: Snapshot, current: Target) -> str:
     """The first pod that another scheduler has brought onto no node, with what it says of it."""
-    wanted, pods = target(s, status), {pod.name: pod for pod in s.pods}
-    if wanted is None:
-        return ""
-    for name in required_names(wanted.spec, wanted_names(s.job.name, wanted)):
+    pods = {pod.name: pod for pod in s.pods}
+    for name in required_names(current.spec, wanted_names(s.job.name, current)):
         pod = pods.get(name)
         if pod is None or not pod.node:
             return f"{name} has no node" + (f": {pod.unschedulable}" if pod and pod.unschedulable else "")

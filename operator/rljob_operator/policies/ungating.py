@@ -2,7 +2,7 @@
 pods together.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from rljob_api import names
 from rljob_api.status import JobStatus
@@ -12,9 +12,6 @@ from rljob_operator.model.snapshot import Server, Snapshot, Target, is_open
 from rljob_operator.policies.change import Ungate
 from rljob_operator.schedulers.builtin.request import required_names
 from rljob_operator.times import backoff, is_backing_off
-
-PodNames = Mapping[str, list[str]]
-"""Names of the pods that are wanted, by role."""
 
 
 def retry_at(s: Snapshot, pod: str) -> float:
@@ -62,11 +59,13 @@ def _pods(s: Snapshot, server: Server) -> list[str]:
     return [names.pod(s.job.name, server.role, ordinal) for ordinal in server.ordinals]
 
 
-def assigned_pods(s: Snapshot, status: JobStatus, placement: PlacementStatus, wanted: PodNames) -> Iterator[Ungate]:
-    """Gated pods to release to their nodes: all at once when every pod of the gang has an assignment. A server that joins an open attempt needs only
-    those of its own pods."""
+def assigned_pods(
+    s: Snapshot, status: JobStatus, placement: PlacementStatus, required: Sequence[str]
+) -> Iterator[Ungate]:
+    """Gated pods to release to their nodes: all at once when every pod that the gang cannot do without (`required`) has an assignment. A server that
+    joins an open attempt needs only those of its own pods."""
     nodes = {x.pod: x.node for x in placement.assignments}
-    whole, current = not placement.problem and _whole(s, nodes, wanted), target(s, status)
+    whole, current = not placement.problem and nodes.keys() >= set(required), target(s, status)
     servers = [_pods(s, server) for server in current.servers] if current else []
     parts = {name: pods for pods in servers for name in pods}
     for pod in s.pods:
@@ -75,8 +74,3 @@ def assigned_pods(s: Snapshot, status: JobStatus, placement: PlacementStatus, wa
         waits = names.GATE in pod.gates and not pod.deleting and not retry_at(s, pod.name)
         if free and waits and pod.name in nodes:
             yield Ungate(pod, nodes[pod.name], head=pod.name in parts and parts[pod.name][0] == pod.name)
-
-
-def _whole(s: Snapshot, nodes: Mapping[str, str], wanted: PodNames) -> bool:
-    spec = s.spec_of(s.status.attempt)
-    return spec is not None and all(name in nodes for name in required_names(spec, wanted))

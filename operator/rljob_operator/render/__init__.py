@@ -8,7 +8,7 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
 from rljob_operator.model.children import controls, metadata
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
-from rljob_operator.model.snapshot import Snapshot, is_open
+from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.render.access import (
     access,
     gateway_policy,
@@ -27,15 +27,17 @@ Object = dict[str, Any]
 
 def render(s: Snapshot, status: JobStatus) -> list[Object]:
     """All children of the job, none of those that are to be deleted. `reconcile.writer.waves` decides the order of writes."""
-    spec = s.spec_of(status.attempt)
+    current = target(s, status)
     freed = status.suspended or bool(status.outcome or status.released_until)
     if status.cleaned_up:
         return []
-    if spec is None:
+    if current is None:
         return _scaled_to_zero(s, status) if freed else []
+    spec = current.spec
     # While an attempt is open, templates stay as they are, even if the operator was updated, and only servers and spares may come and go
     in_use = is_open(status.attempt)
-    sizes = _sizes(s, status)
+    waits = _waits_for_nodes(s, status, spec)
+    sizes = _sizes(current, waits)
     reports = {names.report(names.pod(s.job.name, role, i)): role for role, i in _reporting(sizes)}
     objects = access(s.job, list(reports), s.policy.service_account.annotations)
     objects += [sandbox_account(s.job)] if spec.environments else []
@@ -43,7 +45,7 @@ def render(s: Snapshot, status: JobStatus) -> list[Object]:
     objects += _for_clients(s, spec)
     objects += [report(s.job, role, name) for name, role in reports.items()]
     objects += [control(s, status, spec), *scheduler_objects(s.job, spec)]
-    claimed = _claimed(s, status, freed)
+    claimed = _claimed(current, freed or waits) if s.policy.agent_sandbox else {}
     for role, ordinals in claimed.items():
         objects += claimed_sandboxes(s, role, ordinals, newest_templates(s, spec, status)[role], in_use)
     others = [role for role in sizes if role not in claimed]
@@ -122,24 +124,16 @@ def _sets(s: Snapshot) -> dict[str, Mapping[str, Any]]:
     return {child["metadata"]["name"].removeprefix(names.gang(s.job.name, "")): child for child in live}
 
 
-def _sizes(s: Snapshot, status: JobStatus) -> dict[str, int]:
-    """Replicas of each role's StatefulSet: enough for the highest ordinal that is wanted."""
-    current = target(s, status)
-    if current is None:
-        return {}
+def _sizes(current: Target, waits: bool) -> dict[str, int]:
+    """Replicas of each role's StatefulSet: enough for the highest ordinal that is wanted. `waits`: see `_waits_for_nodes`."""
     sizes = {role: max(ordinals, default=-1) + 1 for role, ordinals in current.ordinals.items()}
-    waits = _waits_for_nodes(s, status, current.spec)
     return {
         role: 0 if waits and not (names.is_placed(role) or names.stays(role)) else size for role, size in sizes.items()
     }
 
 
-def _claimed(s: Snapshot, status: JobStatus, freed: bool) -> dict[str, list[int]]:
-    """Ordinals of the pods of environments that agent-sandbox makes, by role."""
-    current = target(s, status) if s.policy.agent_sandbox else None
-    if current is None:
-        return {}
-    none = freed or _waits_for_nodes(s, status, current.spec)
+def _claimed(current: Target, none: bool) -> dict[str, list[int]]:
+    """Ordinals of the pods of environments that agent-sandbox makes, by role. `none`: there are to be none now."""
     roles = filter(names.is_sandbox_role, current.ordinals)
     return {role: [] if none else list(current.ordinals[role]) for role in roles}
 
