@@ -10,6 +10,7 @@ from rljob_api.spec.agent import EnvironmentPool
 from rljob_trainer.agents import claims
 from rljob_trainer.agents.claims import Claims, Sandboxes
 from rljob_trainer.agents.own_time import OwnTime
+from rljob_trainer.agents.python_file import Questions
 from rljob_trainer.machine import free_port
 from rljob_trainer.sandboxes.sandbox import SandboxError
 from trainer.agents.test_traffic import Between
@@ -156,6 +157,22 @@ async def test_waiting_for_the_first_one_is_not_the_agents_time_and_waiting_for_
                 await asyncio.wait_for(first, PROMPT)
                 await asyncio.wait_for(session.answer("claim", ask), PROMPT)
         assert session.own_time.is_over
+
+
+async def test_one_whose_claim_is_given_up_before_its_process_has_read_of_it_goes_back() -> None:
+    sandboxes, session, sending = of(replicas=1), Between(1).session, asyncio.Event()
+    sandboxes.follow(None)
+
+    async def send(answer: object) -> None:
+        sending.set()
+        await asyncio.Event().wait()
+
+    async with sandboxes.claims() as others, sandboxes.claims() as session.claims:
+        asked = Questions(session, send)
+        asked.begin(0, "claim", {"environment": "python"})
+        await asyncio.wait_for(sending.wait(), PROMPT)
+        asked.give_up(0)
+        await asyncio.wait_for(claim(sandboxes, others), PROMPT)
 
 
 async def test_a_trajectory_has_a_bounded_number_at_a_time() -> None:

@@ -3,7 +3,7 @@ and the driver's end of such a process (worker.py), next to the driver or in a p
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ AT_ONCE = 256
 class Questions:
     """What one trajectory asks, until `end`."""
 
-    def __init__(self, session: Session, send: Callable[[tuple[int, dict[str, Any]]], None]):
+    def __init__(self, session: Session, send: Callable[[tuple[int, dict[str, Any]]], Awaitable[None]]):
         """`send`: the number of a question, and its answer."""
         self._session, self._send = session, send
         self._tasks: dict[int, asyncio.Task[int | None]] = {}
@@ -59,8 +59,14 @@ class Questions:
         except Exception as error:
             self._session.fail(error)
             return None
-        self._send((question, reply))
-        return value if method == "claim" else None
+        claim = value if method == "claim" else None
+        try:
+            await self._send((question, reply))
+        except asyncio.CancelledError:
+            if claim is not None:
+                self._session.claims.end(claim)
+            raise
+        return claim
 
 
 class AgentProcess(WorkerProcess):
@@ -85,15 +91,15 @@ class AgentProcess(WorkerProcess):
             raise WorkerTaken("its process is gone")
         number = next(self._numbers)
         reply = session.reply = self._calls[number] = asyncio.get_running_loop().create_future()
-        asked = self._asked[number] = Questions(session, partial(self._send, "answer", number))
+        asked = self._asked[number] = Questions(session, partial(self._tell, "answer", number))
         try:
-            self._send("begin", number, values)
+            await self._tell("begin", number, values)
             async with session.own_time.limited():
                 answer = await asyncio.shield(reply)
         except TimeoutError:
             return await self._cancelled(number, reply)
         except asyncio.CancelledError:
-            self._send("cancel", number, None)
+            self._cancel(number)
             raise
         finally:
             del self._calls[number], self._asked[number]
@@ -104,7 +110,7 @@ class AgentProcess(WorkerProcess):
 
     async def _cancelled(self, number: int, reply: asyncio.Future[dict[str, Any]]) -> dict[str, Any]:
         """A function that waits ends when it is cancelled. One that does not holds its process, which raises WorkerLost."""
-        self._send("cancel", number, None)
+        self._cancel(number)
         late = f"took longer than {self._seconds:g} s of its own"
         await asyncio.wait({reply}, timeout=GRACE_SECONDS)
         if not reply.done():
@@ -122,8 +128,12 @@ class AgentProcess(WorkerProcess):
                 asked.begin(**reply)
         return None
 
-    def _send(self, kind: str, number: int, value: Any) -> None:
-        self._peer.write(pickle.dumps((kind, number, value)))
+    async def _tell(self, kind: str, number: int, value: Any) -> None:
+        await self._send((kind, number, value))
+
+    def _cancel(self, number: int) -> None:
+        """Without waiting: it is short, and at most one for each trajectory."""
+        self._peer.write(pickle.dumps(("cancel", number, None)))
 
 
 AgentPods = PodWorkers[AgentProcess]

@@ -58,6 +58,10 @@ class Peer(Protocol):
         """Without waiting, and for nobody when it is gone: `line` says so."""
         ...
 
+    async def drain(self) -> None:
+        """Returns once it has read most of what was written, or will not read it: `line` says so."""
+        ...
+
     async def line(self) -> bytes:
         """Its next line; empty: none will come any more."""
         ...
@@ -144,7 +148,7 @@ class WorkerProcess:
     def __init__(self, peer: Peer, seconds: float):
         self._peer, self._seconds = peer, seconds
         self._calls: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._numbers = count()
+        self._numbers, self._sending = count(), asyncio.Lock()
         self._reader: asyncio.Task[None] | None = None
         self.takes: Sequence[str] = ()
         """Names of what the function is called with."""
@@ -192,7 +196,7 @@ class WorkerProcess:
         number = next(self._numbers)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            self._peer.write(pickle.dumps((number, values)))
+            await self._send((number, values))
             returned = await asyncio.wait_for(answer, limit)
         except TimeoutError as error:
             raise WorkerLost(f"took longer than {self._seconds:g} s", "timeout") from error
@@ -200,6 +204,19 @@ class WorkerProcess:
             self._calls.pop(number, None)
         await self._bound_processes()
         return returned
+
+    async def _send(self, message: Any) -> None:
+        """Once it has read most of what was sent before, so that no more than one message waits in memory, however many calls there are. A process
+        that reads nothing for longer than a call may take is stopped: its calls raise WorkerTaken."""
+        async with self._sending:
+            try:
+                async with asyncio.timeout(self._seconds + GRACE_SECONDS):
+                    await self._peer.drain()
+            except TimeoutError:
+                log.warning("a process has read nothing for %g s, and is given up", self._seconds + GRACE_SECONDS)
+                await self.stop()
+            if not self.ended:
+                self._peer.write(pickle.dumps(message))
 
     async def _bound_processes(self) -> None:
         """Raises WorkerLost."""

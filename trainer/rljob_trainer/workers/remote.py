@@ -6,6 +6,7 @@ line that it leaves, whatever the process does.
 """
 
 import asyncio
+import contextlib
 import logging
 
 from rljob_trainer.wire.channel import LENGTH
@@ -45,6 +46,10 @@ class Remote:
     def write(self, data: bytes) -> None:
         if not self._writer.is_closing():
             self._writer.write(data)
+
+    async def drain(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
 
     async def line(self) -> bytes:
         try:
