@@ -126,7 +126,8 @@ async def test_one_pod_that_cannot_load_the_agent_decides_for_no_other(monkeypat
     [
         (Workers(replicas=1), 1, True),
         (Workers(replicas=2), 1, False),
-        (Workers(replicas=16), 2, True),
+        (Workers(replicas=16), 8, False),
+        (Workers(replicas=16), 9, True),
         (Workers(replicas=16, autoscaling=Autoscaling(calls_per_replica=8)), 1, True),
         (Workers(replicas=16, autoscaling=Autoscaling(calls_per_replica=8, min_replicas=3)), 1, False),
         (Workers(replicas=16, autoscaling=Autoscaling(calls_per_replica=8, min_replicas=3)), 2, True),
@@ -160,6 +161,37 @@ async def test_one_pod_alone_fails_the_job_when_no_other_has_loaded_the_agent_in
         pods._refuse("bad", WorkerLost("no such file"))
         pods._refuse("worse", WorkerLost("no such file"))
         assert (await pods.start()).hello["tools"] == [], "one that has loaded it decides"
+
+
+async def test_a_minority_that_cannot_load_the_agent_is_named_and_the_others_get_the_calls(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with joined(1, replicas=5) as (pods, _):
+        for _ in range(3):
+            pods._refuse("old-image", WorkerLost("no module named nowhere"))
+        pods._refuse("bad-mount", WorkerLost("no such file"))
+        async with pods.one() as process:
+            assert process is await pods.start()
+    assert caplog.text.count("'old-image' cannot load what it should run: no module named nowhere") == 1
+    assert caplog.text.count("'bad-mount' cannot load what it should run: no such file") == 1
+
+
+async def test_a_minority_that_comes_first_waits_for_those_that_load_slowly() -> None:
+    pods = AgentPods(AgentProcess, 5.0, Workers(replicas=5))
+    waiting = asyncio.create_task(pods.start())
+    for name in ("old-image", "bad-mount"):
+        pods._refuse(name, WorkerLost(f"{name}: no such file"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_the_job_fails_with_what_most_pods_say_and_says_how_many() -> None:
+    pods = AgentPods(AgentProcess, 5.0, Workers(replicas=5))
+    for name, said in (("a", "no such file"), ("b", "SyntaxError"), ("c", "SyntaxError")):
+        pods._refuse(name, WorkerLost(said))
+    with pytest.raises(NotLoaded, match=r"^SyntaxError \(in 2 of 5 pods\)$"):
+        await pods.start()
 
 
 async def test_who_wants_to_be_alone_gets_a_process_once_the_others_in_it_have_ended() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
@@ -21,11 +22,8 @@ from rljob_trainer.workers.process import (
 )
 from rljob_trainer.workers.remote import Remote
 
-MOST_REFUSALS = 2
-"""Pods that could not load what they should run, before any has, after which none is waited for: one may be on a node whose volume is missing. Of
-pods whose number follows their calls, there are no more than the fewest before one has loaded it."""
-REFUSAL_SECONDS = 120.0
-"""After the first of them, until when another one may load it."""
+REFUSAL_SECONDS = 600.0
+"""After the first pod that could not load what it should run, until when another one may: it may have an image to pull that the first one had."""
 TRIES = 3
 """Processes that may end under a call; in the last one it runs alone, so that it does not answer for others. One that ends every process in which it
 runs would otherwise be run for ever."""
@@ -119,7 +117,8 @@ class PodWorkers[P: WorkerProcess]:
 
     def __init__(self, kind: type[P], seconds: float, workers: Workers):
         """`seconds`: that one call may take."""
-        self._kind, self._seconds, self._most_refusals = kind, seconds, min(workers.fewest, MOST_REFUSALS)
+        self._kind, self._seconds, self._expected = kind, seconds, workers.fewest
+        """Of pods whose number follows their calls, there are no more than the fewest before one has loaded what it runs."""
         self.changed: Callable[[], None] = lambda: None
         """Called when `ready` may be another."""
         self._pods = dict[P, str]()
@@ -128,8 +127,8 @@ class PodWorkers[P: WorkerProcess]:
         self._loaded: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         """The first process that has loaded what it runs, or why none can. A pod in which one fails later reports that."""
         self._loaded.add_done_callback(lambda _: self._loaded.exception())  # also when nobody asks for it
-        self._refusals: dict[str, WorkerLost] = {}
-        """The first of each pod, until one has loaded it."""
+        self._refusals: dict[str, str] = {}
+        """Why a pod cannot load it, as it has said first."""
 
     def _placed(self, autoscaling: Autoscaling | None) -> tuple[Places[P], PodsNeeded[P] | None]:
         """Places in each process that is connected, and how many pods they need where that decides."""
@@ -189,15 +188,20 @@ class PodWorkers[P: WorkerProcess]:
         await asyncio.gather(*(process.stop() for process in self._places))
 
     def _refuse(self, pod: str, error: WorkerLost) -> None:
-        self._refusals.setdefault(pod, error)
-        if len(self._refusals) >= self._most_refusals:
+        """A pod cannot load what it should run. Most pods decide, and not the first: its node may lack a volume, or have an old image."""
+        if pod in self._refusals:
+            return
+        self._refusals[pod] = str(error)
+        log.warning("%r cannot load what it should run: %s", pod, error)
+        if 2 * len(self._refusals) > self._expected:
             self._give_up()
         elif len(self._refusals) == 1:
             asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        """Unless one has loaded it meanwhile."""
+        """With what most of them say, unless one has loaded it meanwhile."""
         if not self._loaded.done():
-            not_loaded = NotLoaded(str(next(iter(self._refusals.values()))))
+            ((said, count),) = Counter(self._refusals.values()).most_common(1)
+            not_loaded = NotLoaded(f"{said} (in {count} of {self._expected} pods)")
             self._loaded.set_exception(not_loaded)
             self._places.fail(not_loaded)
