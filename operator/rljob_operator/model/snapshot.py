@@ -214,6 +214,11 @@ class Snapshot:
         reports = (report for pod in there if (report := self.report(pod)) and report.state == "running")
         return next((report.service for report in reports), None)
 
+    def absence(self, role: str) -> str:
+        """That a pod of the role does not exist, and why, as far as that is known: the end of a sentence."""
+        why = self.uncreated.get(role)
+        return f"does not exist: {why}" if why else "does not exist yet"
+
     def has_lost_account(self, pod: Pod) -> bool:
         """Whether the pod is older than its ServiceAccount: its token is bound to a former one, and the API server refuses it."""
         return 0 < pod.created < self._account_created

@@ -83,14 +83,9 @@ def _of_gang(s: Snapshot, status: JobStatus, role: str, ordinals: list[int], siz
     for ordinal in members:
         name = names.pod(s.job.name, role, ordinal)
         pod = pods.pop(ordinal, None)
-        if problem := _problem(s, status, pod, newest) if pod else _absence(s, role):
+        if problem := _problem(s, status, pod, newest) if pod else s.absence(role):
             yield f"{name} {problem}"
     yield from (f"{pod.name} is one too many" for pod in pods.values())
-
-
-def _absence(s: Snapshot, role: str) -> str:
-    why = s.uncreated.get(role)
-    return f"does not exist: {why}" if why else "does not exist yet"
 
 
 def outdated(s: Snapshot, spec: RLJobSpec, status: JobStatus) -> tuple[Pod, ...]:

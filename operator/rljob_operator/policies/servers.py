@@ -181,8 +181,7 @@ def awaited(s: Snapshot, server: ServerStatus) -> tuple[int, str] | None:
 
 def _problem(s: Snapshot, server: ServerStatus, pod: Pod | None) -> str:
     if pod is None:
-        why = s.uncreated.get(server.role)
-        return f"does not exist: {why}" if why else "does not exist yet"
+        return s.absence(server.role)
     if pod.lost_since is not None:
         return "is on a node that does not answer"
     if pod.deleting:

@@ -6,6 +6,7 @@ from typing import Any
 from rljob_api import names
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import JobStatus, RLJobMeta
+from rljob_operator.kube.api import Object
 from rljob_operator.model.children import controls, metadata
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, Target, is_open
@@ -21,8 +22,6 @@ from rljob_operator.render.agent_sandbox import claimed_sandboxes
 from rljob_operator.render.channel import control, report
 from rljob_operator.render.template import newest_hashes, newest_templates, resized, stateful_set, token
 from rljob_operator.schedulers import scheduler_of
-
-Object = dict[str, Any]
 
 
 def render(s: Snapshot, status: JobStatus) -> list[Object]:

@@ -15,9 +15,8 @@ from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
 from rljob_operator.cache.nodes import REQUIRED
 from rljob_operator.cache.pods import Pod
+from rljob_operator.kube.api import Object
 from rljob_operator.times import stamp
-
-Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

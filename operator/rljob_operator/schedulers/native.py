@@ -8,7 +8,8 @@ from rljob_api import names
 from rljob_api.sizing.layout import required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
-from rljob_operator.schedulers.base import Object, PodSettings, Scheduler
+from rljob_operator.kube.api import Object
+from rljob_operator.schedulers.base import PodSettings, Scheduler
 
 
 class Native(Scheduler):

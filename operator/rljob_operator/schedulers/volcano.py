@@ -5,7 +5,8 @@ from rljob_api.quantity import Thousandths, add, exact
 from rljob_api.sizing.layout import required_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.status import RLJobMeta
-from rljob_operator.schedulers.base import Object, PodSettings, Scheduler
+from rljob_operator.kube.api import Object
+from rljob_operator.schedulers.base import PodSettings, Scheduler
 from rljob_placement.gang import Demand
 
 VOLCANO = "scheduling.volcano.sh"
