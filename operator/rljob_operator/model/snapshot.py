@@ -10,7 +10,7 @@ from typing import Any
 
 from rljob_api import names, reasons
 from rljob_api.policy import DEFAULT_POLICY, JobPolicy
-from rljob_api.protocol import Control, Member, Report, ServiceReport
+from rljob_api.protocol import Control, Member, Progress, Report, ServiceReport
 from rljob_api.rules import Violation
 from rljob_api.server_group import ServerPart
 from rljob_api.spec import RLJobSpec
@@ -193,6 +193,14 @@ class Snapshot:
         name, uid = (of.name, of.uid) if isinstance(of, Pod) else (of.pod, of.pod_uid)
         report = self.reports.get(name)
         return report if report and report.pod_uid == uid else None
+
+    def progress_of(self, attempt: Attempt | None) -> Progress | None:
+        """The progress that rank 0 reports for this attempt; None: nothing yet."""
+        member = attempt.first if attempt else None
+        report = self.report(member) if member else None
+        if report is None or member is None or attempt is None:
+            return None
+        return report.progress if report.boot_id == member.boot_id and report.attempt == attempt.number else None
 
     @cached_property
     def _by_role(self) -> dict[str, tuple[Pod, ...]]:

@@ -15,7 +15,6 @@ from rljob_api.status import Attempt, JobStatus
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_status, recorded_cause
 from rljob_operator.policies.change import Change, just_ended, set_
-from rljob_operator.policies.progress import current_progress
 from rljob_operator.times import seconds, stamp
 
 
@@ -58,7 +57,7 @@ def _counted(s: Snapshot, known: Accounting) -> Accounting:
     until = stamp(s.now)
     passed = max(0.0, seconds(until) - seconds(known.until)) if known.until else 0.0
     attempt = s.status.attempt
-    progress = current_progress(s, attempt) if is_open(attempt) else None
+    progress = s.progress_of(attempt) if is_open(attempt) else None
     spent = _spent(progress, known.reported, passed) if progress else {_present(s, attempt): passed}
     held = {phase: known.gpus * amount for phase, amount in spent.items()}
     if known.recovering:
@@ -87,7 +86,7 @@ def _present(s: Snapshot, attempt: Attempt | None) -> str:
     """What GPUs are held for now, if no failure has to be made up for."""
     if not is_open(attempt):
         return "waiting"
-    progress = current_progress(s, attempt)
+    progress = s.progress_of(attempt)
     return OF_RUN[progress.phase] if progress else "starting"
 
 
@@ -98,7 +97,7 @@ def _is_recovering(s: Snapshot, status: JobStatus) -> bool:
         return False
     if just_ended(s, status):
         return status.accounting.recovering or recorded_cause(attempt) is not None
-    progress = current_progress(s, attempt) if is_open(attempt) else None
+    progress = s.progress_of(attempt) if is_open(attempt) else None
     stepped = progress is not None and progress.started_from is not None and progress.step > progress.started_from
     return status.accounting.recovering and not stepped
 
@@ -106,7 +105,7 @@ def _is_recovering(s: Snapshot, status: JobStatus) -> bool:
 def _unsaved_share(s: Snapshot, status: JobStatus) -> float:
     """The share of the unsaved time that a new checkpoint does not save: that of the steps behind it."""
     old, new = s.status.checkpoint.latest, status.checkpoint.latest
-    progress = current_progress(s, status.attempt)
+    progress = s.progress_of(status.attempt)
     if new is None or progress is None or (old and old.step >= new.step):
         return 1.0
     begun = max(old.step if old else 0, progress.started_from or 0)

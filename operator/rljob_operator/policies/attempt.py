@@ -20,7 +20,7 @@ from rljob_operator.policies.causes import (
     trainers,
 )
 from rljob_operator.policies.change import Change, Event, give_command, just_ended, set_
-from rljob_operator.policies.lifecycle import active_until, is_suspension_wanted
+from rljob_operator.policies.lifecycle import active_until
 from rljob_operator.policies.nodes import is_leaving
 from rljob_operator.times import backoff, seconds, stamp
 
@@ -70,7 +70,7 @@ def _failed(attempt: Attempt, cause: Cause, now: float) -> Attempt:
 
 
 def _reason_to_drain(s: Snapshot, status: JobStatus, members: list[MemberStatus]) -> str:
-    if is_suspension_wanted(s, status):
+    if status.wants_suspend(s.spec_suspend):
         return reasons.SUSPENDED
     until = active_until(s, status)
     if until is not None and s.now >= until:

@@ -11,7 +11,6 @@ from rljob_api.spec.processes import Workers
 from rljob_api.status import JobStatus
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.change import Change, Event, set_
-from rljob_operator.policies.progress import current_progress
 
 
 def scale_workers(s: Snapshot, status: JobStatus) -> Change:
@@ -41,5 +40,5 @@ def wanted(workers: Workers, now: int, load: WorkerLoad | None) -> int:
 
 def _loads(s: Snapshot, status: JobStatus) -> dict[str, WorkerLoad]:
     """By role, as the open attempt's driver has counted last."""
-    progress = current_progress(s, status.attempt) if is_open(status.attempt) else None
+    progress = s.progress_of(status.attempt) if is_open(status.attempt) else None
     return progress.workers if progress else {}

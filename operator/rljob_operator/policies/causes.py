@@ -21,7 +21,6 @@ from rljob_api.text import one_line
 from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import is_lost, is_stuck
 from rljob_operator.model.snapshot import Snapshot
-from rljob_operator.policies.progress import current_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ def stall(s: Snapshot, status: JobStatus, attempt: Attempt) -> Cause | None:
     limit = s.lifecycle.stall_timeout_seconds
     if attempt.command == "stop" or s.heartbeat_age is None or s.heartbeat_age < limit:
         return None
-    progress = current_progress(s, attempt)
+    progress = s.progress_of(attempt)
     phase = progress.phase if progress else "loading"
     role = "rollouts" if phase in ROLLOUT_PHASES else "trainer"
     doing = " ".join([phase, ", ".join(progress.loading) if progress else ""]).strip()

@@ -87,11 +87,6 @@ def _refuse_unreadable(status: JobStatus, text: str, error: ValidationError) -> 
     )
 
 
-def is_suspension_wanted(s: Snapshot, status: JobStatus) -> bool:
-    """By a request, else by spec.suspend; or since a service is asleep."""
-    return status.wants_suspend(s.spec_suspend)
-
-
 def expire_override(s: Snapshot, status: JobStatus) -> Change:
     """A request to suspend or resume applies until somebody changes spec.suspend."""
     expired = status.override and status.override.spec_suspend != s.spec_suspend
@@ -100,7 +95,7 @@ def expire_override(s: Snapshot, status: JobStatus) -> Change:
 
 def free_pods(s: Snapshot, status: JobStatus) -> Change:
     """Frees the pods of a job that is to be suspended; asks for them again, once they are gone, when it is to be resumed."""
-    suspended = is_suspension_wanted(s, status) and not status.outcome
+    suspended = status.wants_suspend(s.spec_suspend) and not status.outcome
     if suspended == status.suspended or is_open(status.attempt) or has_pods_to_lose(s, status):
         return Change(status)
     status = set_(status, suspended=suspended)

@@ -14,11 +14,9 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.snapshot import Snapshot, is_open, sized
 from rljob_operator.policies.causes import Cause, MemberStatus, member_statuses, on_node
 from rljob_operator.policies.change import Change, Event
-from rljob_operator.policies.lifecycle import is_suspension_wanted
 from rljob_operator.policies.opening import next_target, opening_problems, resume_point
 from rljob_operator.policies.placement import is_refused, refusal_message
 from rljob_operator.policies.pods import stuck_pods
-from rljob_operator.policies.progress import current_progress
 from rljob_operator.policies.release import release_note
 from rljob_operator.policies.ungating import retry_at
 from rljob_operator.times import seconds, stamp
@@ -39,7 +37,7 @@ def state(s: Snapshot, status: JobStatus) -> State:
 
 
 def _state_of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> State:
-    if is_suspension_wanted(s, status) or attempt.reason == reasons.PREEMPTED:
+    if status.wants_suspend(s.spec_suspend) or attempt.reason == reasons.PREEMPTED:
         return "Suspending"
     if attempt.command != "run":
         return "Restarting"
@@ -53,7 +51,7 @@ def _was_suspended(attempt: Attempt) -> bool:
 
 def is_running(s: Snapshot, attempt: Attempt) -> bool:
     """Whether every member reports that it runs the attempt, or has finished it, and rank 0 has loaded its model and has enough rollouts."""
-    return _has_loaded(current_progress(s, attempt)) and all(
+    return _has_loaded(s.progress_of(attempt)) and all(
         _is_member_running(s, m, attempt) for m in member_statuses(s, attempt)
     )
 
@@ -117,7 +115,7 @@ def _message(s: Snapshot, status: JobStatus) -> str:
         return lines(s.violations)
     if s.conflicts:
         return "; ".join(one_line(p.message) for p in s.conflicts)
-    if status.suspended and not is_suspension_wanted(s, status):
+    if status.suspended and not status.wants_suspend(s.spec_suspend):
         return f"resumes {resume_point(status)} when its former pods are gone"
     if status.suspended and status.asleep:
         return "asleep, since nobody has asked for anything for spec.service.idleSeconds; the next request wakes it"
@@ -146,7 +144,7 @@ def _of_open_attempt(s: Snapshot, status: JobStatus, attempt: Attempt) -> str:
         failed = Cause(attempt.reason, attempt.failed_pod, attempt.failure) if attempt.failure else None
         cause = failed or _command_reason(s, attempt)
         return f"stopping attempt {attempt.number}: {cause}"
-    progress = current_progress(s, attempt)
+    progress = s.progress_of(attempt)
     if is_running(s, attempt):
         if s.violations:
             return f"runs on with its former spec; the new one is refused: {lines(s.violations)}"

@@ -24,7 +24,6 @@ from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import member_statuses
 from rljob_operator.policies.change import Change, Event, give_command, set_
 from rljob_operator.policies.opening import outdated
-from rljob_operator.policies.progress import current_progress
 from rljob_operator.schedulers.base import has_gate
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
@@ -64,7 +63,7 @@ def _missing(s: Snapshot, status: JobStatus) -> str:
 def _refused(s: Snapshot, status: JobStatus) -> str:
     """A server that refuses the trainer's token; empty: there is none."""
     attempt = status.attempt
-    progress = current_progress(s, attempt) if attempt and is_open(attempt) and attempt.command == "run" else None
+    progress = s.progress_of(attempt) if attempt and is_open(attempt) and attempt.command == "run" else None
     if progress is None:
         return ""
     refusing = {*progress.unauthorized, *(r.pod for r in progress.rollouts if r.unauthorized)}

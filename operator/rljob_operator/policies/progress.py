@@ -25,17 +25,8 @@ MAIN_METRICS = (("reward", "reward/mean"), ("loss", "train/loss"))
 """Label and name of the metric in status.progress.metric: the first of these that the job reports."""
 
 
-def current_progress(s: Snapshot, attempt: Attempt | None) -> Progress | None:
-    """The progress that rank 0 reports for this attempt; None: nothing yet."""
-    member = attempt.first if attempt else None
-    report = s.report(member) if member else None
-    if report is None or member is None or attempt is None:
-        return None
-    return report.progress if report.boot_id == member.boot_id and report.attempt == attempt.number else None
-
-
 def record_progress(s: Snapshot, status: JobStatus) -> Change:
-    progress, spec = current_progress(s, status.attempt), s.spec_of(status.attempt)
+    progress, spec = s.progress_of(status.attempt), s.spec_of(status.attempt)
     if progress is None or spec is None or status.attempt is None or not is_open(s.status.attempt):
         return Change(status)
     old = status.progress

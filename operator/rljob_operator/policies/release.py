@@ -20,9 +20,7 @@ from rljob_operator.cache.pods import Pod
 from rljob_operator.model.ordinals import frees_its_node, is_held, target
 from rljob_operator.model.snapshot import Snapshot, Target, is_open
 from rljob_operator.policies.change import Change, Event, drained, set_
-from rljob_operator.policies.lifecycle import is_suspension_wanted
 from rljob_operator.policies.opening import may_open
-from rljob_operator.policies.progress import current_progress
 from rljob_operator.schedulers.builtin.request import required_names, wanted_names
 from rljob_operator.times import is_ahead, is_past, seconds, stamp
 
@@ -75,7 +73,7 @@ def _awaits_servers(s: Snapshot, status: JobStatus) -> bool:
     attempt = status.attempt
     if attempt is None or not is_open(attempt):
         return False
-    progress = current_progress(s, attempt)
+    progress = s.progress_of(attempt)
     waits = attempt.command == "run" and progress is not None and progress.phase == "waiting"
     return waits or attempt.reason == reasons.STRANDED
 
@@ -107,7 +105,7 @@ def release_note(s: Snapshot, status: JobStatus) -> str:
 
 def leave_for_priority(s: Snapshot, status: JobStatus) -> Change:
     known, attempt = status.preemption, status.attempt
-    if status.outcome or is_suspension_wanted(s, status):  # its pods go anyway
+    if status.outcome or status.wants_suspend(s.spec_suspend):  # its pods go anyway
         return Change(set_(status, preemption=None) if known else status)
     holding = tuple(pod for pod in s.placed if pod.node or pod.ungated_at is not None)
     if known and not known.released:
