@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rljob_operator.cache.cache import Cache, key_of
@@ -32,6 +32,7 @@ EXAMPLES: dict[str, Object] = {
     "RLJob": {"spec": {"trainer": {"nodes": 1}}, "status": {"placement": {"problem": "no capacity"}}},
     **{kind: {"spec": {"replicas": 1}} for kind in CHILD_KINDS},
 }
+META = {"name": "demo", "namespace": "research", "uid": "u", "resourceVersion": "1"}
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
@@ -62,6 +63,7 @@ def mutated(draw: st.DrawFn) -> Object:
 
 
 @given(st.lists(mutated(), max_size=4))
+@example([{"kind": "RLJob", "metadata": META, "spec": True, "status": 3}])
 @settings(max_examples=100, deadline=None)
 def test_no_object_ends_the_operator(objects: list[Object]) -> None:
     cache = ClusterCache(lambda: 0.0)

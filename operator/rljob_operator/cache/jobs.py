@@ -107,7 +107,8 @@ class CachedJob:
 
 def is_run_here(obj: Object) -> bool:
     """Whether the operator runs the job, or leaves it alone because spec.managedBy names another controller, which then also writes the status."""
-    return (obj.get("spec") or {}).get("managedBy", names.CONTROLLER) == names.CONTROLLER
+    spec = obj.get("spec")
+    return not isinstance(spec, dict) or spec.get("managedBy", names.CONTROLLER) == names.CONTROLLER
 
 
 def transform(obj: Object, before: CachedJob | None, policy: JobPolicy) -> CachedJob:
