@@ -23,7 +23,10 @@ from typing import Any
 
 from benchmarks import jobs
 from benchmarks.shapes import MODELS, PEAK_FLOPS, QWEN2_1_5B, Shape, model_of, shapes
+from rljob_api import names
+from rljob_api.sizing.layout import Layout
 from rljob_trainer.machine import free_port
+from rljob_trainer.rank import nccl
 
 STEPS = 6
 LIMIT_SECONDS = 420
@@ -153,6 +156,7 @@ def start_rank() -> None:
 
 def start_engine(spec: Any) -> Any:
     """In a process that torchrun started."""
+    nccl.choose_queues(Layout.of(spec, names.ROLE_TRAINER))
     start_rank()
     from rljob_trainer.megatron.engine import Engine
     from rljob_trainer.rank.tasks import objective_of

@@ -177,7 +177,6 @@ FAMILIES = {
             "MiniMax-M2, M2.1, M2.5, M2.7, in bfloat16",
             EXPERTS,
             adapters=ATTENTION,
-            servers=("cpu",),
             values={
                 "hidden_act": ("silu",),
                 "qk_norm_type": ("per_layer",),

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,32 @@ def test_a_directory_is_written_in_shards_that_transformers_reads(model: Path, t
     tokens = torch.tensor([[1, 2, 3, 4]])
     ours, theirs = (AutoModelForCausalLM.from_pretrained(path)(tokens).logits for path in (target, model))
     assert torch.equal(ours, theirs)
+
+
+def test_no_weight_file_is_opened_for_every_tensor(megatron: None, tmp_path: Path) -> None:
+    source = make_model(tmp_path / "source", "qwen3_moe", tied=False, max_shard_size="150KB")
+    spec = job(source, trainer={"nodes": 2, "parallelism": {"expert": 2}})
+
+    def on_a_rank() -> list[Path]:
+        from rljob_trainer.megatron import weight_files
+        from rljob_trainer.megatron.engine import Engine
+
+        opened: list[Path] = []
+        original = weight_files.safe_open
+
+        def counted(file: Path, **options: Any) -> Any:
+            opened.append(file)
+            return original(file, **options)
+
+        weight_files.safe_open = counted
+        Engine(spec, lambda: None)
+        return opened
+
+    files = sorted(source.glob("*.safetensors"))
+    tensors = sum(len(load_file(file)) for file in files)
+    assert 5 < len(files) < tensors / 4
+    for opened in run_ranks(ranks_of(spec), on_a_rank):
+        assert 0 < len(opened) < 2 * len(files), "a layer's files, once each; where it ends, one again"
 
 
 def test_every_owner_writes_its_own_part(megatron: None, tmp_path: Path) -> None:

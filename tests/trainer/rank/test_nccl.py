@@ -1,9 +1,11 @@
 """What NCCL says of its channels. The lines are those that users of NCCL 2.18 to 2.28 have published."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from rljob_api.sizing.layout import Layout
 from rljob_trainer.rank import nccl
 
 TWO_NODES = """\
@@ -30,6 +32,30 @@ def test_transports_are_named_without_the_numbers_of_devices() -> None:
 )
 def test_every_kind_of_channel_is_read(line: str, name: str) -> None:
     assert nccl.transports_in(line) == [name]
+
+
+@pytest.mark.parametrize(
+    ("layout", "queues"),
+    [
+        ({}, None),
+        ({"pipeline": 2}, None),
+        ({"tensor": 2}, "1"),
+        ({"context": 2}, "1"),
+        ({"tensor": 2, "pipeline": 2}, "1"),
+    ],
+)
+def test_only_tensor_and_context_parallelism_share_one_queue(
+    layout: dict[str, int], queues: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    nccl.choose_queues(Layout(4, **layout))
+    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == queues
+
+
+def test_the_queues_of_a_job_that_names_them_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
+    nccl.choose_queues(Layout(2, tensor=2))
+    assert os.environ == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 
 
 def test_a_cluster_says_first_what_leaves_a_node() -> None:

@@ -29,6 +29,7 @@ from rljob_trainer.megatron.compat.minimax_m2 import normed_over_heads
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.plain_torch import layers
 from rljob_trainer.megatron.tower import choose_attention
+from rljob_trainer.megatron.weight_files import keep_open
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
 MODEL = "spec.model.path"
@@ -80,6 +81,7 @@ def open_bridge(spec: RLJobSpec) -> AutoBridge:
         bridge = AutoBridge.from_hf_pretrained(
             path, dtype=DTYPES[spec.model.dtype], trust_remote_code=spec.model.trust_remote_code
         )
+    keep_open(bridge.hf_pretrained, path)
     _refuse(bridge.hf_pretrained.config.to_dict(), spec)  # again, with defaults for what the file leaves out
     return bridge
 

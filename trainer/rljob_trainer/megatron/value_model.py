@@ -23,6 +23,7 @@ from rljob_trainer.megatron.model import load_weights, require_all_weights
 from rljob_trainer.megatron.multi_token import MultiTokenLoss
 from rljob_trainer.megatron.parallel_state import ParallelState
 from rljob_trainer.megatron.provider import DTYPES, MODEL, configure, converting, provide, read_config
+from rljob_trainer.megatron.weight_files import keep_open
 from rljob_trainer.wire.weights.plan import GatherPhase
 
 SCORE = "score.weight"
@@ -128,6 +129,7 @@ def _open(spec: RLJobSpec, path: str, field: str) -> AutoBridge:
         config = pretrained.config
         config.architectures = [a.replace(CLASSIFIER, LANGUAGE_MODEL) for a in config.architectures]
         AutoBridge._validate_config(config, path)
+    keep_open(pretrained, path)
     _require_fit(spec, config.to_dict(), path, field)
     return AutoBridge(pretrained)
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from rljob_api import names
 from rljob_api.protocol import Control, RolloutEndpoint
-from rljob_api.sizing.layout import servers_per_pod
+from rljob_api.sizing.layout import Layout, servers_per_pod
 from rljob_api.spec import RLJobSpec
 from rljob_trainer import failure
 from rljob_trainer.checkpoint.checks import prove_shared
@@ -94,7 +94,7 @@ def run(directory: Path) -> str:
     must write its reason first.
     """
     control, role = read_control(directory), os.environ.get(names.ENV_ROLE, names.ROLE_TRAINER)
-    _join(directory, control)
+    _join(directory, control, role)
     if role == names.ROLE_TRAINER and control.spec.task == "service":
         from rljob_trainer.rank import service
 
@@ -109,11 +109,12 @@ def run(directory: Path) -> str:
     return result
 
 
-def _join(directory: Path, control: Control) -> None:
+def _join(directory: Path, control: Control, role: str) -> None:
     """Join the default process group. Its collectives fail after the stall timeout."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     gpu = control.spec.trainer.device == "gpu"
     if gpu:
+        nccl.choose_queues(Layout.of(control.spec, role))
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         nccl.write_channels(directory / f"nccl-{os.environ['RANK']}.log")
     else:  # torch's one flight recorder of all gloo collectives crashes when threads use several groups (read in 2.11)

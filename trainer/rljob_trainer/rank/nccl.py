@@ -1,13 +1,24 @@
-"""How NCCL connects the ranks, by what it says of its channels: over InfiniBand, sockets, or between the GPUs of a node."""
+"""NCCL on this rank: the queues of a GPU that it shares with kernels; and how it connects the ranks, by what it says of its channels: over
+InfiniBand, sockets, or between the GPUs of a node."""
 
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from rljob_api.sizing.layout import Layout
+
 CHANNEL = re.compile(r"NCCL INFO Channel \S+ : .* via (\S+)")
 """`NCCL INFO Channel 00/0 : 0[0] -> 2[0] [receive] via NET/IB/3/GDRDMA` (NCCL 2.18 to 2.29)."""
 WITHIN_A_NODE = ("P2P", "SHM")
+
+
+def choose_queues(layout: Layout) -> None:
+    """One hardware queue where communication has to begin before the product that it overlaps with, which tensor and context parallelism take for
+    granted (megatron.training/arguments.py:1454); CUDA's eight otherwise: a step of a pipeline takes 5 % longer with one. To be called before CUDA
+    starts."""
+    if layout.tensor > 1 or layout.context > 1:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 
 def write_channels(file: Path) -> None:

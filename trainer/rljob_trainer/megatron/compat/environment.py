@@ -25,8 +25,6 @@ from rljob_trainer.patches import Patch
 def _set_variables() -> None:
     # torch asks for GPUs without starting CUDA, which would not survive a fork
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    # communication of tensor and context parallelism has to be queued before the product that it overlaps with (megatron.training/arguments.py:1454)
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # core/jit.py:26 compiles small functions, which pays on a GPU and takes a C compiler there; on CPU it takes a C++ compiler and seconds
     if not (torch.cuda.is_available() and has_compiler()):
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

@@ -1,0 +1,33 @@
+"""The weight files of a model directory, as the bridge reads them."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from megatron.bridge.models.hf_pretrained.base import PreTrainedBase
+from megatron.bridge.models.hf_pretrained.state import SafeTensorsStateSource, StateDict
+from safetensors import safe_open
+
+OPEN_FILES = 8
+"""At a time. Weights are asked for layer by layer, and a layer is in a few files."""
+
+
+class OpenFiles(SafeTensorsStateSource):
+    """Files stay open from one tensor to the next. megatron-bridge opens a file again for every tensor, and so reads the names of all its tensors as
+    often as it has tensors: minutes for the experts of a large model."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._file = lru_cache(OPEN_FILES)(self._opened)
+
+    def load_tensors(self, keys_to_load: list[str]) -> dict[str, torch.Tensor]:
+        """Raises KeyError for a tensor that is in no file, FileNotFoundError for a file of the index that is not there."""
+        return {key: self._file(self.key_to_filename_map[key]).get_tensor(key) for key in keys_to_load}
+
+    def _opened(self, name: str) -> Any:
+        return safe_open(self.path / name, framework="pt", device="cpu")
+
+
+def keep_open(pretrained: PreTrainedBase, path: str) -> None:
+    """Let `pretrained` read its weights through OpenFiles."""
+    pretrained._state_dict_accessor = StateDict(OpenFiles(path))
