@@ -22,6 +22,7 @@ from rljob_trainer.agents.chat_completions import ChatRequest, complete
 from rljob_trainer.agents.conversations import ResponseParser
 from rljob_trainer.agents.history import History, read, taken
 from rljob_trainer.agents.recording import Rollout
+from rljob_trainer.agents.responses import ResponsesRequest, respond
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
@@ -41,13 +42,17 @@ async def deterministic(context: Ints, sampling: Sampling, turn: int) -> Respons
     return tuple(Segment(h, "policy", -h.astype(np.float32), turn + i) for i, h in enumerate(halves)), False
 
 
-async def nobody(request: ParseRequest) -> Parsed:
-    raise AssertionError("there is nothing to read: these agents have no tools")
+async def parsed(request: ParseRequest) -> Parsed:
+    """A call where there are tools, and always some reasoning."""
+    await asyncio.sleep(0)
+    function = {"name": "add", "arguments": json.dumps({"a": request.tokens[0]})}
+    calls = [{"id": f"call{request.tokens[1]:05}", "type": "function", "function": function}] if request.tools else []
+    return Parsed(words().decode(request.tokens[3:6]), f"hm {request.tokens[2]}", calls)
 
 
 def session_of(max_tokens: int) -> Session:
     spec = AgentSpec.model_validate({"python": {"path": "/a"}, "maxTurns": TURNS, "maxTokens": max_tokens})
-    parser = ResponseParser(ParserNames("", ""), {}, nobody)
+    parser = ResponseParser(ParserNames("hermes", "deepseek_r1"), {}, parsed)
     return Session(
         spec, Prompt(0, PROMPT, "1+2=", "3", "sum"), Sampling(), words(), ChatTemplate(), deterministic, parser
     )
@@ -66,17 +71,21 @@ class Process:
     async def run(self, agent: "Agent") -> Trajectory:
         history, last = read(pickle.loads(pickle.dumps(self._session.history())))
         policy = Policy(self._ask, "", last)
-        return await agent(policy, history, self._chat)
+        return await agent(policy, history, self._request)
 
     async def _ask(self, method: str, arguments: dict[str, Any]) -> Any:
         question = self._session.answer(method, json.loads(json.dumps(arguments)))
         return pickle.loads(pickle.dumps(await self._answer_to(question)))
 
-    async def _chat(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """As through a client library."""
-        asked = ChatRequest.model_validate(json.loads(json.dumps({"messages": messages})))
-        choice: dict[str, Any] = json.loads(json.dumps(await self._answer_to(complete(self._session, asked))))
-        return choice["choices"][0]
+    async def _request(self, body: dict[str, Any]) -> dict[str, Any]:
+        """As through a client library, of either API."""
+        body = json.loads(json.dumps(body))
+        if "input" in body:
+            answer = respond(self._session, ResponsesRequest.model_validate(body))
+        else:
+            answer = complete(self._session, ChatRequest.model_validate(body))
+        answered: dict[str, Any] = json.loads(json.dumps(await self._answer_to(answer)))
+        return answered
 
     async def _answer_to[T](self, question: Awaitable[T]) -> T:
         task = asyncio.ensure_future(question)
@@ -90,15 +99,15 @@ class Process:
         return answer[0].pop().result()
 
 
-Chat = Callable[[list[dict[str, Any]]], Awaitable[dict[str, Any]]]
-Agent = Callable[[Policy, History, Chat], Awaitable[Trajectory]]
+Request = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Agent = Callable[[Policy, History, Request], Awaitable[Trajectory]]
 
 
 def worth(tokens: Sequence[int]) -> float:
     return sum(tokens) % 8 / 8
 
 
-async def tokens_only(policy: Policy, history: History, chat: Chat) -> Trajectory:
+async def tokens_only(policy: Policy, history: History, request: Request) -> Trajectory:
     turns = list(history.turns)
     context = turns[-1].whole + await policy.encode("7" * (len(turns) % 3)) if turns else PROMPT
     while turn := await policy.generate(context):
@@ -107,7 +116,7 @@ async def tokens_only(policy: Policy, history: History, chat: Chat) -> Trajector
     return Trajectory(turns[-1].whole, rewards=[worth(t.tokens) for t in turns], metrics={"turns": len(turns)})
 
 
-async def messages_only(policy: Policy, history: History, chat: Chat) -> Trajectory:
+async def messages_only(policy: Policy, history: History, request: Request) -> Trajectory:
     messages: list[Any] = history.messages or [{"role": "user", "content": "1+2="}]
     turns = list(history.turns)
     while True:
@@ -120,7 +129,7 @@ async def messages_only(policy: Policy, history: History, chat: Chat) -> Traject
         messages.append(turn.message)
 
 
-async def replies(policy: Policy, history: History, chat: Chat) -> Trajectory:
+async def replies(policy: Policy, history: History, request: Request) -> Trajectory:
     turn = history.last or await policy.generate(PROMPT)
     while turn:
         last = turn
@@ -130,18 +139,47 @@ async def replies(policy: Policy, history: History, chat: Chat) -> Trajectory:
     return Trajectory(last.whole)
 
 
-async def through_a_client(policy: Policy, history: History, chat: Chat) -> Trajectory:
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+}
+
+
+async def with_tools(policy: Policy, history: History, request: Request) -> Trajectory:
+    turn = history.last or await policy.generate(PROMPT, tools=[ADD])
+    while turn:
+        last = turn
+        (call,) = turn.tool_calls
+        said = {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}
+        turn = await policy.generate(turn.whole + await policy.reply(turn.whole, [said]), tools=[ADD])
+    return Trajectory(last.whole)
+
+
+async def through_a_client(policy: Policy, history: History, request: Request) -> Trajectory:
     messages: list[Any] = history.messages or [{"role": "user", "content": "1+2="}]
     while True:
         if messages[-1]["role"] == "assistant":
             messages.append({"role": "user", "content": messages[-1]["content"][:3]})
-        choice = await chat(messages)
+        (choice,) = (await request({"messages": messages}))["choices"]
         if choice["finish_reason"] == "length":
             return await policy.trajectory()
         messages.append(choice["message"])
 
 
-async def with_branches(policy: Policy, history: History, chat: Chat) -> Trajectory:
+async def through_responses(policy: Policy, history: History, request: Request) -> Trajectory:
+    items: list[Any] = [{"role": m["role"], "content": m["content"]} for m in history.messages]
+    items = items or [{"role": "user", "content": "1+2="}]
+    while True:
+        if items[-1]["role"] == "assistant":
+            items.append({"role": "user", "content": str(len(items) // 2)})
+        response = await request({"input": items})
+        if response["status"] == "incomplete":
+            return await policy.trajectory()
+        (said,) = (item for item in response["output"] if item["type"] == "message")
+        items.append({"role": "assistant", "content": said["content"][0]["text"]})
+
+
+async def with_branches(policy: Policy, history: History, request: Request) -> Trajectory:
     """Goes back to the prompt after every second turn."""
     turns = list(history.turns)
     while True:
@@ -163,10 +201,19 @@ def of_the_page() -> Agent:
 
     known: dict[str, Any] = {"is_done": lambda turn: False, "answer_of": answer_of}
     exec(code.removeprefix("python"), known)
-    return lambda policy, history, chat: known["rollout"](None, policy, {"prompt": "1+2="}, history)
+    return lambda policy, history, request: known["rollout"](None, policy, {"prompt": "1+2="}, history)
 
 
-AGENTS: list[Agent] = [tokens_only, messages_only, replies, through_a_client, with_branches, of_the_page()]
+AGENTS: list[Agent] = [
+    tokens_only,
+    messages_only,
+    replies,
+    with_tools,
+    through_a_client,
+    through_responses,
+    with_branches,
+    of_the_page(),
+]
 
 
 async def made(agent: Agent, losses: Sequence[tuple[int, bool]], max_tokens: int = 4096) -> tuple[Session, Rollout]:

@@ -49,6 +49,13 @@ async def rollout(prompt, policy, row):
     return Trajectory(context)
 """
 """Its first turn is of the first policy; the others come when the gate is opened."""
+CONTINUES = (
+    CODE.replace("import asyncio\n", "import asyncio, os\n")
+    .replace("row)", "row, history)")
+    .replace("list(prompt.tokens)", "history.last.whole + [7, 8, 9] if history.last else prompt.tokens")
+    .replace("        context = turn", "        if not history.turns:\n            os._exit(3)\n        context = turn")
+)
+"""The same, whose process ends when the gate is opened."""
 
 
 def job(model: Path, code: Path) -> RLJobSpec:
@@ -98,10 +105,12 @@ def server(start: Callable[..., Server], checkpoints: dict[str, Path]) -> Server
     return start(checkpoints["old"])
 
 
+@pytest.mark.parametrize(("text", "resumed"), [(CODE, 0.0), (CONTINUES, 1.0)])
 async def test_turns_before_and_after_an_update_are_of_their_own_policies(
-    server: Server, checkpoints: dict[str, Path], tmp_path: Path
+    server: Server, checkpoints: dict[str, Path], tmp_path: Path, text: str, resumed: float
 ) -> None:
-    (code := tmp_path / "agent.py").write_text(CODE)
+    """Also where the process of the agent is lost between the two."""
+    (code := tmp_path / "agent.py").write_text(text)
     policies = [checkpoints["old"], checkpoints["new"]]
     lab, made = Lab(server, policies), job(policies[0], code)
     assert made.rollout.agent
@@ -117,7 +126,9 @@ async def test_turns_before_and_after_an_update_are_of_their_own_policies(
     await lab.publish(1)
     generator.resume()
     (tmp_path / "gate").touch()
-    samples = [o.result for o in await asyncio.wait_for(group, SECONDS)]
+    outcomes = await asyncio.wait_for(group, SECONDS)
+    samples = [o.result for o in outcomes]
+    assert [o.agent["agent/resumed"] for o in outcomes] == [resumed] * SAMPLES
     await agent.stop()
     await lab.pool.close()
     for sample in samples:
