@@ -29,7 +29,8 @@ def placed(**scheduling: Any) -> Job:
 def wish(job: Job, uid: str = "job-uid", **changes: Any) -> SchedulingRequest:
     meta = META.model_copy(update={"uid": uid, "name": uid, "creation_timestamp": changes.pop("created", "")})
     found = scheduling_request(
-        JobView(job=meta, spec=job.spec, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST), NODES.get
+        JobView(job=meta, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST),
+        NODES.get,
     )
     assert found
     return replace(found, **changes)
@@ -100,7 +101,10 @@ def test_a_job_asks_for_nothing_when_it_does_not_place_itself() -> None:
     for job in (placed(backend="none"), placed().with_status(suspended=True), placed().with_status(outcome="Failed")):
         assert (
             scheduling_request(
-                JobView(job=META, spec=job.spec, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST), NODES.get
+                JobView(
+                    job=META, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST
+                ),
+                NODES.get,
             )
             is None
         )
@@ -111,7 +115,7 @@ def test_a_seat_on_a_node_that_takes_nobody_any_more_is_asked_for_again() -> Non
     job = placed().with_status(
         placement=PlacementStatus(assignments=[*assigned, PodAssignment(pod="demo-rollout-0", node="b")])
     )
-    view = JobView(job=META, spec=job.spec, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST)
+    view = JobView(job=META, spec=job.spec, suspend=False, status=job.status, pods=(), now=NOW, node_loss_seconds=LOST)
     assert scheduling_request(view, NODES.get) is None
     found = scheduling_request(view, (NODES | {"b": replace(NODES["b"], closed="cordoned")}).get)
     assert found and found.current == {"demo-trainer-0": "a", "demo-trainer-1": "a"}
@@ -183,7 +187,9 @@ def test_without_room_for_the_whole_gang_only_pods_that_are_there_keep_their_nod
         .with_status(placement=PlacementStatus(assignments=assigned))
         .with_pods(node="a" if arrived else "", **there)
     )
-    view = JobView(job=META, spec=job.spec, status=job.status, pods=job.pods, now=NOW, node_loss_seconds=LOST)
+    view = JobView(
+        job=META, spec=job.spec, suspend=False, status=job.status, pods=job.pods, now=NOW, node_loss_seconds=LOST
+    )
     request = scheduling_request(view, NODES.get)
     assert request
     results, _ = schedule_pending(Cluster((replace(NODES["a"], free={"pods": 0}),)), [request])

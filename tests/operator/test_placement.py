@@ -290,6 +290,26 @@ async def test_further_rollouts_come_when_there_is_capacity() -> None:
     assert len(crowd.on_nodes("demo")) == 5
 
 
+async def test_a_running_job_keeps_its_nodes_when_its_spec_says_what_a_request_has_said_before() -> None:
+    """It was made suspended and resumed by a request, and its attempt was published so. Then GitOps resumes it, too."""
+    world = World(steps=10**6)
+    world.apply(suspend=True, scheduling={"backend": "builtin"})
+    await world.until(state="Suspended")
+    world.request("n1", "resume")
+    await world.until(state="Running")
+    world.edit_spec(suspend=False)
+    await world.turn()
+    placement = world.status.placement
+    assert placement and len(placement.assignments) == 3
+    before = world.cluster.objects["Pod", NAMESPACE, "demo-rollout-0"]["metadata"]["uid"]
+    world.delete_pod("demo-rollout-0")
+    for _ in range(20):
+        await world.turn()
+    pod = world.cluster.objects["Pod", NAMESPACE, "demo-rollout-0"]
+    assert pod["metadata"]["uid"] != before and pod["spec"]["nodeName"], "its successor gets a node"
+    assert world.status.attempt and world.status.attempt.number == 1
+
+
 async def test_a_suspended_job_gives_its_seats_back() -> None:
     crowd = Crowd({"a": 3})
     crowd.apply("demo", trainers=2, suspend=True)

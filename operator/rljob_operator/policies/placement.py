@@ -93,7 +93,7 @@ RETRY = 300.0
 def assign_nodes(s: Snapshot, status: JobStatus) -> Change:
     """The scheduler was asked for what the job wanted before this reconcile."""
     asked = target(s, s.status)
-    if asked is None or not is_scheduled_here(s.spec_of(status.attempt), status):
+    if asked is None or not is_scheduled_here(s.spec_of(status.attempt), status, s.spec_suspend):
         ungate = tuple(released_to_others(s, status))
         status = set_(status, placement=None) if status.placement else status
         return Change(status, due=tuple(retries(s)), ungate=ungate)

@@ -97,6 +97,7 @@ class SchedulerCache:
         return JobView(
             job=job.meta,
             spec=spec,
+            suspend=spec.suspend,
             status=status,
             pods=pods,
             now=now,

@@ -30,6 +30,8 @@ class JobView:
 
     job: RLJobMeta
     spec: RLJobSpec
+    suspend: bool
+    """spec.suspend of the job's own spec, also where an attempt runs another one."""
     status: JobStatus
     pods: Sequence[Pod]
     now: float
@@ -41,11 +43,11 @@ class JobView:
     """What the claims of its pods take, asked only for a plan."""
 
 
-def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus) -> bool:
-    """Whether this operator chooses the nodes of the job's pods, and the job wants pods now."""
+def is_scheduled_here(spec: RLJobSpec | None, status: JobStatus, suspend: bool) -> bool:
+    """Whether this operator chooses the nodes of the job's pods, and the job wants pods now. `suspend`: spec.suspend of the job's own spec."""
     if spec is None or not spec.scheduling.facts.assigns_nodes or status.outcome or status.suspended:
         return False
-    return not (status.wants_suspend(spec.suspend) or status.is_leaving)
+    return not (status.wants_suspend(suspend) or status.is_leaving)
 
 
 def scheduling_request(
@@ -57,7 +59,7 @@ def scheduling_request(
         ordinals: of the pods that the job wants, as `Target.ahead` has them; None: they follow from the view
     """
     spec, status = view.spec, view.status
-    if not is_scheduled_here(spec, status):
+    if not is_scheduled_here(spec, status, view.suspend):
         return None
     wanted = _pod_names(view.job.name, spec, _ordinals(view) if ordinals is None else ordinals)
     assigned = {assignment.pod: assignment for assignment in status.placement.assignments} if status.placement else {}

@@ -154,6 +154,7 @@ class GangScheduler:
         return JobView(
             job=s.job,
             spec=spec,
+            suspend=s.spec_suspend,
             status=s.status,
             pods=s.pods,
             now=s.now,
