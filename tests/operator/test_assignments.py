@@ -12,11 +12,13 @@ from rljob_operator.model.scheduling import SchedulingRequest
 from rljob_operator.policies.describe import is_display
 from rljob_operator.policies.placement import UNBOUND_SECONDS, assign_ranks
 from rljob_operator.schedulers.base import operations, pinned
+from rljob_operator.schedulers.builtin.cache import SchedulerCache
 from rljob_operator.schedulers.builtin.cycle import schedule_pending
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
 from rljob_operator.times import stamp
 from rljob_placement.cluster import Cluster, Node
 from simulator.makers import META, NOW, Job, make_job
+from simulator.world import NAMESPACE, World
 
 LOST = 300.0
 NODES = {name: Node(name, free={"pods": 3000}) for name in ("a", "b")}
@@ -196,3 +198,17 @@ def test_without_room_for_the_whole_gang_only_pods_that_are_there_keep_their_nod
     assert results[0].plan.problem
     placement = job.having(scheduling=results[0]).next().placement
     assert placement and [seat.node for seat in placement.assignments] == (["a", "a"] if arrived else [])
+
+
+async def test_a_running_job_asks_for_no_nodes_of_a_spec_that_applies_later() -> None:
+    """A cycle for another job would promise them to it, and keep them from everybody until it is reconciled and gives them back."""
+    world = World(steps=10**6)
+    world.apply(scheduling={"backend": "builtin"}, rollout={"replicas": 2, "minReplicas": 1})
+    await world.until(state="Running")
+    for changes in ({"trainer": {"device": "cpu", "nodes": 4}}, {"rollout": {"replicas": 1, "minReplicas": 1}}):
+        world.edit_spec(**changes)
+        for _ in range(3):
+            await world.turn()
+        assert SchedulerCache(world.feed.cache).pending(world.now, ()) == []
+    world.feed.cache.of_kind("ConfigMap").delete((NAMESPACE, "demo-control"))
+    assert SchedulerCache(world.feed.cache).pending(world.now, ()), "as if the attempt was still to be published"

@@ -13,7 +13,7 @@ from rljob_operator.kube.api import Key
 from rljob_operator.model.children import controls
 from rljob_operator.model.ordinals import is_held
 from rljob_operator.model.scheduling import SchedulingRequest
-from rljob_operator.model.snapshot import is_open
+from rljob_operator.model.snapshot import is_open, scaled
 from rljob_operator.schedulers.builtin.request import JobView, scheduling_request
 from rljob_operator.schedulers.builtin.reservations import Holder, remaining
 from rljob_operator.times import seconds
@@ -70,11 +70,16 @@ class SchedulerCache:
         return self._cache.clock()
 
     def _spec_in_force(self, job: CachedJob, status: JobStatus) -> RLJobSpec | None:
-        """The spec that its pods were made for: of the open attempt, or the job's own. A job with an invalid spec holds nodes, too."""
+        """The spec that its pods were made for, as `Snapshot.spec_of` has it: of the open attempt, or the job's own. A job with an invalid spec holds
+        nodes, too."""
         entry = self._cache.config_maps.get((job.meta.namespace, names.control(job.meta.name)))
         control = entry.value.control if entry and controls(job.meta, entry.value.object) else None
-        own = job.validation.result.accepted
-        return control.spec if control and (own is None or is_open(status.attempt)) else own
+        own, attempt = job.validation.result.accepted, status.attempt
+        if control is None or own is None:
+            return control.spec if control else own
+        if attempt is None or not is_open(attempt) or control.attempt != attempt.number:
+            return own
+        return scaled(control.spec, own) if control.spec.scheduling.facts.scalable else control.spec
 
     def _held(self, job: Key, spec: RLJobSpec) -> set[Key]:
         """Pods of the job that may never free their nodes."""
@@ -88,8 +93,9 @@ class SchedulerCache:
         return pod if entry is None or pod.ready else entry.value.holding(pod)
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
-        spec, status = job.validation.result.accepted, job.readable_status
-        if spec is None or status is None or job.meta.deletion_timestamp:
+        own, status = job.validation.result.accepted, job.readable_status
+        spec = self._spec_in_force(job, status) if own and status else None
+        if own is None or spec is None or status is None or job.meta.deletion_timestamp:
             return None
         pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
         limit = job.validation.policy.reserve_after_seconds
@@ -97,11 +103,11 @@ class SchedulerCache:
         return JobView(
             job=job.meta,
             spec=spec,
-            suspend=spec.suspend,
+            suspend=own.suspend,
             status=status,
             pods=pods,
             now=now,
-            node_loss_seconds=spec.lifecycle.node_loss_seconds,
+            node_loss_seconds=own.lifecycle.node_loss_seconds,
             reserve_after=limit,
             claimed=claims,
         )
