@@ -1,5 +1,6 @@
 """`try`: what it shows of data, rewards and agents, and that every mistake is named with its file, line and fix."""
 
+import asyncio
 import io
 import json
 import os
@@ -19,8 +20,11 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from api.specs import raw_spec
+from rljob_api.spec.model import PythonReward
 from rljob_trainer.local.rehearsal import command
 from rljob_trainer.local.rehearsal.command import rehearse
+from rljob_trainer.rewards.python_file import PythonFile
+from rljob_trainer.rewards.request import RewardFailed, RewardRequest
 from trainer.data.templates import QWEN, tokenizer
 
 SUM = {"data_source": "sum", "answer": "5", "prompt": "2+3="}
@@ -133,7 +137,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(tmp_path: Path) -> None:
     ("code", "message"),
     [
         ("def reward(row): return row['gold']\n", "reward() in reward.py: KeyError: 'gold' (line 1: def reward(row): return row['gold']); correct"),
-        ("def reward(response): return 'good'\n", "reward() in reward.py returned 'good'"),
+        ("def reward(response): return 'good'\n", "reward() in reward.py returned the text 'good', which is not a finite number"),
         ("def reward(response): return float('nan')\n", "return a finite number, or a dict with one as its score"),
         ("def reward(response, gold): return 1\n", "cannot be loaded: reward() in reward.py"),
         ("import nowhere\n", "cannot be loaded: reward() in reward.py: ModuleNotFoundError: No module named 'nowhere' (line 1: import nowhere)"),
@@ -145,6 +149,37 @@ def test_a_mistake_in_a_reward_is_one_message_with_file_line_and_fix(tmp_path: P
     (mistake, verdict) = found.err.splitlines()
     assert mistake.startswith(f"spec.rewards[0].python.path = {tmp_path}/reward.py: ") and message in mistake
     assert verdict.startswith("trial: 1 mistake, after ")
+
+
+RETURNS = (
+    "True",
+    "0",
+    "2.5",
+    "10**400",
+    "float('inf')",
+    "None",
+    "'0.5'",
+    "b'1'",
+    "[1]",
+    "(1, {})",
+    "{'score': '1'}",
+    "{'acc': 1}",
+)
+
+
+@pytest.mark.parametrize("returned", RETURNS)
+async def test_a_reward_is_taken_or_refused_as_in_a_run_in_the_same_words(tmp_path: Path, returned: str) -> None:
+    code = f"def reward(response): return {returned}\n"
+    tried = await asyncio.to_thread(reward_job(tmp_path, code).run)
+    reward = PythonFile("spec.rewards[0].python.path", "f", PythonReward(path=str(tmp_path / "reward.py")), 10)
+    try:
+        await reward.score(RewardRequest("2+3=", "5", "5", "sum"))
+    except RewardFailed as failure:
+        assert tried.code == 1 and failure.reason in tried.err
+    else:
+        assert tried.code == 0
+    finally:
+        await reward.stop()
 
 
 def test_a_failure_of_one_row_only_names_the_row_and_the_text(tmp_path: Path) -> None:

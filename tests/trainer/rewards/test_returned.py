@@ -11,7 +11,7 @@ from rljob_trainer.rewards.worker import NotAReward, split
 
 
 @pytest.mark.parametrize(
-    "returned", [0.5, Decimal("0.5"), np.float32(0.5), np.array([0.5]), "0.5", {"score": Fraction(1, 2)}]
+    "returned", [0.5, Decimal("0.5"), np.float32(0.5), np.array([0.5]), np.array(0.5), {"score": Fraction(1, 2)}]
 )
 def test_whatever_is_one_number_is_a_score(returned):
     assert split(returned) == (0.5, {}, None)
@@ -36,6 +36,13 @@ def test_a_dicts_pred_is_the_answer_that_the_response_gives_and_no_metric(pred, 
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
+        ("0.5", "the text '0.5', which is not a finite number"),
+        (np.str_("0.5"), "the text "),
+        (b"0.5", "the text b'0.5', which is not a finite number"),
+        ({"score": "72"}, "score the text '72', which is not a finite number"),
+        ((0.5, {}), "'(0.5, {})', which is not a finite number"),
+        ([0.5], "'[0.5]', which is not a finite number"),
+        ({"score": [0.5]}, "score '[0.5]', which is not a finite number"),
         (None, "'None', which is not a finite number"),
         (math.inf, "'inf', which is not a finite number"),
         (np.zeros(2), "'[0. 0.]', which is not a finite number"),

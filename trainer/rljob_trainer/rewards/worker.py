@@ -70,6 +70,8 @@ def split(returned: Any) -> Returned:
 
 
 def _score(value: Any, name: str) -> float:
+    if isinstance(value, str | bytes):  # most often the answer that was read, and not what it is worth
+        raise NotAReward(f"{name}the text {_short(repr(value))}, which is not a finite number")
     try:
         number = float(value)
     except Exception:  # an array or a tensor of several elements raises what it likes
