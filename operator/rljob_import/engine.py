@@ -57,7 +57,9 @@ def convert(system: System, values: Mapping[str, Any], options: Options) -> Impo
     for key, given in settings.unsaid({name for one in said for name in one.keys}):
         others = Settings.of(system, {name: value for name, value in values.items() if name != given.name}, options)
         without = [Answer.of(one.rule, others) if key in one.looked_at else one for one in answers]
-        imported.notes.append(given.note(Outcome.IMPLIED, _difference(imported, _imported(others, without))))
+        imported.notes.append(
+            given.note(Outcome.IMPLIED, _unsaid(given, _difference(imported, _imported(others, without))))
+        )
     imported.notes = list(dict.fromkeys(imported.notes))
     imported.problems = list(dict.fromkeys(imported.problems))
     return imported
@@ -68,6 +70,11 @@ def _imported(settings: Settings, answers: Iterable[Answer]) -> Imported:
     for said in _of_sections_read((said for answer in answers for said in answer.said), unread(settings)):
         _take(imported, said)
     return imported
+
+
+def _unsaid(given: Given, difference: str) -> str:
+    """With what the table says of a key that has no field: that it changes nothing here need not mean that it changes nothing there."""
+    return "; ".join(filter(None, ("" if given.row.field else given.row.text, difference)))
 
 
 def _difference(given: Imported, without: Imported) -> str:

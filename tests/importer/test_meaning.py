@@ -192,3 +192,64 @@ def test_a_penalty_of_rlinfs_reinforce_is_in_the_reward() -> None:
 def test_prompts_as_json_text_need_no_change() -> None:
     text = text_of("roll/rlvr-moe.yaml", ("exp_name",), "demo")
     assert "JSON text" not in imported("roll", text, "file", CASES["roll/rlvr-moe.yaml"]).report
+
+
+FILTER = (
+    "algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=9 algorithm.filter_groups.metric="
+)
+BUFFER = " reward.reward_kwargs.overlong_buffer_cfg.enable=True reward.reward_kwargs.overlong_buffer_cfg.len=9"
+
+
+@pytest.mark.parametrize(
+    ("given", "heading"),
+    [
+        ("acc", "Changed"),
+        ("score", "Implied"),
+        ("seq_reward", "Implied"),
+        (f"seq_reward{BUFFER} reward.reward_kwargs.overlong_buffer_cfg.penalty_factor=1", "Changed"),
+        ("seq_final_reward", "Implied"),
+        ("seq_final_reward algorithm.use_kl_in_reward=True", "Changed"),
+        ("entropy", "Not expressible"),
+    ],
+)
+def test_verls_metric_of_groups_is_the_same_only_where_it_is_the_reward_that_groups_are_filtered_by(
+    given: str, heading: str
+) -> None:
+    sections = [part for part in verl(FILTER + given).report.split("\n\n") if "filter_groups.metric = " in part]
+    assert len(sections) == 1 and sections[0].startswith(heading)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("reward.custom_reward_function.path=/home/me/reward.py", "put the file at /home/me/reward.py on the volume"),
+        ("custom_reward_function.path=code/reward.py", "put the file at /data/code/reward.py on the volume"),
+        ("reward.reward_manager.module.path=code/manager.py", "name it in spec.rewards[].python"),
+        ("actor_rollout_ref.rollout.quantization_config_file=q.json", "rollout.vllmArgs.quantization"),
+        ("actor_rollout_ref.rollout.dtype=float16", "model.dtype"),
+        ("actor_rollout_ref.rollout.logprobs_mode=raw_logprobs", "that tokens were drawn with"),
+    ],
+)
+def test_what_verl_runs_with_and_an_rljob_without_is_never_said_to_be_implied(given: str, said: str) -> None:
+    lines = [line for line in verl(given).report.splitlines() if line.startswith(f"  {given.split('=')[0]} = ")]
+    implied = verl(given).report.partition("Implied")[2].partition("\n\n")[0]
+    assert len(lines) == 1 and said in lines[0] and lines[0] not in implied
+
+
+@pytest.mark.parametrize(
+    ("estimator", "whitened", "said"),
+    [("grpo", True, "Not expressible"), ("gae", False, "Changed"), ("gae", True, "")],
+)
+def test_rolls_whitening_is_reported_where_an_rljob_does_otherwise(estimator: str, whitened: bool, said: str) -> None:
+    case = "roll/rlvr-moe.yaml" if estimator == "grpo" else "roll/async-ppo.yaml"
+    tree = yaml.safe_load((HERE / case).read_text()) | {"adv_estimator": estimator, "whiten_advantages": whitened}
+    report = imported("roll", json.dumps(tree), "roll.yaml", CASES[case]).report
+    sections = [part for part in report.split("\n\n") if "  whiten_advantages = " in part]
+    assert [part.partition(" ")[0] for part in sections] == ([said.partition(" ")[0]] if said else ["Implied,"])
+
+
+def test_rlinfs_own_reward_function_has_to_be_named() -> None:
+    tree = yaml.safe_load((HERE / "rlinf/grpo.yaml").read_text())
+    tree["reward"]["custom_fn"] = {"path": "mine.py"}
+    report = imported("rlinf", json.dumps(tree), "rlinf.yaml", CASES["rlinf/grpo.yaml"]).report
+    assert "reward.custom_fn.path = mine.py" in report.partition("Not expressible")[2]

@@ -87,6 +87,11 @@ def _told(settings: Settings, key: str) -> Iterator[Said]:
         )
 
 
+def to_mount(path: str) -> str:
+    """What is said of a file of the user's own code."""
+    return f"put the file at {path} on the volume of --claim, or mount a ConfigMap with it there; what it imports, too"
+
+
 def name(settings: Settings, *keys: str) -> Iterator[Said]:
     parts = [settings[key] for key in keys]
     yield settings.field(NAME, job_name(parts), *keys)

@@ -220,7 +220,8 @@ ACTOR = (
     implied("reward.use_prompt", "a reward function may take the prompt"),
     lacks("actor.pack_traj", "the turns of an agent are one trajectory"),
     lacks("reward.use_reward_model", "see spec.rewards[].vllm and spec.rewards[].model"),
-    *(implied(f"reward.{key}") for key in ("group_name", "tokenizer.*", "custom_fn.*")),
+    *(implied(f"reward.{key}") for key in ("group_name", "tokenizer.*")),
+    lacks("reward.custom_fn.*", "mount a file with your function, and name it in spec.rewards[].python"),
     implied("critic.use_critic_model", "follows from algorithm.adv_type"),
     *optimizer_rows("critic.", "critic.optimizer", 1e-5),
     *(

@@ -56,18 +56,25 @@ def advantage(settings: Settings) -> Iterator[Said]:
             yield settings.field("critic.clip", float(settings.number("value_clip")), "value_clip")
         else:
             yield settings.field("critic.clip", 0.0, "value_clip", why="not clipped")
+        yield from _always_whitened(settings, "gae")
     elif kind == "grpo" or (kind == "reinforce" and grouped):
         yield settings.field(field, "grpo", key)
         if kind == "reinforce" and settings["norm_std_type"] != "group":
             yield settings.field("algorithm.group.divideByStd", False, "norm_std_type")
+        if settings["whiten_advantages"]:
+            yield settings.lacking("whiten_advantages", "grpo takes advantages as their group gives them")
     elif kind == "reinforce":
         yield settings.field(field, "reinforce++", key)
-        if not settings["whiten_advantages"]:
-            yield settings.changed("whiten_advantages", "reinforce++ whitens advantages over the step")
+        yield from _always_whitened(settings, "reinforce++")
         if settings.number("gamma") != 1:
             yield settings.field("algorithm.gamma", float(settings.number("gamma")), "gamma")
     else:
         yield from own(settings, key, "advantage", ("grpo", "reinforce", "gae"))
+
+
+def _always_whitened(settings: Settings, ours: str) -> Iterator[Said]:
+    if not settings["whiten_advantages"]:
+        yield settings.changed("whiten_advantages", f"{ours} whitens advantages over the step")
 
 
 def distillation(settings: Settings) -> Iterator[Said]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from rljob_api.spec.run import MOST_CHECKPOINTS
 from rljob_import.settings import Settings
+from rljob_import.shared import places
 from rljob_import.shared.training import AGGREGATIONS, ESTIMATORS, own
 from rljob_import.shared.values import items, place
 from rljob_import.systems.verl.distillation import TAUGHT, alone
@@ -26,6 +27,7 @@ ADVANTAGES = {
 LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}
 MOST_ROUNDS = MOST_CHECKPOINTS
 REJECTIONS = {"token_k1": "token", "seq_mean_k1": "sequence", "token": "token", "geometric": "sequence"}
+OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
 FUNCTION, REWARD_MODEL = "reward.custom_reward_function", "reward.reward_model"
 MANAGER = "reward.reward_manager.name"
 KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
@@ -143,11 +145,28 @@ def sampling(settings: Settings) -> Iterator[Said]:
         rounds, most = f"{key}.max_num_gen_batches", settings.integer(f"{key}.max_num_gen_batches")
         why = "" if most > 0 else "no bound there; 64 rounds here"
         yield settings.field("algorithm.dynamicSampling.maxRounds", most if most > 0 else MOST_ROUNDS, rounds, why=why)
-        if settings[f"{key}.metric"] not in (None, "acc", "score", "seq_reward", "seq_final_reward"):
-            yield settings.lacking(f"{key}.metric", "groups are filtered by their rewards")
+        yield from _filtered_by(settings, f"{key}.metric")
     size = "data.gen_batch_size"
     if size in settings and settings[size] != settings["data.train_batch_size"] and settings["data.train_batch_size"]:
         yield settings.lacking(size, "a round of generation has promptsPerStep prompts")
+
+
+def _filtered_by(settings: Settings, key: str) -> Iterator[Said]:
+    """Here groups are filtered by the reward itself, before the penalties that `seq_reward` (overlong) and `seq_final_reward` (KL, too) contain."""
+    metric = settings[key]
+    penalties = ["overlong"] if settings[f"{OVERLONG}.enable"] else []
+    penalties += ["KL"] if metric == "seq_final_reward" and settings["algorithm.use_kl_in_reward"] else []
+    if metric == "acc":
+        text = "groups are filtered by their rewards: by others, where responses that are equally right differ in their rewards"
+        yield settings.changed(key, text)
+    elif metric in ("seq_reward", "seq_final_reward") and penalties:
+        yield settings.changed(
+            key, f"groups are filtered by their rewards before the {' and the '.join(penalties)} penalty"
+        )
+    elif metric in ("score", "seq_reward", "seq_final_reward"):
+        yield settings.implied(key, "groups are filtered by their rewards")
+    elif metric is not None:
+        yield settings.lacking(key, "groups are filtered by their rewards")
 
 
 def correction(settings: Settings) -> Iterator[Said]:
@@ -188,7 +207,7 @@ def _bounds(value: Any) -> tuple[float, float]:
 
 
 def overlong(settings: Settings) -> Iterator[Said]:
-    key = "reward.reward_kwargs.overlong_buffer_cfg"
+    key = OVERLONG
     if settings[f"{key}.enable"]:
         yield settings.field("algorithm.overlong.bufferTokens", settings.integer(f"{key}.len"), f"{key}.len")
         yield settings.field(
@@ -208,6 +227,7 @@ def rewards(settings: Settings) -> Iterator[Said]:
     if f"{FUNCTION}.path" in settings:
         entry, keys = _function(settings)
         entries.append(entry)
+        yield settings.changed(f"{FUNCTION}.path", places.to_mount(entry["python"]["path"]))
         if settings[MANAGER] == "batch":
             yield settings.lacking(MANAGER, "a reward function gets one response at a time, not lists of them")
     if settings[f"{REWARD_MODEL}.enable"]:

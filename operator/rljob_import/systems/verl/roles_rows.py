@@ -36,15 +36,13 @@ REF_QUIET = (
 ROLLOUT_QUIET = (
     *(
         "mode",
-        "dtype",
         "seed",
         "load_format",
-        "logprobs_mode",
         "disable_log_stats",
         "skip_tokenizer_init",
         "layered_summon",
     ),
-    *("multi_stage_wake_up", "full_determinism", "cudagraph_capture_sizes", "limit_images", "quantization_config_file"),
+    *("multi_stage_wake_up", "full_determinism", "cudagraph_capture_sizes", "limit_images"),
     *("disaggregation.*", "mtp.*", "qat.*", "trace.*", "profiler.*", "prometheus.*"),
     *("skip_rollout", "skip_dump_dir", "layer_name_map.*", "moe_load_balance_metrics_interval", "model_engine"),
 )
@@ -151,6 +149,9 @@ ROLLOUT_ROWS = (
     implied(f"{ROLLOUT}enable_rollout_routing_replay", "algorithm.rolloutCorrection.routerReplay: rollout says it"),
     implied(f"{ROLLOUT}moe_tensor_parallel_size", "of a server other than vLLM"),
     *(implied(f"{ROLLOUT}{key}", SPEED) for key in ("enable_sleep_mode", "standalone_gpu_memory_utilization")),
+    lacks(f"{ROLLOUT}dtype", "servers have the policy's type: model.dtype", "bfloat16", "auto"),
+    lacks(f"{ROLLOUT}logprobs_mode", "log-probabilities are those that tokens were drawn with", "processed_logprobs"),
+    lacks(f"{ROLLOUT}quantization_config_file", "rollout.vllmArgs.quantization names one of vLLM's own ways", ""),
     lacks(f"{ROLLOUT}qat.enable", "weights are not quantised"),
     lacks(f"{ROLLOUT}mtp.enable", "rollout.speculation.method: mtp is refused on GPUs until it is proven there"),
     read(f"{ROLLOUT}over_sample_rate", "train.overSampling", 0, text="1 / (1 - it)"),
@@ -200,6 +201,7 @@ CRITIC = (
 )
 
 OVERLONG = "overlong_buffer_cfg"
+OWN_MANAGER = "rewards are functions of one response: mount a file with one, and name it in spec.rewards[].python"
 REWARD = (
     read(
         "reward.custom_reward_function.path",
@@ -250,8 +252,10 @@ REWARD = (
         also=("reward_model.sandbox_fusion.url", "sandbox_fusion.url"),
     ),
     *(implied(f"{key}.*", "read with a sandbox only") for key in ("reward.sandbox_fusion", "sandbox_fusion")),
-    *(implied(f"reward.{key}") for key in ("num_workers", "reward_manager.source", "reward_manager.module.*")),
-    *(implied(f"reward_manager.{key}") for key in ("source", "name", "module.*")),
+    *(implied(f"reward.{key}") for key in ("num_workers", "reward_manager.source")),
+    *(implied(f"reward_manager.{key}") for key in ("source", "name")),
+    lacks("reward.reward_manager.module.path", OWN_MANAGER, also=("reward_manager.module.path",)),
+    *(implied(f"{key}.module.*", "read with a path only") for key in ("reward.reward_manager", "reward_manager")),
     *(implied(f"reward_model.{key}", "read with a reward model only") for key in REWARD_MODEL_QUIET),
 )
 TRAINER = (
