@@ -89,15 +89,15 @@ class SchedulerCache:
 
     def _on_its_node(self, pod: Pod) -> Pod:
         """The pod, with whether its node answers as far as the cache knows."""
-        entry = self._cache.nodes.get(("", pod.node))
-        return pod if entry is None or pod.ready else entry.value.holding(pod)
+        entry = None if pod.ready else self._cache.nodes.get(("", pod.node))
+        return entry.value.holding(pod) if entry else pod
 
     def _view(self, job: CachedJob, now: float) -> JobView | None:
         own, status = job.validation.result.accepted, job.readable_status
         spec = self._spec_in_force(job, status) if own and status else None
         if own is None or spec is None or status is None or job.meta.deletion_timestamp:
             return None
-        pods = [entry.value for entry in self._cache.pods.of(_key(job)).values()]
+        pods = [self._on_its_node(entry.value) for entry in self._cache.pods.of(_key(job)).values()]
         limit = job.validation.policy.reserve_after_seconds
         claims = partial(self.claimed, job.meta, spec, job.validation.policy)
         return JobView(
