@@ -1,15 +1,15 @@
 """Why a job does not fit on its GPUs and hosts: what is certain of the estimates behind `plan`. It ends `plan` as a broken rule does."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import Gpu
 from rljob_api.sizing.memory import GIB, PhaseMemory, TrainerMemory
+from rljob_api.sizing.server_arguments import may_be_smaller
 from rljob_api.spec import RLJobSpec
 
 FIX = "docs/sizing.md has what to change, by its cost"
-SMALLER_WEIGHTS = ("quantization", "cpu-offload-gb")
-"""vLLM's arguments by which fewer bytes of weights are on a GPU than the estimate counts."""
 
 
 def tight(phases: Sequence[PhaseMemory], device: Gpu) -> list[PhaseMemory]:
@@ -41,11 +41,25 @@ def of_gangs(spec: RLJobSpec, gangs: Mapping[str, TrainerMemory], device: Gpu) -
 def of_servers(spec: RLJobSpec, caches: Mapping[str, float], device: Gpu) -> Iterator[Violation]:
     """`caches`: bytes that are left for keys and values, by role."""
     for role, there in caches.items():
-        args = next((p.vllm_args for p in spec.pools if p.name == role), spec.rollout.vllm_args)
-        if there <= 0 and not any(args.get(key) for key in SMALLER_WEIGHTS):
+        if there <= 0 and not may_be_smaller(arguments(spec, role)):
             rule = f"the weights of a server take {gib(-there)} per GPU more than vLLM may have there"
             fix = f"raise {spec.field_of(role)}.tensorParallel, or gpu-memory-utilization in its vllmArgs"
             yield Violation(f"{spec.field_of(role)}.tensorParallel", str(spec.processes_of(role)), rule, fix)
+
+
+def arguments(spec: RLJobSpec, role: str) -> Mapping[str, Any]:
+    """`vllmArgs` of the servers of a role."""
+    return next((p.vllm_args for p in spec.pools if p.name == role), spec.rollout.vllm_args)
+
+
+def doubts(spec: RLJobSpec, phases: Sequence[PhaseMemory], caches: Mapping[str, float], device: Gpu) -> Iterator[str]:
+    """What may not fit, and what does if the estimates are too high. `caches` as in `of_servers`."""
+    if hardly := ", ".join(f"{p.name} ({gib(p.total)})" for p in tight(phases, device)):
+        yield f"in {hardly} of {_gpu(device)}"
+    for role, there in caches.items():
+        if there <= 0 and (given := may_be_smaller(arguments(spec, role))):
+            named = " and ".join(f"{key} = {arguments(spec, role)[key]}" for key in given)
+            yield f"in servers of {spec.field_of(role)}, whose weights are counted without {named}"
 
 
 def of_host(role: str, held: float, limit: float) -> Iterator[Violation]:

@@ -31,6 +31,7 @@ from rljob_api.sizing.memory import (
 )
 from rljob_api.sizing.network import Cards, Flow
 from rljob_api.sizing.replica import Arrival, RolloutHost, arrival, rollout_host
+from rljob_api.sizing.server_arguments import not_counted
 from rljob_api.sizing.shape import Shape
 from rljob_api.sizing.stage import VolumeSpace, operations, shares, volume_space
 from rljob_api.spec import RLJobSpec
@@ -215,15 +216,36 @@ class Plan:
         arriving, limit = self.arrival(), spec.rollout.template.memory_limit
         rollouts = fitting.of_host("rollout", arriving[1].total, limit) if arriving else ()
         gangs = {role: gang_memory(spec, self.others.get(role, shape), role) for role in spec.gangs}
-        cache = self.cache()
-        servers = ({names.ROLE_ROLLOUT: cache.there} if cache else {}) | self.pool_caches()
         return [
             *fitting.of_trainer(self.phases(), self.device),
             *fitting.of_gangs(spec, gangs, self.device),
-            *fitting.of_servers(spec, servers, self.device),
+            *fitting.of_servers(spec, self._caches(), self.device),
             *trainers,
             *rollouts,
         ]
+
+    def doubts(self) -> list[str]:
+        """What may not fit, while nothing is known not to."""
+        if self.spec is None or not self.device or self._counted() is None or self.misfits():
+            return []
+        return [*fitting.doubts(self.spec, self.phases(), self._caches(), self.device)]
+
+    def not_counted(self) -> dict[str, str]:
+        """Arguments of servers whose memory is not in the estimates, and what of it."""
+        if self.spec is None or not self.memory():
+            return {}
+        pools = {pool.name for pool in self.spec.pools if pool.name in self.others}
+        roles = [*pools] if self.spec.supervised else [names.ROLE_ROLLOUT, *pools]
+        return {
+            f"{self.spec.field_of(role)}.vllmArgs.{key}": what
+            for role in roles
+            for key, what in not_counted(fitting.arguments(self.spec, role)).items()
+        }
+
+    def _caches(self) -> dict[str, float]:
+        """Bytes of a GPU that are left for keys and values, by role of the servers whose model is known."""
+        cache = self.cache()
+        return ({names.ROLE_ROLLOUT: cache.there} if cache else {}) | self.pool_caches()
 
     def _counted(self) -> tuple[RLJobSpec, Shape] | None:
         """The spec and the model that memory is estimated from; None when there is nothing to estimate."""
@@ -273,6 +295,10 @@ class Plan:
                 out["kvCache"] = _rounded(asdict(cache))
             if caches := self.pool_caches():
                 out["poolKvCache"] = _rounded(caches)
+            if uncounted := self.not_counted():
+                out["notCounted"] = uncounted
+            if doubts := self.doubts():
+                out["mayNotFit"] = doubts
             if volume := self.volume():
                 out["volume"] = _rounded(asdict(volume) | {"total": volume.total})
             if traffic := self.traffic():

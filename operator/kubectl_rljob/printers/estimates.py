@@ -55,10 +55,13 @@ def cache(memory: CacheMemory, device: Gpu | None) -> str:
     if not device:
         return f"KV cache of a server: {wanted}; --gpu says how much there is"
     if memory.there <= 0:
-        return (
-            f"Rollout servers do not fit: their weights take {_gib(-memory.there)} GiB per GPU more than vLLM may have"
-        )
+        return f"No KV cache of a server: its weights take {_gib(-memory.there)} GiB per GPU more than vLLM may have"
     return f"KV cache of a server: at most {_gib(memory.there)} GiB per GPU, {memory.tokens:,.0f} tokens; {wanted}"
+
+
+def not_counted(arguments: Mapping[str, str]) -> str:
+    """One line for each argument of vLLM, for what it changes."""
+    return "\n".join(["Not counted:", *(f"    {key}: {what}" for key, what in arguments.items())])
 
 
 def arrival(arriving: Arrival) -> str:
@@ -74,7 +77,7 @@ def arrival(arriving: Arrival) -> str:
 
 def pool_cache(pool: str, there: float) -> str:
     if there < 0:
-        return f"Pool {pool} does not fit: its weights take {_gib(-there)} GiB per GPU more than vLLM may have"
+        return f"No KV cache of pool {pool}: its weights take {_gib(-there)} GiB per GPU more than vLLM may have"
     return f"KV cache of pool {pool}: at most {_gib(there)} GiB per GPU"
 
 

@@ -70,6 +70,8 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
             blocks += [estimates.cache(cache, plan.device)]
+        if uncounted := plan.not_counted():
+            blocks += [estimates.not_counted(uncounted)]
         if arriving := plan.arrival():
             place, held = arriving
             blocks += [
@@ -88,7 +90,7 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             blocks += [elsewhere(outside)] if outside else []
             blocks += [placement.preview(where)]
             blocks += [grace(short)] if short else []
-    return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits())])
+    return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits(), plan.doubts())])
 
 
 def layout(spec: RLJobSpec, role: str, whole: bool) -> str:
@@ -159,9 +161,10 @@ def grace(short: Sequence[Violation]) -> str:
     return "\n".join([*lines, *(f"    {v.field} = {v.value} {v.rule}; {v.fix}" for v in short)])
 
 
-def verdict(broken: Sequence[Violation], misfits: Sequence[Violation]) -> str:
+def verdict(broken: Sequence[Violation], misfits: Sequence[Violation], doubts: Sequence[str]) -> str:
+    """Whether the spec is valid, and whether the job fits, in one message."""
     if not broken and not misfits:
-        return "Valid."
+        return f"Valid, and by the estimate it may not fit {'; '.join(doubts)}." if doubts else "Valid."
     rules = f"{plural(len(broken), 'rule')} {'is' if len(broken) == 1 else 'are'} broken:"
     lines = [rules if broken else "Every rule holds, and the job does not fit:"]
     for v in (*broken, *misfits):

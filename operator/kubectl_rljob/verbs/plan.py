@@ -94,7 +94,8 @@ def plan(
     """Check a manifest before it is applied.
 
     Ranks, layout, batches, what the cluster's defaults add, pods, GPUs, memory, placement on the cluster as it is
-    now, and every broken rule at once. Exit code 1 when a rule is broken, or the job does not fit.
+    now, and every broken rule at once. Exit code 1 when a rule is broken, or the job does not fit; 0 for a valid job,
+    also for one that may not fit by the estimate alone, which the last line says.
     """
     config, device = model_config(model) if model else None, _device(gpu, model) if gpu else None
     others = _others(models_of, model)

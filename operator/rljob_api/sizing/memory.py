@@ -22,7 +22,8 @@ from typing import Literal
 
 from rljob_api import names
 from rljob_api.sizing.layout import Amounts, Layout, wanted_servers
-from rljob_api.sizing.replica import SERVER_SHARE, in_transfer, layers, parameters, sequences, server_defaults
+from rljob_api.sizing.replica import SERVER_SHARE, in_transfer, layers, sequences, server_defaults, weights
+from rljob_api.sizing.server_arguments import cache_bytes
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.sizing.stage import (
     FLOAT,
@@ -199,17 +200,17 @@ def _server(spec: RLJobSpec, shape: Shape, device: float) -> tuple[float, float]
     """Bytes of a colocated server's weights, and of all that it holds while it generates."""
     if spec.rollout.placement != "colocated":
         return 0.0, 0.0
-    weights, given = rollout_memory(spec, shape).weights, server_defaults(spec) | spec.rollout.vllm_args
+    held, given = rollout_memory(spec, shape).weights, server_defaults(spec) | spec.rollout.vllm_args
     if cache := given.get("kv-cache-memory-bytes"):
-        return weights, weights + float(cache)
-    return weights, device * float(given["gpu-memory-utilization"])
+        return held, held + float(cache)
+    return held, device * float(given["gpu-memory-utilization"])
 
 
 def rollout_memory(spec: RLJobSpec, shape: Shape) -> RolloutMemory:
     """Memory of one GPU of a rollout server."""
-    width, rollout = BYTES[spec.model.dtype], spec.rollout
+    rollout = spec.rollout
     return RolloutMemory(
-        weights=width * parameters(rollout, shape),
+        weights=weights(rollout, shape, BYTES[spec.model.dtype]),
         kv_cache=cached_per_token(spec, shape) * in_flight(spec) / rollout.data_parallel * Amounts.of(spec).longest,
     )
 
@@ -222,7 +223,8 @@ def in_flight(spec: RLJobSpec) -> int:
 
 def cached_per_token(spec: RLJobSpec, shape: Shape) -> float:
     """Bytes on one GPU of a server for keys and values of a token."""
-    return BYTES[spec.model.dtype] * layers(spec.rollout, shape) * _cached(shape, spec.rollout.tensor_parallel)
+    width = cache_bytes(spec.rollout.vllm_args, BYTES[spec.model.dtype])
+    return width * layers(spec.rollout, shape) * _cached(shape, spec.rollout.tensor_parallel)
 
 
 def _cached(shape: Shape, tensor: int) -> float:
@@ -233,10 +235,9 @@ def _cached(shape: Shape, tensor: int) -> float:
 
 
 def pool_weights(pool: PoolSpec, shape: Shape) -> float:
-    """Bytes of weights on one GPU of a pool's server, at most: vLLM loads 2 bytes per parameter unless `dtype` is float32. Quantization is not
-    counted."""
+    """Bytes of weights on one GPU of a pool's server, at most: vLLM loads 2 bytes per parameter unless `dtype` is float32."""
     width = 4 if pool.vllm_args.get("dtype") in ("float", "float32") else 2
-    return width * parameters(pool, shape)
+    return weights(pool, shape, width)
 
 
 def pool_cache(pool: PoolSpec, shape: Shape, device: float) -> float:

@@ -32,9 +32,11 @@ from typing import Any, Literal
 
 from rljob_api.families import DeviceType
 from rljob_api.sizing.layout import servers_per_pod
+from rljob_api.sizing.server_arguments import layer_bytes
 from rljob_api.sizing.shape import BYTES, Shape
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.processes import Servers
+from rljob_api.spec.roles import PoolSpec, RolloutSpec
 
 
 def layers(servers: Servers, shape: Shape) -> int:
@@ -42,14 +44,25 @@ def layers(servers: Servers, shape: Shape) -> int:
     return -(-shape.layers // servers.pipeline_parallel)
 
 
-def parameters(servers: Servers, shape: Shape) -> float:
-    """On the GPU that has most."""
+def weights(servers: RolloutSpec | PoolSpec, shape: Shape, width: float) -> float:
+    """Bytes on the GPU that has most, `width` for a parameter that is not quantized, without those that vLLM reads from host memory."""
+    return max(0.0, of_worker(servers, shape, width) - float(servers.vllm_args.get("cpu-offload-gb") or 0) * 2**30)
+
+
+def of_worker(servers: RolloutSpec | PoolSpec, shape: Shape, width: float) -> float:
+    """Bytes of the weights of the worker that has most, wherever they are."""
+    of_layers, outside = parameters(servers, shape)
+    return of_layers * layer_bytes(servers.vllm_args, width) + outside * width
+
+
+def parameters(servers: Servers, shape: Shape) -> tuple[float, float]:
+    """Those of layers and all others, on the GPU that has most."""
     own, t, copies = layers(servers, shape), servers.tensor_parallel, servers.data_parallel
     of_layers = shape.layers * (shape.dense + shape.expert)
     outside = shape.parameters - of_layers
     if servers.pipeline_parallel > 1 and not shape.tied:
         outside -= shape.embedding
-    return (own * (shape.dense + shape.expert / copies) + outside) / t
+    return own * (shape.dense + shape.expert / copies) / t, outside / t
 
 
 def on_ranks(shape: Shape, tensor: int, count: int) -> float:
@@ -174,7 +187,7 @@ def arrival(spec: RLJobSpec, shape: Shape, device: float) -> Arrival:
     if spec.model.lora and spec.model.lora.sync == "adapters":
         return Arrival("host", _adapters(spec, shape))
     workers, given = spec.rollout.processes_per_pod, server_defaults(spec) | spec.rollout.vllm_args
-    shard = BYTES[spec.model.dtype] * parameters(spec.rollout, shape)
+    shard = of_worker(spec.rollout, shape, BYTES[spec.model.dtype])
     outside = device * (1 - float(given.get("gpu-memory-utilization", SERVER_SHARE)))
     limit = spec.rollout.template.memory_limit
     host = limit - _offloaded(spec) if limit else float("inf")
