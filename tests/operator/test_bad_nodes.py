@@ -5,7 +5,8 @@ import pytest
 from rljob_api import reasons
 from rljob_api.leave_nodes import LeaveNodes
 from rljob_api.protocol import Failure
-from rljob_operator.model.scheduling import MOST_NODES, REMEMBERED_SECONDS
+from rljob_operator.cache.pods import REMEMBERED_SECONDS
+from rljob_operator.model.scheduling import MOST_NODES
 from rljob_operator.policies.nodes import STUCK_SECONDS, names_gpu
 from simulator.bad_nodes import CORDON, FOUR, condition, edit_node, kill_on, node_of, on_nodes, places, the_node
 from simulator.life import kill_after_writes

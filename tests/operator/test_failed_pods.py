@@ -8,7 +8,7 @@ import pytest
 
 from rljob_api import reasons
 from rljob_api.status import Restarts
-from rljob_operator.cache.pods import FORGIVEN, LONGEST, FailedPod, FailedPods, Pod, parse_pod
+from rljob_operator.cache.pods import FORGIVEN, LONGEST, REMEMBERED_SECONDS, FailedPod, FailedPods, Pod, parse_pod
 from rljob_operator.times import seconds, stamp
 from simulator.crowd import NAMESPACE as CROWD
 from simulator.crowd import Crowd
@@ -142,6 +142,21 @@ def test_failures_of_a_pod_name_are_counted_once_each_and_forgiven_in_time() -> 
     assert last().times == 1
     pods.forget(JOB)
     assert pods.of(JOB) == {}
+
+
+def test_failed_pods_whose_names_do_not_come_again_are_forgotten_in_time() -> None:
+    """As of sandboxes that agent-sandbox makes, which are drained with their nodes for weeks."""
+    now = [1000.0]
+    pods, job = FailedPods(lambda: now[0]), ("research", "demo")
+    lasting = Pod(name="demo-trainer-0", uid="u", role="trainer", ordinal=0, failed="Evicted")
+    for number in range(1000):
+        now[0] += 60.0
+        pods.note(
+            job, Pod(name=f"sandbox-{number}", uid=f"u{number}", role="sandbox-0", ordinal=0, disrupted="drained")
+        )
+        pods.note(job, lasting)
+    assert len(pods.of(job)) <= REMEMBERED_SECONDS / 60.0 + 2
+    assert pods.of(job)["demo-trainer-0"].at == 1060.0, "it is still there"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ on it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from rljob_api import names
@@ -197,6 +198,8 @@ def _unschedulable(status: Object) -> str:
     return "" if usual else condition.get("message", "")
 
 
+REMEMBERED_SECONDS = 3600.0
+"""Seconds for which a failure that points at a node is remembered, and for which the node is avoided after the last one."""
 FORGIVEN = 1200.0
 """Seconds after which a further failure of a pod counts as the first one again."""
 
@@ -214,7 +217,8 @@ class FailedPod:
 
 
 class FailedPods:
-    """The last failed pod of each name, by job. `clock`: seconds since the epoch."""
+    """The last failed pod of each name, by job, for as long as failures count: pods of sandboxes have names of their own. `clock`: seconds since the
+    epoch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -230,7 +234,12 @@ class FailedPods:
             now, times = last.at, max(last.times, times)
         elif last and now - last.at < FORGIVEN:
             times += last.times
-        self._jobs.setdefault(job, {})[pod.name] = FailedPod(pod, now, times)
+        known = self._jobs.setdefault(job, {})
+        known.pop(pod.name, None)
+        known[pod.name] = FailedPod(pod, now, times)
+        oldest = self._clock() - REMEMBERED_SECONDS
+        for name in [*takewhile(lambda name: known[name].at < oldest and name != pod.name, known)]:
+            del known[name]
 
     def of(self, job: Key) -> Mapping[str, FailedPod]:
         """By the pod's name."""

@@ -8,13 +8,12 @@ from itertools import islice
 from rljob_api.quantity import Thousandths
 from rljob_api.status import JobStatus
 from rljob_api.status_parts import NodeStatus, PlacementReport
+from rljob_operator.cache.pods import REMEMBERED_SECONDS
 from rljob_operator.kube.api import Key
 from rljob_operator.times import is_ahead, seconds
 from rljob_placement.cluster import Node
 from rljob_placement.gang import Gang, Placement, Stay
 
-REMEMBERED_SECONDS = 3600.0
-"""Seconds for which a failure that points at a node is remembered, and for which the node is avoided after the last one."""
 MOST_NODES = 64
 """Nodes in a status, at most."""
 

@@ -13,9 +13,9 @@ from rljob_api.protocol import Failure
 from rljob_api.status import Attempt, JobStatus
 from rljob_api.status_parts import NodeStatus
 from rljob_api.text import one_line
-from rljob_operator.cache.pods import Pod
+from rljob_operator.cache.pods import REMEMBERED_SECONDS, Pod
 from rljob_operator.model.ordinals import target
-from rljob_operator.model.scheduling import MOST_NODES, REMEMBERED_SECONDS, excluded, is_bad, observed
+from rljob_operator.model.scheduling import MOST_NODES, excluded, is_bad, observed
 from rljob_operator.model.snapshot import Snapshot, is_open
 from rljob_operator.policies.causes import Cause, recorded_cause
 from rljob_operator.policies.change import Change, Event, just_ended, set_
