@@ -11,6 +11,7 @@ from rljob_api import names
 from rljob_api.manifest import Manifest
 from rljob_api.policy import JobPolicy
 from rljob_api.rules import Violation
+from rljob_api.rules.advice import advice
 from rljob_api.rules.lora import beginning_violations
 from rljob_api.rules.volumes import outside_volumes
 from rljob_api.sizing import network
@@ -230,6 +231,10 @@ class Plan:
             return []
         return [*fitting.doubts(self.spec, self.phases(), self._caches(), self.device)]
 
+    def advice(self) -> list[Violation]:
+        """Values that are allowed and unusual."""
+        return [*advice(self.spec)] if self.spec else []
+
     def not_counted(self) -> dict[str, str]:
         """Arguments of servers whose memory is not in the estimates, and what of it."""
         if self.spec is None or not self.memory():
@@ -268,6 +273,8 @@ class Plan:
             "name": self.name,
             "violations": [asdict(v) for v in (*self.violations, *self.misfits())],
         }
+        if unusual := self.advice():
+            out["advice"] = [asdict(v) for v in unusual]
         out["defaults"] = {"skipped": self.unread} if self.unread else self.taken
         if self.spec is not None and not self.violations:
             amounts = Amounts.of(self.spec)

@@ -90,6 +90,8 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
             blocks += [elsewhere(outside)] if outside else []
             blocks += [placement.preview(where)]
             blocks += [grace(short)] if short else []
+    if unusual := plan.advice():
+        blocks += [advice(unusual)]
     return "\n\n".join([*blocks, verdict(plan.violations, plan.misfits(), plan.doubts())])
 
 
@@ -159,6 +161,11 @@ def grace(short: Sequence[Violation]) -> str:
     """What makes the job lose a step when it has to leave its nodes."""
     lines = ["Loses the step when it has to leave its nodes:"]
     return "\n".join([*lines, *(f"    {v.field} = {v.value} {v.rule}; {v.fix}" for v in short)])
+
+
+def advice(unusual: Sequence[Violation]) -> str:
+    """What is no error, and most often a mistake."""
+    return "\n".join(["Unusual, and no error:", *(f"    {v}" for v in unusual)])
 
 
 def verdict(broken: Sequence[Violation], misfits: Sequence[Violation], doubts: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ servers environments              the pods and GPUs of a vLLM server; sandboxes 
 layout keys lora vision model     ranks, which rules judge by their settings, and models; `model` needs the model's config.json
 gangs                             the rules of ranks for models on gangs of their own
 pods references volumes scheduling pods, what they read, and where they run
+advice                            what is allowed, and almost surely a mistake
 validator                         all of them at once
 engine                            what rules are made of
 fields words extent               what a spec may look like before it has the schema of one

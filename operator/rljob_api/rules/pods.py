@@ -11,7 +11,8 @@ from rljob_api.rules.engine import Check, Rule, Violation, field, present
 from rljob_api.sizing.layout import placed_pods
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.common import Template
-from rljob_api.spec.roles import RolloutSpec
+from rljob_api.spec.processes import GangSpec
+from rljob_api.spec.roles import PoolSpec, RolloutSpec, TrainerSpec
 from rljob_api.type_errors import as_written
 
 PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -22,6 +23,7 @@ TOLERATION = {"key": str, "operator": str, "value": str, "effect": str, "tolerat
 """Fields and their types."""
 CLAIM = {"name": re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"), "resourceClaimTemplateName": PREFIX}
 """Fields of a claim, and their forms."""
+LEAST_SHARED_MEMORY = 2**20
 SERVERS_GPUS = "tensorParallel x pipelineParallel x dataParallel / nodes"
 TYPES = {str: "text", int: "whole number"}
 
@@ -111,6 +113,20 @@ def _claim(claim: Mapping[str, Any], known: Collection[str]) -> Iterator[tuple[s
             yield name, "is no name as Kubernetes has them"
     if claim.get("name") in known:
         yield "name", "is the name of another claim of these pods"
+
+
+def shared_memory_violations(spec: RLJobSpec) -> Iterator[Violation]:
+    """Kubernetes reads a size without a suffix as bytes."""
+    sections: dict[str, TrainerSpec | RolloutSpec | PoolSpec | GangSpec] = {
+        "trainer": spec.trainer,
+        "rollout": spec.rollout,
+    }
+    sections |= {f"pools[{i}]": pool for i, pool in enumerate(spec.pools)}
+    sections |= {spec.field_of(role).removeprefix("spec."): gang for role, gang in spec.gangs.items()}
+    for where, section in sections.items():
+        if parse(section.shm_size) < LEAST_SHARED_MEMORY * 1000:
+            rule = "is less than 1Mi of /dev/shm, in which no process can exchange anything"
+            yield Violation(f"spec.{where}.shmSize", section.shm_size, rule, "write its unit, for example 1Gi")
 
 
 def colocation_violations(spec: RLJobSpec) -> Iterator[Violation]:
@@ -214,6 +230,7 @@ RULES: tuple[Check, ...] = (
     metadata_violations,
     resource_violations,
     claim_violations,
+    shared_memory_violations,
     colocation_violations,
     environment_violations,
     key_violations,

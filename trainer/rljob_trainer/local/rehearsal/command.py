@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rljob_api.manifest import ManifestError
+from rljob_api.rules.advice import advice
 from rljob_api.spec import RLJobSpec
 from rljob_trainer.checkpoint.exports import beginning_from, newest_export
 from rljob_trainer.data.tokenizer import Tokenizer, load_tokenizer, unheard_end
@@ -52,6 +53,7 @@ def rehearse(
         tokenizer = load_tokenizer(job.spec)
         with tempfile.TemporaryDirectory(prefix="rljob-try-") as scratch:
             findings, screen = Findings(job.spec), Screen(colour)
+            findings.notes += [str(unusual) for unusual in advice(job.spec)]
             text = unheard_end(job.spec, tokenizer)
             if text:
                 findings.notes.append(text)

@@ -1,0 +1,128 @@
+"""Values that are allowed and almost surely a mistake, such as a clip bound of 1.28 where 0.28 is meant. They are said, and never refused.
+
+A window is wide: no recipe, and no published setting that an importer reads, lies outside. A default is never looked at.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rljob_api.quantity import parse, show
+from rljob_api.rules.engine import Violation
+from rljob_api.spec import RLJobSpec
+from rljob_api.type_errors import as_written
+
+MEBI = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a number is in every job that we know of."""
+
+    low: float
+    high: float
+    reason: str
+    """What a value outside does."""
+    fix: str
+
+
+ANY = float("inf")
+_CLIP = "it is a distance of the ratio from 1: from 1 on hardly anything is clipped"
+_ENDED = "attempts in order would be ended"
+_SECONDS = "it is a time in seconds"
+_AVERAGE = "the moments would hardly average, or hardly move"
+OPTIMIZER = {
+    "learningRate": Window(1e-9, 1e-2, "AdamW diverges above, and stands still below", "1e-6 is usual in RL, 1e-5 in SFT, 1e-4 for adapters"),
+    "minLearningRate": Window(0, 1e-2, "it is the rate at the end of the decay", "lower it"),
+    "weightDecay": Window(0, 1, "it shrinks every weight by this times the rate, each step", "0.01 to 0.1 is usual"),
+    "beta1": Window(0.5, 0.99, _AVERAGE, "0.9 is usual"),
+    "beta2": Window(0.8, 0.9999, _AVERAGE, "0.95 to 0.999 is usual"),
+    "epsilon": Window(1e-16, 1e-3, "it is added to the root of the second moment", "1e-8 is usual"),
+    "clipGrad": Window(0, 100, "it bounds the norm of the gradient: such norms hardly occur", "1.0 is usual, 0 is off"),
+}  # fmt: skip
+SAMPLING = {
+    "temperature": Window(0, 2, "tokens are drawn almost at random", "1.0 is the model's own distribution"),
+    "topP": Window(0.1, 1, "almost every token but the likeliest is left out", "set temperature: 0 for the likeliest token"),
+    "maxTokens": Window(1, 10**6, "no response of such a length is known", "lower it"),
+}  # fmt: skip
+SHARED = Window(64 * MEBI, ANY, "NCCL and vLLM exchange in it, and fail where it is full", "1Gi is the default")
+WINDOWS: Mapping[str, Window] = {
+    **{f"train.optimizer.{key}": window for key, window in OPTIMIZER.items()},
+    **{f"critic.optimizer.{key}": window for key, window in OPTIMIZER.items()},
+    **{f"rollout.sampling.{key}": SAMPLING[key] for key in ("temperature", "maxTokens")},
+    **{f"evaluation.sampling.{key}": window for key, window in SAMPLING.items()},
+    **{f"evaluation.sets[].sampling.{key}": window for key, window in SAMPLING.items()},
+    "algorithm.clip.low": Window(0, 0.99, _CLIP, "0.2 keeps ratios above 0.8"),
+    "algorithm.clip.high": Window(0, 0.99, _CLIP, "0.28 keeps ratios below 1.28"),
+    "algorithm.clip.dual": Window(1, 100, "it bounds the loss of bad responses, in multiples of their advantage", "3 is usual"),
+    "algorithm.gamma": Window(0.9, 1, "a reward hardly reaches tokens that are 50 before it", "1 is usual with responses"),
+    "algorithm.entropyCoefficient": Window(0, 0.5, "the policy is drawn to random tokens", "0 to 0.01 is usual"),
+    "algorithm.rolloutCorrection.cap": Window(1, 100, "weights are near 1: below, all are cut, and far above, none", "2 is usual"),
+    "algorithm.overlong.penalty": Window(0, 100, "it is taken off the reward", "1 is usual"),
+    "dpo.beta": Window(1e-3, 10, "it is the strength of the reference", "0.1 is usual"),
+    "dpo.sftCoefficient": Window(0, 100, "pairs hardly count beside it", "0.1 to 1 is usual"),
+    "model.lora.rank": Window(1, 1024, "adapters of such a rank are no smaller than what they adapt", "8 to 128 is usual"),
+    "train.samplesPerPrompt": Window(1, 1024, "all samples of a prompt are of one group", "8 to 64 is usual"),
+    "train.epochsPerStep": Window(1, 32, "it is the number of passes over one step's samples, not over the data", "1 is usual; see train.epochs"),
+    "train.tokensPerMicroBatch": Window(16, 2**21, "it is what one data-parallel rank has in one pass", "8192 to 32768 is usual"),
+    "rewards[].weight": Window(-1e4, 1e4, "it is a factor of the reward", "1 is usual"),
+    "rewards[].timeoutSeconds": Window(0.1, 86400, _SECONDS, "10 is the default"),
+    "data.custom.timeoutSeconds": Window(0.1, 3600, _SECONDS, "10 is the default"),
+    "rollout.agent.timeoutSeconds": Window(1, 86400, _SECONDS, "60 is the default"),
+    "environments[].claimSeconds": Window(10, 86400, _SECONDS, "1800 is the default"),
+    "service.sessionTimeoutSeconds": Window(10, ANY, "clients that pause for a moment would be dropped", "600 is the default"),
+    "lifecycle.drainTimeoutSeconds": Window(30, ANY, "a suspended job has so long to finish its step and to save", "600 is the default"),
+    "lifecycle.stallTimeoutSeconds": Window(60, ANY, f"a step, or loading a model, takes longer without a word: {_ENDED}", "1800 is the default"),
+    "lifecycle.nodeLossSeconds": Window(10, ANY, f"a node's report may be that late: {_ENDED}", "120 is the default"),
+    "lifecycle.strandedSeconds": Window(30, ANY, "pods of a gang do not start in the same second", "600 is the default"),
+    "lifecycle.pendingDeadlineSeconds": Window(60, ANY, "pulling an image takes longer", "raise it"),
+    "lifecycle.activeDeadlineSeconds": Window(60, ANY, "loading a model takes longer", "raise it"),
+    "lifecycle.backoffSeconds": Window(0, 3600, "a job waits so long before each restart", "5 is the default"),
+    **{f"{section}.shmSize": SHARED for section in ("trainer", "rollout", "critic", "reference", "pools[]", "rewards[].model")},
+}  # fmt: skip
+"""By field, with [] for any entry of a list."""
+
+
+def advice(spec: RLJobSpec) -> Iterator[Violation]:
+    """Each with the field, its value, what it does, and what is usual."""
+    for pattern, path, value in _written(spec.model_dump(by_alias=True, exclude_defaults=True), "", ""):
+        window = WINDOWS.get(pattern)
+        if (
+            pattern.startswith("algorithm.clip.") and spec.algorithm.loss == "cispo"
+        ):  # `low: 1` is no bound, `high: 5` usual
+            continue
+        if window and (number := _number(value)) is not None and not window.low <= number <= window.high:
+            yield Violation(f"spec.{path}", as_written(value), _rule(window, value), window.fix)
+
+
+def _rule(window: Window, value: Any) -> str:
+    shown = _size if isinstance(value, str) else "{:,g}".format
+    if (_number(value) or 0) < window.low:
+        return f"is below {shown(window.low)}: {window.reason}"
+    return f"is above {shown(window.high)}: {window.reason}"
+
+
+def _size(count: float) -> str:
+    return show(round(count) * 1000)
+
+
+def _number(value: Any) -> float | None:
+    """Of a quantity, its units; None: it is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value) if isinstance(value, int | float) else parse(value) / 1000
+    except ValueError:
+        return None
+
+
+def _written(value: Any, pattern: str, path: str) -> Iterator[tuple[str, str, Any]]:
+    """Leaves, each with its path without and with the places of entries in their lists."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _written(inner, f"{pattern}.{key}" if pattern else key, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _written(inner, f"{pattern}[]", f"{path}[{i}]")
+    else:
+        yield pattern, path, value

@@ -1,0 +1,90 @@
+"""Unusual values: every one is named with what it does and what is usual, and no job that is in order has any."""
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from api.specs import make_spec, raw_spec
+from rljob_api.base import Model
+from rljob_api.rules import validate
+from rljob_api.rules.advice import WINDOWS, Window, advice
+from rljob_api.spec import RLJobSpec
+
+REPOSITORY = Path(__file__).parents[2]
+JOBS = [
+    job["spec"]
+    for folder in ("examples", "tests/importer/cases", "gitops")
+    for file in sorted((REPOSITORY / folder).rglob("*.yaml"))
+    for job in (yaml.safe_load_all(file.read_text()) if "\nkind: RLJob\n" in file.read_text() else ())
+    if job and job.get("kind") == "RLJob"
+]
+
+
+def fields(section: Any, path: str = "") -> Iterator[str]:
+    """All fields of the spec, with [] for entries of lists."""
+    if isinstance(section, type) and issubclass(section, Model):
+        for field in section.model_fields.values():
+            here = f"{path}.{field.alias}" if path else str(field.alias)
+            yield here
+            yield from fields(field.annotation, here)
+    for inner in typing.get_args(section):
+        yield from fields(inner, f"{path}[]" if typing.get_origin(section) is list else path)
+
+
+@pytest.mark.parametrize("spec", JOBS)
+def test_no_example_and_no_import_has_an_unusual_value(spec: dict[str, Any]) -> None:
+    parsed = validate(spec, "demo").spec
+    assert parsed and not [*advice(parsed)]
+
+
+def test_every_window_is_of_a_field_of_the_spec() -> None:
+    assert len(JOBS) > 30 and WINDOWS.keys() <= {*fields(RLJobSpec)}
+
+
+OUT_OF_PLACE = {
+    "algorithm.clip.high": 1.28,
+    "algorithm.clip.low": 1.2,
+    "train.optimizer.learningRate": 10.0,
+    "train.optimizer.weightDecay": 10.0,
+    "lifecycle.drainTimeoutSeconds": 1,
+    "lifecycle.stallTimeoutSeconds": 5,
+    "evaluation.sampling.topP": 0.01,
+    "rollout.sampling.temperature": 7.0,
+    "algorithm.gamma": 0.1,
+    "trainer.shmSize": "2Mi",
+}
+
+
+@pytest.mark.parametrize("path", OUT_OF_PLACE)
+def test_what_is_almost_surely_a_mistake_is_said_with_what_it_does_and_what_is_usual(path: str) -> None:
+    value, window = OUT_OF_PLACE[path], WINDOWS[path]
+    section: dict[str, Any] = {}
+    inner = section
+    *above, last = path.split(".")
+    for part in above:
+        inner = inner.setdefault(part, {})
+    inner[last] = value
+    if path.startswith("rollout.sampling"):
+        inner.setdefault("maxTokens", 8)
+    (said,) = advice(make_spec(**section))
+    assert said.field == f"spec.{path}" and window.reason in said.rule and said.fix == window.fix
+
+
+@pytest.mark.parametrize(("path", "window"), WINDOWS.items(), ids=list(WINDOWS))
+def test_a_window_has_a_reason_a_fix_and_an_inside(path: str, window: Window) -> None:
+    assert window.low < window.high and window.reason and window.fix
+
+
+def test_a_bound_of_cispo_is_of_a_weight_and_not_of_a_distance() -> None:
+    assert not [*advice(make_spec(algorithm={"loss": "cispo", "clip": {"low": 1.0, "high": 5.0}}))]
+
+
+@pytest.mark.parametrize("size", ["1", "64", "1000Ki", "900k"])
+def test_a_size_without_its_unit_is_refused(size: str) -> None:
+    broken = validate(raw_spec(trainer={"shmSize": size}), "demo").violations
+    (said,) = [v for v in broken if v.field == "spec.trainer.shmSize"]
+    assert said.fix == "write its unit, for example 1Gi"
