@@ -151,7 +151,7 @@ def _proven(
         if choice.parallelism in shown:
             continue
         settings = choice.settings(manifest.spec, shape)
-        plan = planned(replace(manifest, spec=reduce(_put, settings.items(), manifest.spec)))
+        plan = planned(replace(manifest, spec=reduce(put, settings.items(), manifest.spec)))
         broken = [*plan.violations, *plan.misfits()]
         if plan.spec and not broken:
             shown.append(choice.parallelism)
@@ -173,7 +173,8 @@ def _against(spec: RLJobSpec, config: dict[str, Any], shape: Shape, machine: Mac
     return "" if cached else "leave servers no room for a cache"
 
 
-def _put(spec: dict[str, Any], setting: tuple[str, Any]) -> dict[str, Any]:
+def put(spec: dict[str, Any], setting: tuple[str, Any]) -> dict[str, Any]:
+    """A raw spec with a field of one of its sections set."""
     section, _, field = setting[0].partition(".")
     kept = spec.get(section)
     return spec | {section: (kept if isinstance(kept, dict) else {}) | {field: setting[1]}}

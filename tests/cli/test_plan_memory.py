@@ -153,7 +153,7 @@ LAYER = 2 * 3584 * 128 * (28 + 4) + 3 * 3584 * 18944
 """Parameters of the recipe's model in its matrices: attention and feed-forward."""
 JUDGED_BY_ITSELF = """\
 GIB PER GPU   WEIGHTS   GRADIENTS   OPTIMIZER   ACTIVATIONS   LOGITS   OTHER MODELS   TOTAL
-trainer       7.1       14.2        -           17.0          3.5      -              41.7
+trainer       7.1       14.2        -           16.9          3.5      -              41.7
 reference     14.2      -           -           1.2           7.0      -              22.4
 rollout       14.2      -           -           -             -        -              14.2
 judge         7.1       -           -           -             -        -              7.1

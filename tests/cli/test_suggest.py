@@ -280,3 +280,35 @@ def test_hundreds_of_gpus_have_no_more_layouts_than_there_is_time_for(
     monkeypatch.setattr("kubectl_rljob.suggesting.SECONDS", 120.0)  # on a busy machine
     found = suggested(capsys, "qwen3-30b-a3b-dapo", "--set", "trainer.nodes=64")
     assert found["tried"] < 20_000 and len(found["suggestions"]) == 5
+
+
+APART = ("--set", "trainer.nodes=24", "--set", "rollout.replicas=8")
+
+
+def test_another_split_of_as_many_gpus_is_suggested_where_it_is_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    """24 nodes of 32 train what eight can, and the servers on the other eight are waited for."""
+    found = suggested(capsys, "qwen3-235b-a22b", *APART)
+    split, best = found["split"], found["suggestions"][0]
+    assert split["trainingGpus"] + split["generatingGpus"] == 256 and split["trainingGpus"] < 24 * 8
+    assert split["tokensPerSecond"] > 1.02 * best["tokensPerSecond"]
+    assert main(command("qwen3-235b-a22b", *options(split["settings"]))) == 0
+
+
+def test_a_split_stays_where_no_other_has_as_many_gpus_and_shared_gpus_have_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    apart = ("--set", "rollout.placement=separate", "--set", "rollout.replicas=1")
+    main(command("qwen2.5-7b-gsm8k", "--suggest", *apart))
+    assert "between training and generation stays: no other has as many GPUs." in capsys.readouterr().out
+    main(command("qwen2.5-7b-gsm8k", "--suggest"))
+    assert "split" not in capsys.readouterr().out
+
+
+def test_a_split_that_is_faster_is_shown_with_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where the best layout of the job's own split has fewer servers of more GPUs."""
+    apart = ("rollout.placement=separate", "rollout.replicas=12", "trainer.nodes=2", "trainer.processesPerNode=2")
+    main(command("qwen2.5-7b-gsm8k", "--suggest", *(word for one in apart for word in ("--set", one)), gpu="h200"))
+    found = re.search(
+        r"split otherwise, (\d+) GPUs for training and (\d+) for generation, have", capsys.readouterr().out
+    )
+    assert found and int(found[1]) + int(found[2]) == 16 and int(found[1]) > 4

@@ -1,5 +1,6 @@
 """What the GPUs and hosts of a job have to hold, in GiB, and what crosses the network cards of the busiest node."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from kubectl_rljob.fitting import refused, tight
@@ -15,17 +16,30 @@ from rljob_api.sizing.stage import VolumeSpace
 def parts(estimates: Sequence[Estimate]) -> str:
     """By what holds them, at the moment when most is held."""
     columns = list(dict.fromkeys(part for e in estimates for part in e.parts))
-    rows = [(e.role, *(_gib(e.parts.get(c)) for c in columns), _gib(e.total)) for e in estimates]
+    rows = [(e.role, *adding_up([e.parts.get(c, 0.0) for c in columns])) for e in estimates]
     header = ("GIB PER GPU", *(c.replace("_", " ").upper() for c in columns), "TOTAL")
     return table(header, rows)
 
 
-def by_phase(phases: Sequence[PhaseMemory], device: Gpu) -> str:
-    """Of a trainer's GPU in each phase of a step, whose GPU that is, and the verdict."""
-    rows = [(p.name, _gib(p.state), _gib(p.estimate), _gib(p.server), _gib(p.total)) for p in phases]
+def adding_up(parts: Sequence[float]) -> list[str]:
+    """Bytes and their sum in GiB, with one digit so that what is shown adds up to the sum that is shown: a part may be rounded the other way."""
+    tenths = [part / GIB * 10 for part in parts]
+    total, shown = round(sum(tenths)), [math.floor(t) for t in tenths]
+    by_rest = sorted((i for i, t in enumerate(tenths) if t), key=lambda i: shown[i] - tenths[i])
+    for i in by_rest[: total - sum(shown)]:
+        shown[i] += 1
+    return [
+        f"{tenth / 10:.1f}" if part else "-" for tenth, part in zip((*shown, total), (*parts, sum(parts)), strict=True)
+    ]
+
+
+def by_phase(phases: Sequence[PhaseMemory], device: Gpu, outside: float) -> str:
+    """Of a trainer's GPU in each phase of a step, whose GPU that is, and the verdict. `outside`: bytes outside of tensors."""
+    rows = [(p.name, *adding_up([p.state, p.estimate, p.server])) for p in phases]
     header = ("TRAINER, BY PHASE", "MODELS", "ESTIMATE", "SERVER", f"OF {_gib(device.bytes)}")
     source = f"GPU: {device.source}\n" if device.source else ""
-    return f"{table(header, rows)}\n\n{source}{_verdict(phases, device)}"
+    what = f"ESTIMATE: activations, logits and weights on their way; of it {_gib(outside)} outside of tensors, which no row above has"
+    return f"{table(header, rows)}\n{what}\n\n{source}{_verdict(phases, device)}"
 
 
 GB = 1e9

@@ -10,12 +10,14 @@ from kubectl_rljob.planning import Plan, Stages, roles
 from kubectl_rljob.preview import Preview
 from kubectl_rljob.printers import estimates, placement
 from kubectl_rljob.printers.text import plural, table
+from kubectl_rljob.splitting import NEAREST, GpuSplit, is_split, others
 from kubectl_rljob.suggesting import Suggested, Suggestion
 from rljob_api import names
 from rljob_api.families import targets_of
 from rljob_api.rules import Violation
 from rljob_api.sizing.devices import GIB
 from rljob_api.sizing.layout import Amounts, Layout
+from rljob_api.sizing.memory import outside_tensors
 from rljob_api.spec import RLJobSpec
 from rljob_api.spec.job import Task
 from rljob_api.spec.model import LoraSpec
@@ -65,7 +67,7 @@ def page(plan: Plan, where: Preview, leaving: Leaving) -> str:
         if held_by := plan.memory():
             blocks += [estimates.parts(held_by)]
         if plan.device and (phases := plan.phases()):
-            blocks += [estimates.by_phase(phases, plan.device)]
+            blocks += [estimates.by_phase(phases, plan.device, outside_tensors(plan.spec))]
         if host := plan.host():
             blocks += estimates.of_host("trainer", host, plan.spec.trainer.template.memory_limit)
         if cache := plan.cache():
@@ -232,7 +234,7 @@ HEADER = (
 ON_HOST = "With the optimizer on GPUs none fits into 95 %: its steps are taken on the host (docs/sizing.md#optimizer-steps-on-the-host)."
 
 
-def suggestions(base: Plan, search: Suggested) -> str:
+def suggestions(base: Plan, search: Suggested, split: GpuSplit | None) -> str:
     assert base.spec and base.device and base.cards
     ranks = f"{plural(base.spec.trainer.nodes, 'pod')} x {base.spec.trainer.processes_per_node}"
     place = f"{ranks} GPUs of {base.device.bytes / GIB:.1f} GiB, {base.cards.text} a node"
@@ -247,7 +249,25 @@ def suggestions(base: Plan, search: Suggested) -> str:
     note = "Seconds and tokens/s are modelled and not measured, with every sample at its longest (docs/sizing.md#suggested-layouts)."
     options = [f"{number}: {_options(suggestion.settings)}" for number, suggestion in enumerate(search.suggestions, 1)]
     head += f"\n{ON_HOST}" if search.updated else ""
-    return "\n\n".join([head, table(HEADER, rows), note, "\n".join(options)])
+    return "\n\n".join(
+        [head, table(HEADER, rows), note, "\n".join(options), *_split(base.spec, search.suggestions[0], split)]
+    )
+
+
+def _split(spec: RLJobSpec, best: Suggestion, split: GpuSplit | None) -> list[str]:
+    """Whether other numbers of nodes and servers would be faster, where a job has both."""
+    if not is_split(spec):
+        return []
+    own = f"{best.speed.tokens_per_second:,.0f}"
+    if split is None:
+        near = min(NEAREST, len([*others(spec)]))
+        why = f"of the {plural(near, 'most promising other')}, none is faster" if near else "no other has as many GPUs"
+        return [f"The split of the job's GPUs between training and generation stays: {why}."]
+    numbers = f"{split.training} GPUs for training and {split.generating} for generation"
+    options = _options(split.settings)
+    return [
+        f"As many GPUs split otherwise, {numbers}, have {split.tokens_per_second:,.0f} tokens/s, in place of {own}:\n{options}"
+    ]
 
 
 def _row(number: int, suggestion: Suggestion) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from kubectl_rljob.planning import Plan
 from kubectl_rljob.preview import Read, Site, preview
 from kubectl_rljob.printers import data
 from kubectl_rljob.printers import plan as page
+from kubectl_rljob.splitting import better_split
 from kubectl_rljob.suggesting import elsewhere
 from kubectl_rljob.suggesting import suggest as search_layouts
 from rljob_api.manifest import Manifest
@@ -144,13 +145,16 @@ def _suggest(
 ) -> None:
     searched = []
     for job, base in jobs:
-        machine = _machine(base)
-        searched.append((base, search_layouts(job, base, machine, partial(_on, base.device, planned))))
+        machine, on_gpu = _machine(base), partial(_on, base.device, planned)
+        search = search_layouts(job, base, machine, on_gpu)
+        split = better_split(job, base, search.suggestions[0], machine, on_gpu) if search.suggestions else None
+        searched.append((base, search, split))
     if output:
-        session.terminal.data(data.render([search.dump(base.name) for base, search in searched], output))
+        dumps = [found.dump(base.name) | ({"split": split.dump()} if split else {}) for base, found, split in searched]
+        session.terminal.data(data.render(dumps, output))
     else:
-        session.terminal.show("\n\n".join(page.suggestions(base, search) for base, search in searched))
-    if not all(search.suggestions for _, search in searched):
+        session.terminal.show("\n\n".join(page.suggestions(*found) for found in searched))
+    if not all(found.suggestions for _, found, _ in searched):
         raise click.exceptions.Exit(errors.REFUSED)
 
 

@@ -170,7 +170,7 @@ def phases(spec: RLJobSpec, shape: Shape, device: float) -> list[PhaseMemory]:
     sent = in_transfer(spec, shape)
     of_stages = [_phases(stage, weights, sent, awake) for stage in stages(spec, shape)]
     most = [max(same, key=lambda p: p.total) for same in zip(*of_stages, strict=True)]
-    return [replace(p, estimate=p.estimate + _outside_tensors(spec)) for p in most]
+    return [replace(p, estimate=p.estimate + outside_tensors(spec)) for p in most]
 
 
 def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[PhaseMemory]:
@@ -190,7 +190,8 @@ def _phases(stage: Stage, weights: float, sent: float, awake: float) -> list[Pha
     ]
 
 
-def _outside_tensors(spec: RLJobSpec) -> float:
+def outside_tensors(spec: RLJobSpec) -> float:
+    """Bytes that the processes on a GPU hold besides, in every phase."""
     if spec.trainer.device == "cpu":
         return 0.0
     return TRAINER_OVERHEAD + (SERVER_OVERHEAD if spec.rollout.placement == "colocated" else 0.0)

@@ -1,0 +1,43 @@
+"""Every row of `plan`'s tables of memory adds up as it is shown."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kubectl_rljob.__main__ import main
+from kubectl_rljob.printers.estimates import adding_up
+from rljob_api.sizing.devices import GIB
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECIPES = [
+    f
+    for f in sorted(EXAMPLES.glob("*/*.yaml"))
+    if (f.parent / "config.json").exists() and "kind: RLJob\n" in f.read_text()
+]
+
+
+def tenths(cell: str) -> int:
+    return 0 if cell == "-" else round(float(cell) * 10)
+
+
+@given(parts=st.lists(st.integers(0, 2000 * GIB), min_size=1, max_size=7))
+def test_what_is_shown_is_near_and_adds_up(parts: list[int]) -> None:
+    *shown, total = map(tenths, adding_up(parts))
+    assert sum(shown) == total and abs(total - sum(parts) / GIB * 10) <= 0.51
+    assert all(abs(one - part / GIB * 10) <= 1 for one, part in zip(shown, parts, strict=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=[str(f.relative_to(EXAMPLES)) for f in RECIPES])
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_every_row_of_a_recipe_adds_up(recipe: Path, gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "-f", str(recipe), "--model", str(recipe.parent), "--gpu", gpu, "--offline"])
+    page = capsys.readouterr().out
+    tables = [
+        block.splitlines() for block in page.split("\n\n") if block.startswith(("GIB PER GPU", "TRAINER, BY PHASE"))
+    ]
+    rows = [line.split() for table in tables for line in table[1:] if not line.startswith("ESTIMATE:")]
+    assert len(tables) == 2 and len(rows) >= 6
+    for name, *cells, total in rows:
+        assert sum(map(tenths, cells)) == tenths(total), name
