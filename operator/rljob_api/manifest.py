@@ -13,7 +13,7 @@ from rljob_api import names
 from rljob_api.rules import ValidationResult, Violation, validate
 from rljob_api.rules.pods import annotation_violations, label_violations
 from rljob_api.type_errors import as_written, path_of
-from rljob_api.yaml_text import Document, documents, value_of
+from rljob_api.yaml_text import Document, documents, said, value_of
 
 KEY = re.compile(r"((?:\\.|[^.\[\]\\])+)((?:\[[0-9]+\])*)(?:\.(?=.)|$)")
 """One name of a path, with the indices behind it. `\\.` is a dot of a name, as in those of labels."""
@@ -45,7 +45,7 @@ class Override:
         try:
             return Override(text, location, value_of(value))
         except yaml.YAMLError as error:
-            raise OverrideError(f"--set {text}: the value is not YAML: {error}") from error
+            raise OverrideError(f"--set {text}: the value is not YAML: {said(error)}") from error
 
     def applied(self, given: Any, depth: int = 0) -> Any:
         """A copy of `given` with the value put in. `given`: what the first `depth` keys of the path lead to, at 0 the whole spec. Raises
@@ -86,14 +86,6 @@ def _location(path: str) -> tuple[str | int, ...]:
     return tuple(key for part in parts for key in (part[1].replace("\\.", "."), *map(int, re.findall(r"\d+", part[2]))))
 
 
-HINTS = {
-    "expected <block end>": "indent the line as its neighbours",
-    "found character '\\t'": "indent with blanks, not with tabs",
-    "mapping values are not allowed": "put a text with `: ` in it in quotes, or indent the line as its neighbours",
-}
-"""What to do, by how the parser's problem begins."""
-
-
 class ManifestError(ValueError):
     """The text holds no RLJob that can be checked. The message is for the user."""
 
@@ -122,21 +114,12 @@ def read(text: str, settings: Iterable[str] = ()) -> list[Manifest]:
     try:
         objects = [d for d in documents(text) if isinstance(d.value, dict)]
     except yaml.YAMLError as error:
-        raise ManifestError(f"is not YAML: {_said(error)}") from error
+        raise ManifestError(f"is not YAML: {said(error)}") from error
     manifests = [_manifest(d) for d in objects if _meant(d.value)]
     if not manifests:
         kinds = ", ".join(sorted({str(d.value.get("kind")) for d in objects})) or "nothing"
         raise ManifestError(f"holds no {names.KIND} (found: {kinds})")
     return list(_with_namesakes([replace(m, spec=applied(m.spec, overrides)) for m in manifests]))
-
-
-def _said(error: yaml.YAMLError) -> str:
-    """Where, and what to write; other errors in the parser's words."""
-    if not isinstance(error, yaml.MarkedYAMLError) or not error.problem_mark:
-        return str(error)
-    hint = next((text for start, text in HINTS.items() if (error.problem or "").startswith(start)), "")
-    place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
-    return f"{place}: {error.problem}" + (f"; {hint}" if hint else "")
 
 
 def _meant(given: dict[str, Any]) -> bool:

@@ -11,6 +11,13 @@ FLOAT, DATE, MERGE = (f"tag:yaml.org,2002:{name}" for name in ("float", "timesta
 NUMBER = re.compile(r"^([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$")
 """A number of YAML 1.2's core schema (yaml.org/spec/1.2.2, section 10.3.2)."""
 
+HINTS = {
+    "expected <block end>": "indent the line as its neighbours",
+    "found character '\\t'": "indent with blanks, not with tabs",
+    "mapping values are not allowed": "put a text with `: ` in it in quotes, or indent the line as its neighbours",
+}
+"""What to do, by how the parser's problem begins."""
+
 
 class Loader(yaml.SafeLoader):
     """Reads values of JSON's types only, unless they are tagged."""
@@ -63,6 +70,15 @@ def documents(text: str) -> Iterator[Document]:
 def value_of(text: str) -> Any:
     """One YAML value, such as stands on the right of a colon. Raises yaml.YAMLError."""
     return next((document.value for document in documents(text)), None)
+
+
+def said(error: yaml.YAMLError) -> str:
+    """Where, and what to write; other errors in the parser's words."""
+    if not isinstance(error, yaml.MarkedYAMLError) or not error.problem_mark:
+        return str(error)
+    hint = next((text for start, text in HINTS.items() if (error.problem or "").startswith(start)), "")
+    place = f"line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    return f"{place}: {error.problem}" + (f"; {hint}" if hint else "")
 
 
 def _key(node: yaml.Node) -> str:

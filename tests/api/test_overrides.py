@@ -57,7 +57,7 @@ def test_a_path_through_something_else_says_what_is_there(text: str, message: st
 
 
 def test_a_value_that_is_not_yaml_is_refused() -> None:
-    with pytest.raises(OverrideError, match=r"^--set a=\[: the value is not YAML: "):
+    with pytest.raises(OverrideError, match=r"^--set a=\[: the value is not YAML: line 1, column 2: "):
         Override.of("a=[")
 
 

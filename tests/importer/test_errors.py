@@ -59,7 +59,7 @@ def test_a_broken_rule_is_told_beside_the_rljob(rljob: Rljob, tmp_path: Path) ->
         ("roll", "custom_envs: {}", "write them as an agent or a service"),
         ("roll", "student: {}", "write algorithm.distillation with the teacher as a pool"),
         ("llamafactory", "- a list", "is not a YAML mapping"),
-        ("rlinf", "a: [", "is not YAML"),
+        ("rlinf", "a: [", "is not YAML: line 1, column 5: expected the node content"),
         ("rlinf", "runner: {task_type: embodied}\nenv: {group_name: E}", "is of the task `embodied`"),
         ("rlinf", "env_type: libero", "has no section `runner`"),
         ("rlinf", "runner: {task_type: sft}", "store them as messages, and write a job of `task: sft`"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from rljob_api.yaml_text import said
 from rljob_import.readers.words import end_of_brackets
 
 OVERRIDE = re.compile(r"(\+{0,2}|~)([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)*)=(.*)", re.DOTALL)
@@ -103,7 +104,7 @@ def document(text: str) -> Any:
     try:
         return plain(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise UnreadableFile(f"is not YAML: {error}") from error
+        raise UnreadableFile(f"is not YAML: {said(error)}") from error
     except RecursionError as error:
         raise UnreadableFile("is nested too deeply, or an alias leads into itself") from error
     except ValueError as error:  # a date without such a month, a number of thousands of digits
