@@ -178,6 +178,18 @@ def user_suspends(s: Subject) -> Blow:
     return blow
 
 
+def user_edits(s: Subject) -> Blow:
+    """What the next attempt runs, and whether the job is suspended, also where a request has said otherwise."""
+
+    def blow() -> str:
+        s.world.edit_spec(image=f"trainer:{s.random.randrange(9)}", suspend=s.random.random() < 0.5)
+        s.later(lambda: s.world.edit_spec(suspend=False))
+        s.later(lambda: s.ask("resume"))
+        return "its spec is edited"
+
+    return blow
+
+
 FAULTS: Sequence[Callable[[Subject], Blow | None]] = (
     pod_goes,
     pod_hangs,
@@ -186,6 +198,7 @@ FAULTS: Sequence[Callable[[Subject], Blow | None]] = (
     node_is_full,
     operator_dies,
     user_suspends,
+    user_edits,
 )
 
 
