@@ -1,6 +1,7 @@
 """What waits in the driver's memory for a process that does not read."""
 
 import asyncio
+import errno
 import json
 import pickle
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ import pytest
 
 from rljob_trainer.machine import loopback
 from rljob_trainer.workers import process
-from rljob_trainer.workers.process import WorkerProcess, WorkerTaken
+from rljob_trainer.workers.process import WorkerGone, WorkerProcess, WorkerTaken
 from rljob_trainer.workers.remote import Remote, framed
 from trainer.pod.pods import SECONDS, until
 
@@ -100,3 +101,33 @@ async def test_who_is_cancelled_while_it_waits_sends_nothing_and_keeps_nobody_fr
         await until(lambda: len(written) == before + 1)
         assert pickle.loads(await reader.readexactly(written[-1]))[1] == {"row": b"last"}
         last.cancel()
+
+
+async def test_a_process_that_reads_a_large_message_slowly_is_not_given_up(
+    written: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer for it than a call may, and each call waits for the one before."""
+    monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
+    async with connected(0.2) as (worker, reader, writer):
+        calls = [asyncio.create_task(worker.call({"row": 8 * ROW}, seconds=SECONDS)) for _ in range(3)]
+        for _ in calls:
+            await until(lambda: len(written) > 0)
+            size, data = written.pop(0), b""
+            while len(data) < size:
+                data += await reader.read(min(2**18, size - len(data)))
+                await asyncio.sleep(0.02)
+            number, _ = pickle.loads(data)
+            writer.write(framed(json.dumps({"number": number}).encode()))
+        await asyncio.wait_for(asyncio.gather(*calls), SECONDS)
+
+
+async def test_a_connection_that_fails_while_a_call_waits_is_a_process_that_is_gone() -> None:
+    """Whatever the network says."""
+    async with connected(SECONDS) as (worker, _, _):
+        first = asyncio.create_task(worker.call({"row": 8 * ROW}))
+        second = asyncio.create_task(worker.call({"row": ROW}))
+        await until(lambda: unsent(worker) > 0)
+        assert isinstance(worker._peer, Remote)
+        worker._peer._writer.transport._fatal_error(OSError(errno.EHOSTUNREACH, "no route to host"))  # type: ignore[attr-defined]
+        lost = await asyncio.wait_for(asyncio.gather(first, second, return_exceptions=True), SECONDS)
+        assert all(isinstance(error, WorkerGone) for error in lost), lost

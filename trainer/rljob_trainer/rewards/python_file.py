@@ -18,7 +18,7 @@ from rljob_trainer.rewards.request import (
     known_values,
     require_arguments,
 )
-from rljob_trainer.workers.process import WorkerGone, WorkerLost, WorkerProcess
+from rljob_trainer.workers.process import WorkerGone, WorkerLost, WorkerProcess, WorkerTaken
 from rljob_trainer.workers.workers import AnyWorkers, NotLoaded, OwnWorkers, PodWorkers, Tries
 
 AT_ONCE = 64
@@ -84,13 +84,15 @@ class PythonFile:
         return takes
 
     async def _reply(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What the function answers. A pod that is lost says nothing of the function, which another one calls again."""
+        """What the function answers. A pod that is lost says nothing of the function, nor does a process that was stopped for another call: it is
+        called again."""
         tries = Tries()
         while True:
             try:
                 return await self._called(values, tries.alone)
             except WorkerLost as error:
-                if not (self._in_pods and isinstance(error, WorkerGone)) or tries.are_over(error):
+                again = WorkerGone if self._in_pods else WorkerTaken
+                if not isinstance(error, again) or tries.are_over(error):
                     raise RewardFailed(error.kind, self._field, self._target, str(error)) from error
 
     async def _called(self, values: dict[str, Any], alone: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import os
 import pickle
 import sys
@@ -62,6 +63,11 @@ class Peer(Protocol):
         """Returns once it has read most of what was written, or will not read it: `line` says so."""
         ...
 
+    @property
+    def unread(self) -> int:
+        """Bytes that were written and wait in our memory."""
+        ...
+
     async def line(self) -> bytes:
         """Its next line; empty: none will come any more."""
         ...
@@ -107,8 +113,13 @@ class Child:
     async def drain(self) -> None:
         """Returns once it has read most of what was written, or will not read it: `line` says so."""
         assert self._process.stdin is not None
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             await self._process.stdin.drain()
+
+    @property
+    def unread(self) -> int:
+        assert self._process.stdin is not None
+        return self._process.stdin.transport.get_write_buffer_size()
 
     async def line(self) -> bytes:
         assert self._process.stdout is not None
@@ -195,6 +206,7 @@ class WorkerProcess:
         limit = seconds or self._seconds + (GRACE_SECONDS if self.concurrent else 0.0)
         number = next(self._numbers)
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # lost before it was sent, too
         try:
             await self._send((number, values))
             returned = await asyncio.wait_for(answer, limit)
@@ -209,14 +221,22 @@ class WorkerProcess:
         """Once it has read most of what was sent before, so that no more than one message waits in memory, however many calls there are. A process
         that reads nothing for longer than a call may take is stopped: its calls raise WorkerTaken."""
         async with self._sending:
-            try:
-                async with asyncio.timeout(self._seconds + GRACE_SECONDS):
-                    await self._peer.drain()
-            except TimeoutError:
+            if not await self._drained():
                 log.warning("a process has read nothing for %g s, and is given up", self._seconds + GRACE_SECONDS)
                 await self.stop()
             if not self.ended:
                 self._peer.write(pickle.dumps(message))
+
+    async def _drained(self) -> bool:
+        """False: it has read nothing for longer than a call may take. One that reads slowly may take longer for a large message."""
+        left = math.inf
+        while self._peer.unread < left:
+            left = self._peer.unread
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds + GRACE_SECONDS):
+                    await self._peer.drain()
+                    return True
+        return False
 
     async def _bound_processes(self) -> None:
         """Raises WorkerLost."""

@@ -48,8 +48,12 @@ class Remote:
             self._writer.write(data)
 
     async def drain(self) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             await self._writer.drain()
+
+    @property
+    def unread(self) -> int:
+        return self._writer.transport.get_write_buffer_size()
 
     async def line(self) -> bytes:
         try:

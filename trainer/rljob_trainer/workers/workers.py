@@ -22,8 +22,6 @@ from rljob_trainer.workers.process import (
 )
 from rljob_trainer.workers.remote import Remote
 
-REFUSAL_SECONDS = 600.0
-"""After the first pod that could not load what it should run, until when another one may: it may have an image to pull that the first one had."""
 TRIES = 3
 """Processes that may end under a call; in the last one it runs alone, so that it does not answer for others. One that ends every process in which it
 runs would otherwise be run for ever."""
@@ -188,20 +186,15 @@ class PodWorkers[P: WorkerProcess]:
         await asyncio.gather(*(process.stop() for process in self._places))
 
     def _refuse(self, pod: str, error: WorkerLost) -> None:
-        """A pod cannot load what it should run. Most pods decide, and not the first: its node may lack a volume, or have an old image."""
+        """A pod cannot load what it should run. Most pods decide, unless one has loaded it, and not the first: its
+        node may lack a volume, or have an old image, and others may still pull theirs."""
         if pod in self._refusals:
             return
         self._refusals[pod] = str(error)
         log.warning("%r cannot load what it should run: %s", pod, error)
-        if 2 * len(self._refusals) > self._expected:
-            self._give_up()
-        elif len(self._refusals) == 1:
-            asyncio.get_running_loop().call_later(REFUSAL_SECONDS, self._give_up)
-
-    def _give_up(self) -> None:
-        """With what most of them say, unless one has loaded it meanwhile."""
-        if not self._loaded.done():
+        if 2 * len(self._refusals) > self._expected and not self._loaded.done():
             ((said, count),) = Counter(self._refusals.values()).most_common(1)
-            not_loaded = NotLoaded(f"{said} (in {count} of {self._expected} pods)")
+            refused = f"so say {count} of {len(self._refusals)} pods that cannot, of {self._expected}"
+            not_loaded = NotLoaded(f"{said} ({refused})")
             self._loaded.set_exception(not_loaded)
             self._places.fail(not_loaded)
