@@ -89,7 +89,15 @@ def test_every_broken_spec_is_refused_by_the_api_server_or_named_by_the_operator
 
 
 def test_quantities_may_be_whole_numbers_as_everywhere_in_kubernetes(plane: ControlPlane) -> None:
-    for amount, accepted in ((8, True), ("8", True), ("64Gi", True), (-1, False), (0.5, False), ("8 GB", False)):
+    mebi = 2**20
+    for amount, accepted in (
+        (mebi, True),
+        (f"{mebi}", True),
+        ("64Gi", True),
+        (-1, False),
+        (0.5, False),
+        ("8 GB", False),
+    ):
         template = {"resources": {"limits": {"example.com/nic": amount}}}
         spec = raw_spec(trainer={"device": "cpu", "shmSize": amount, "template": template})
         assert (submit(plane, spec) == "") == accepted == (not validate(spec, "demo").violations), amount
