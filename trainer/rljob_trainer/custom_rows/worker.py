@@ -26,7 +26,7 @@ from time import monotonic
 from typing import Any, cast
 from uuid import UUID
 
-from rljob_trainer.rewards.worker import BY_NAME, channel, die_with_parent, is_async, load, say, taken
+from rljob_trainer.rewards.worker import BY_NAME, channel, die_with_parent, is_async, load, parameters_of, say
 from rljob_trainer.user_code import explain
 
 VALUES = ("row", "file")
@@ -82,7 +82,7 @@ def ready(target: Function, arguments: Mapping[str, Any]) -> tuple[Function, lis
         called, constant = cast(Function, target(**arguments)), {}
     if is_async(called):
         raise TypeError("is async: rows are made one after another, by a plain function")
-    takes = taken(called, [*VALUES, *constant])
+    takes = parameters_of(called, [*VALUES, *constant])
     return partial(called, **constant), [name for name in takes if name in VALUES]
 
 

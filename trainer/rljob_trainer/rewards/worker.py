@@ -111,7 +111,7 @@ def main() -> None:
     questions, answers = channel()
     try:
         function = load(path, name)
-        takes = taken(function, json.loads(known))
+        takes = parameters_of(function, json.loads(known))
     except BaseException as error:
         say(answers, error=explain(error, path, name))
         return
@@ -210,7 +210,7 @@ def die_with_parent() -> None:
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def taken(function: Callable[..., Any], known: Sequence[str]) -> list[str]:
+def parameters_of(function: Callable[..., Any], known: Sequence[str]) -> list[str]:
     """Those of the `known` values that the function takes; all of them with `**kwargs`.
 
     Raises TypeError for a parameter that would stay without a value.
