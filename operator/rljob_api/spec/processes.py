@@ -116,7 +116,7 @@ class Autoscaling(Model):
 
 class Workers(Model):
     """Pods of their own, without GPUs, in which a function of yours runs. They are no part of the gang: one that is lost is replaced alone, and what
-    ran there begins anew in others."""
+    ran there begins anew in others; trajectories of an agent whose function has a parameter `history` continue behind their last turn."""
 
     replicas: Annotated[int, Field(ge=1, le=MOST_PODS)] = 1
     """Number of pods; with `autoscaling` the largest. A change takes effect at once, as that of `rollout.replicas`."""

@@ -1,11 +1,15 @@
 """Agents in real worker processes that continue trajectories whose process was killed, asked by the whole driver."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from rljob_api.spec.agent import AgentSpec
+from rljob_trainer.agents.python_file import AgentProcess, WorkerAgent
+from rljob_trainer.agents.session import Session
 from rljob_trainer.driver import main
 from rljob_trainer.failure import ConfigurationError
 from rljob_trainer.wire.batch import Batch
@@ -13,6 +17,7 @@ from rljob_trainer.wire.rollout_server import Completion, encode, unpack_tokens
 from rljob_trainer.wire.weights.protocol import STEP_HEADER
 from trainer.agents.in_pods import bench_of_agents, in_pods
 from trainer.agents.talker import Talker, first_step, with_agent
+from trainer.agents.test_history import session_of
 from trainer.driver.bench import Bench, Characters
 from trainer.workers.pods import Pod
 
@@ -21,7 +26,7 @@ CONTINUES = """
 import os, signal
 from rljob_trainer.agents import Trajectory
 
-def lose(turn, prompt):
+def lose(turn):
     if turn == KILLED:
         try:
             os.mkdir("FIRST")
@@ -34,7 +39,7 @@ async def rollout(prompt, policy, row, history):
     while len(turns) < 4:
         context = turns[-1].whole + await policy.encode(f"[{len(turns)}]") if turns else prompt.tokens
         turns.append(await policy.generate(context))
-        lose(len(turns), prompt)
+        lose(len(turns))
     return Trajectory(turns[-1].whole, rewards=[len(turn.tokens) for turn in turns])
 """
 """The first trajectory that reaches turn KILLED ends its process."""
@@ -98,6 +103,30 @@ async def test_a_process_that_is_killed_in_any_turn_changes_no_token_and_costs_n
         lost = (batch.metrics["agent/resumed"] + batch.metrics["agent/run_again"]) * 12
         assert lost >= 1 and batch.metrics["agent/resumed"] * 12 >= 1
         assert set(asked) == set(seeds) and len(asked) < len(seeds) + lost, "one turn of each was under way at most"
+
+
+@pytest.mark.parametrize(("killed", "gone", "resumed"), [(0, 0, 0), (2, 1, 1)])
+async def test_a_process_that_is_gone_before_the_function_is_called_counts_as_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int, gone: int, resumed: int
+) -> None:
+    """`gone`: the try in which it is, the second after the one whose process is killed."""
+    file, tries, rollout = tmp_path / "agent.py", count(), AgentProcess.rollout
+    file.write_text(CONTINUES.replace("KILLED", str(killed)).replace("FIRST", str(tmp_path / "first")))
+
+    async def stopped_once(self: AgentProcess, values: dict[str, Any], session: Session) -> dict[str, Any]:
+        if next(tries) == gone:
+            await self.stop()
+        return await rollout(self, values, session)
+
+    monkeypatch.setattr(AgentProcess, "rollout", stopped_once)
+    section = {"python": {"path": str(file)}, "maxTurns": TURNS, "maxTokens": 4096}
+    agent = WorkerAgent(AgentSpec.model_validate(section))
+    await agent.start()
+    try:
+        made = await agent.rollout(session_of(4096))
+    finally:
+        await agent.stop()
+    assert (made.turns, made.resumed, made.run_again) == (TURNS, resumed, 0)
 
 
 async def test_a_function_that_does_not_say_that_it_continues_is_run_again(tmp_path: Path) -> None:

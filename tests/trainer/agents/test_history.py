@@ -3,7 +3,9 @@
 import asyncio
 import json
 import pickle
+import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,25 +19,30 @@ from rljob_api.families import ParserNames
 from rljob_api.spec.agent import AgentSpec
 from rljob_api.spec.common import Sampling
 from rljob_api.spec.model import ChatTemplate
-from rljob_trainer.agents.api import LastTurn, Policy, Trajectory, Turn
+from rljob_trainer.agents.api import LastTurn, Policy, PolicyError, Trajectory, Turn
 from rljob_trainer.agents.chat_completions import ChatRequest, complete
 from rljob_trainer.agents.conversations import ResponseParser
-from rljob_trainer.agents.history import History, read, taken
+from rljob_trainer.agents.history import History, parameters_of, read
 from rljob_trainer.agents.recording import Rollout
 from rljob_trainer.agents.responses import ResponsesRequest, respond
 from rljob_trainer.agents.session import Response, Session
 from rljob_trainer.data.prompts import Prompt
+from rljob_trainer.wire.rollout_client import RequestRefusedError
 from rljob_trainer.wire.rollout_server import Parsed, ParseRequest
 from rljob_trainer.wire.trajectory import Ints, Segment
 from trainer.agents.test_tools import END, words
 
 TURNS = 6
+REFUSED = "refused"
+"""Where it ends a turn, the rollouts refuse that one."""
 PROMPT = tuple(words().encode("1+2=", add_special_tokens=False))
 
 
 async def deterministic(context: Ints, sampling: Sampling, turn: int) -> Response:
     """What it says depends on the context and on the turn's seed; in the middle of it weights change."""
     await asyncio.sleep(0)
+    if sampling.stop == [REFUSED]:
+        raise RequestRefusedError("no")
     said = np.random.default_rng([turn, *context.tolist()]).integers(0, 10, 8)
     tokens = np.array(words().encode(" ".join(map(str, said)) + END, add_special_tokens=False), np.int32)
     halves = np.split(tokens, [3])
@@ -69,6 +76,7 @@ class Process:
         self._session, self._left, self._answered = session, lost_in, answered
 
     async def run(self, agent: "Agent") -> Trajectory:
+        self._session.is_called = True
         history, last = read(pickle.loads(pickle.dumps(self._session.history())))
         policy = Policy(self._ask, "", last)
         return await agent(policy, history, self._request)
@@ -191,6 +199,20 @@ async def with_branches(policy: Policy, history: History, request: Request) -> T
         turns.append(turn)
 
 
+async def refused_at_times(policy: Policy, history: History, request: Request) -> Trajectory:
+    """Asks for something that is refused after every second turn, again where it continues there."""
+    turns, context = list(history.turns), history.last.whole if history.last else list(PROMPT)
+    while True:
+        if len(turns) % 2:
+            with suppress(PolicyError):
+                await policy.generate(context, stop=REFUSED)
+        turn = await policy.generate(context)
+        if turn is None:
+            return Trajectory(context)
+        turns.append(turn)
+        context = turn.whole
+
+
 def of_the_page() -> Agent:
     """The agent that docs/agents.md shows."""
     page = (Path(__file__).parents[3] / "docs/agents.md").read_text()
@@ -263,9 +285,28 @@ async def test_a_trajectory_whose_process_is_lost_in_any_question_is_the_one_tha
             assert session.resumed + session.run_again <= 1
 
 
+async def test_what_the_rollouts_refuse_is_refused_again_and_counts_once() -> None:
+    _, whole = await made(refused_at_times, [])
+    assert whole.turns == TURNS - 2 and whole.truncated
+    for lost_in in range(1, 2 * TURNS):
+        for answered in (False, True):
+            _, rollout = await made(refused_at_times, [(lost_in, answered)])
+            assert told(rollout) == told(whole)
+
+
+async def test_a_trajectory_that_had_no_room_for_a_turn_stays_truncated() -> None:
+    """Also where the agent does not ask again."""
+    session = session_of(4096)
+    with pytest.raises(Lost):  # when it asks for a turn too many
+        await Process(session, 2 * TURNS + 1, answered=True).run(tokens_only)
+    known = session.continued()
+    rollout = known.rollout([known._answers[known._answers.last].recorded.whole.tolist()])
+    assert rollout and rollout.turns == TURNS and rollout.truncated
+
+
 @settings(max_examples=60)
 @given(
-    agent=st.sampled_from(AGENTS),
+    agent=st.sampled_from([*AGENTS, refused_at_times]),
     losses=st.lists(st.tuples(st.integers(1, 2 * TURNS), st.booleans()), max_size=8),
     max_tokens=st.integers(40, 400),
 )
@@ -320,13 +361,52 @@ async def test_what_is_told_of_a_hundred_turns_is_no_more_than_they_are_long() -
     assert 1.9 * half < whole < 2.1 * half
 
 
+async def test_what_an_agent_has_of_two_hundred_turns_takes_four_times_the_memory_of_fifty() -> None:
+    """Whole contexts would take sixteen times as much, in a process that has hundreds of trajectories."""
+
+    async def size(turns: int) -> int:
+        session = session_of(10**6)
+        session._spec = session._spec.model_copy(update={"max_turns": turns})
+        await Process(session, 0, True).run(messages_only)
+        message = pickle.dumps(session.history())
+        tracemalloc.start()
+        try:
+            known = read(pickle.loads(message))
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(known[0].turns) == turns
+        return held
+
+    few, many = await size(50), await size(200)
+    assert 3.5 * few < many < 4.5 * few
+
+
 async def test_an_answer_of_a_session_that_was_lost_is_not_part_of_the_next() -> None:
     """It may be on its way when the process is given up."""
     session = session_of(4096)
-    late = asyncio.create_task(session.answer("generate", {"context": [1], "max_tokens": None, "stop": None}))
+    policy = Policy(Process(session, 0, True)._ask)
+    conversation: list[dict[str, Any]] = [{"role": "user", "content": "1+2="}]
+    first = await policy.generate(conversation)
+    assert first
+    conversation += [first.message, {"role": "user", "content": "3"}]
+    late = asyncio.create_task(policy.generate(conversation))
+    await asyncio.sleep(0)
     following = session.continued()
-    await late
-    assert not following.history()["turns"] and session.history()["turns"]
+    before = following.history()
+    second = await late
+    assert second and len(session.history()["turns"]) == 2
+    assert following.history() == before and len(before["turns"]) == 1
+    behind = [*conversation, second.message, {"role": "user", "content": "4"}]
+    assert session.conversations.context(behind, [])[: len(second.whole)] == second.whole
+    assert following.conversations.context(behind, [])[: len(second.whole)] != second.whole, "tokens of the late answer"
+
+
+async def test_a_conversation_is_known_once_after_any_loss() -> None:
+    """The session that continues hears of the last one again, which may be new to it."""
+    for answered in (False, True):
+        session, _ = await made(messages_only, [(lost_in, answered) for lost_in in (2, 1, 2)])
+        assert len(session.conversations._known) == len(session._answers) == TURNS
 
 
 async def good(prompt: Any, policy: Any, row: Any, history: Any) -> None: ...
@@ -339,10 +419,10 @@ async def with_another(prompt: Any, policy: Any, row: Any, history: Any, depth: 
 
 @pytest.mark.parametrize(("function", "continues"), [(good, True), (by_name, True), (without, False)])
 def test_a_function_says_by_its_parameter_that_it_continues(function: Callable[..., Any], continues: bool) -> None:
-    assert ("history" in taken(function)) is continues
+    assert ("history" in parameters_of(function)) is continues
 
 
 @pytest.mark.parametrize("function", [in_place_of_the_row, positional, with_another, partial(print)])
 def test_a_function_that_cannot_be_told_its_history_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match=r"async def rollout\(prompt, policy, row"):
-        taken(function)
+        parameters_of(function)

@@ -43,7 +43,8 @@ class Prompt:
 class Turn:
     """What the policy wrote behind `context`."""
 
-    context: list[int]
+    sequence: list[int] = field(repr=False)
+    """Tokens that begin with the context. The turns of a history share them: contexts of their own would grow with the square of the turns."""
     tokens: list[int]
     log_probs: list[float]
     """Of each of `tokens`, at the temperature of the job."""
@@ -59,6 +60,13 @@ class Turn:
     """Empty without spec.rollout.agent.reasoningParser."""
     tool_calls: list[dict[str, Any]]
     """In OpenAI's form, of the `tools` that the policy was asked with."""
+    context_length: int | None = None
+    """So many of `sequence` are the context; None: all."""
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens that the policy continued."""
+        return self.sequence[: self.context_length]
 
     @property
     def whole(self) -> list[int]:

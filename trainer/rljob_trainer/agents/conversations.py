@@ -162,7 +162,8 @@ class Conversations:
     def add(self, messages: Sequence[Message], answer: Message, tokens: list[int]) -> None:
         """The policy answered, and `tokens` are those of the whole conversation."""
         whole = (*messages, answer)
-        self._known.append(_Known([*map(plain, whole)], [*map(reasoning_of, whole)], tokens))
+        known = _Known([*map(plain, whole)], [*map(reasoning_of, whole)], tokens)
+        self._known = [*(k for k in self._known if k != known), known]
 
 
 def _spoken(message: Message) -> dict[str, Any]:

@@ -34,16 +34,19 @@ class History:
 
 def read(said: Mapping[str, Any]) -> tuple[History, LastTurn]:
     """What the driver says (session.py), and where the policy continues."""
-    turns, before = list[Turn](), list[int]()
+    turns, sequence = list[Turn](), list[int]()
     for given in said["turns"]:
-        known = {key: value for key, value in given.items() if key not in ("context", "continues")}
-        turns.append(Turn([*before, *given["context"]] if given["continues"] else given["context"], **known))
-        before = turns[-1].whole
+        written = {key: value for key, value in given.items() if key not in ("context", "continues")}
+        if not given["continues"]:
+            sequence = []
+        sequence += given["context"]
+        turns.append(Turn(sequence, **written, context_length=len(sequence)))
+        sequence += given["tokens"]
     messages = [dict(message) for message in said["messages"]]  # the agent may add to them
-    return History(turns, messages), LastTurn(said["number"], before, said["messages"])
+    return History(turns, messages), LastTurn(said["number"], sequence, said["messages"])
 
 
-def taken(function: Callable[..., Any]) -> tuple[str, ...]:
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """What the function of an agent is called with. Raises TypeError for what is none."""
     if not inspect.iscoroutinefunction(function):
         raise TypeError(f"has to be async: {SIGNATURE}")

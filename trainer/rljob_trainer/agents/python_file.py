@@ -94,6 +94,7 @@ class AgentProcess(WorkerProcess):
         asked = self._asked[number] = Questions(session, partial(self._tell, "answer", number))
         try:
             await self._tell("begin", number, values)
+            session.is_called = not self.ended
             async with session.own_time.limited():
                 answer = await asyncio.shield(reply)
         except TimeoutError:

@@ -57,24 +57,30 @@ class Session:
         """Its sandboxes."""
         self.resumed, self.run_again = 0, 0
         """How often it has continued, and begun from its first turn, since its process was lost."""
+        self.is_called = False
+        """The agent was called with it: only then something of it is lost with a process."""
         self._answers, self._numbers = Answers(), count()
+        self._refused = list[int]()
+        """Numbers of turns that the rollouts refused."""
         self._begun, self._ended_early = 0, False
-        """Turns that count for maxTurns, and whether another was refused."""
+        """Turns that count for maxTurns, and whether there was no room for another."""
 
     def anew(self) -> "Session":
         """For the same sample in another process, from its beginning: nothing of this one becomes part of it."""
         session = self._successor()
-        session.run_again += 1
+        session.run_again += self.is_called
         return session
 
     def continued(self) -> "Session":
-        """For the same sample in another process, behind the last turn that was answered. What was asked then is asked again, under the same number
-        and so with the same seed, and of the limits only the turns that were answered are used up."""
+        """For the same sample in another process, behind the last turn that was answered. What was asked then, or refused, is asked again under the
+        same number and so with the same seed, if the agent asks for one turn after another. No more of the limits is used up than was there."""
         if not len(self._answers):
             return self.anew()
         session = self._successor()
-        session.resumed += 1
-        session._answers, session._begun = self._answers.copy(), len(self._answers)
+        session.resumed += self.is_called
+        session._answers, session._ended_early = self._answers.copy(), self._ended_early
+        session._refused = [number for number in self._refused if number < self._answers.last]
+        session._begun = len(self._answers) + len(session._refused)
         session._numbers = count(self._answers.last + 1)
         session.conversations = self.conversations.copy()
         last = self._answers[self._answers.last]
@@ -194,6 +200,7 @@ class Session:
                 recorded = Recorded(context, *await self._sample(context, sampling, number))
                 parsed = await self._parsed(recorded, sampling.stop, tools)
         except RequestRefusedError as error:
+            self._refused.append(number)
             raise PolicyError(str(error), error.code) from error
         turn = self._turn(recorded, parsed)
         conversation = [] if messages is None else [*messages, message_of(turn)]

@@ -30,7 +30,7 @@ from typing import IO, Annotated, Any, BinaryIO, Literal, Union, get_args, get_o
 from rljob_trainer.agents import environments
 from rljob_trainer.agents.api import Ask, Policy, PolicyError, Prompt, Trajectory, ids
 from rljob_trainer.agents.episode import Nonsense
-from rljob_trainer.agents.history import HISTORY, PARAMETERS, read, taken
+from rljob_trainer.agents.history import HISTORY, PARAMETERS, parameters_of, read
 from rljob_trainer.rewards.worker import Function, NotAReward, channel, die_with_parent, load, say, split
 from rljob_trainer.user_code import explain
 
@@ -148,7 +148,7 @@ def main() -> None:
     questions, answers = channel()
     try:
         function, schemas = _library(kind, target, details) if is_library else _own(kind, target, details)
-        takes = taken(function) if kind == "python" else PARAMETERS
+        takes = parameters_of(function) if kind == "python" else PARAMETERS
     except BaseException as error:
         say(answers, error=explained(error))
         return
@@ -203,7 +203,7 @@ class Rollouts:
 
     async def _run(self, number: int, values: Mapping[str, Any]) -> None:
         try:
-            trajectory = await self._begun(partial(self._ask, number), **values)
+            trajectory = await self._called(partial(self._ask, number), **values)
             say(self._answers, number=number, **returned(trajectory))
         except Nonsense as error:
             say(self._answers, number=number, **_strange(str(error)))
@@ -212,7 +212,7 @@ class Rollouts:
         finally:
             del self._tasks[number]
 
-    async def _begun(
+    async def _called(
         self, ask: Ask, prompt: dict[str, Any], row: Mapping[str, Any], base_url: str, history: Mapping[str, Any] | None
     ) -> Any:
         """What the function returns. `history`: of a function that takes it."""
