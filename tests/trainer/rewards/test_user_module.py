@@ -74,7 +74,8 @@ async def test_a_file_may_have_any_name_also_that_of_a_library_that_it_uses(tmp_
 
 async def test_programs_that_a_function_starts_can_import_its_neighbours(tmp_path):
     (tmp_path / "beside.py").write_text("print(0.25)")
-    code = "import subprocess, sys\ndef reward(response):\n    return subprocess.check_output([sys.executable, '-m', 'beside'])\n"
+    call = "float(subprocess.check_output([sys.executable, '-m', 'beside']))"
+    code = f"import subprocess, sys\ndef reward(response):\n    return {call}\n"
     assert (await scored(tmp_path / "starts.py", code)).score == 0.25
 
 
