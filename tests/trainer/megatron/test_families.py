@@ -209,19 +209,19 @@ def test_a_rank_reads_one_parameter_at_a_time(model: Path, monkeypatch: pytest.M
     """Loading and exporting never hold more of the model than a rank's own part and the tensors of one parameter."""
     import weakref
 
-    from megatron.bridge.models.hf_pretrained.state import SafeTensorsStateSource
+    from rljob_trainer.megatron.weight_files import OpenFiles
 
-    load = SafeTensorsStateSource.load_tensors
+    load = OpenFiles.load_tensors
     alive: list[weakref.ref[torch.Tensor]] = []
     most = [0]
 
-    def watched(self: Any, keys: list[str]) -> dict[str, torch.Tensor]:
+    def watched(self: OpenFiles, keys: list[str]) -> dict[str, torch.Tensor]:
         found = load(self, keys)
         alive.extend(weakref.ref(t) for t in found.values())
         most[0] = max(most[0], sum(r() is not None for r in alive))
         return found
 
-    monkeypatch.setattr(SafeTensorsStateSource, "load_tensors", watched)
+    monkeypatch.setattr(OpenFiles, "load_tensors", watched)
 
     def on_a_rank() -> tuple[int, int]:
         from rljob_trainer.megatron.engine import Engine

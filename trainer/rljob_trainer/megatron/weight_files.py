@@ -20,6 +20,10 @@ class OpenFiles(SafeTensorsStateSource):
         super().__init__(path)
         self._file = lru_cache(OPEN_FILES)(self._opened)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Ranks send each other the bridge's configuration, of which this is a part. Open files stay where they are."""
+        return OpenFiles, (self.model_name_or_path,)
+
     def load_tensors(self, keys_to_load: list[str]) -> dict[str, torch.Tensor]:
         """Raises KeyError for a tensor that is in no file, FileNotFoundError for a file of the index that is not there."""
         return {key: self._file(self.key_to_filename_map[key]).get_tensor(key) for key in keys_to_load}
