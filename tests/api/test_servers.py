@@ -98,23 +98,27 @@ DENSE = Shape(10, 64, 8, 2, 16, 256, 1000)
 """A layer has 2 x 64 x 16 x (8 + 2) + 3 x 64 x 256 = 69,632 parameters, the embedding and the output layer 64,000 each."""
 EXPERTS = Shape(10, 64, 8, 2, 16, 256, 1000, experts=8, experts_per_token=2, expert_feed_forward=32, dense_layers=2)
 """Experts of a layer have 3 x 64 x 32 x 8 = 49,152 parameters, in eight layers."""
-OUTSIDE = 10 * 20_480 + 2 * 49_152 + 8 * 64 * 8 + 128_000
-"""Parameters of EXPERTS outside experts: attention, two dense layers, routers, embedding and output layer."""
+OUTSIDE = 10 * 20_480 + 2 * 49_152 + 8 * 64 * 8
+"""Parameters of EXPERTS in layers outside experts: attention, two dense layers, routers."""
+ENDS = 128_000
+"""Embedding and output layer."""
 
 
 @pytest.mark.parametrize(
-    ("shape", "sizes", "expected"),
+    ("shape", "sizes", "in_layers", "outside"),
     [
-        (DENSE, {"tensorParallel": 8}, (10 * 69_632 + 128_000) / 8),
-        (DENSE, {"tensorParallel": 2, "pipelineParallel": 4}, (3 * 69_632 + 64_000) / 2),
-        (EXPERTS, {"tensorParallel": 4}, (OUTSIDE + 8 * 49_152) / 4),
-        (EXPERTS, {"tensorParallel": 4, "expertParallel": True}, (OUTSIDE + 8 * 49_152) / 4),
-        (EXPERTS, {"dataParallel": 4, "expertParallel": True}, OUTSIDE + 8 * 49_152 / 4),
-        (EXPERTS, {"tensorParallel": 2, "dataParallel": 4}, (OUTSIDE + 8 * 49_152 / 4) / 2),
+        (DENSE, {"tensorParallel": 8}, 10 * 69_632 / 8, ENDS / 8),
+        (DENSE, {"tensorParallel": 2, "pipelineParallel": 4}, 3 * 69_632 / 2, ENDS / 2 / 2),
+        (EXPERTS, {"tensorParallel": 4}, (OUTSIDE + 8 * 49_152) / 4, ENDS / 4),
+        (EXPERTS, {"tensorParallel": 4, "expertParallel": True}, (OUTSIDE + 8 * 49_152) / 4, ENDS / 4),
+        (EXPERTS, {"dataParallel": 4, "expertParallel": True}, OUTSIDE + 8 * 49_152 / 4, ENDS),
+        (EXPERTS, {"tensorParallel": 2, "dataParallel": 4}, (OUTSIDE + 8 * 49_152 / 4) / 2, ENDS / 2),
     ],
 )
-def test_a_gpu_of_a_server_holds_its_part_of_its_stage(shape: Shape, sizes: dict, expected: float) -> None:
-    assert parameters(Servers.model_validate(sizes), shape) == pytest.approx(expected)
+def test_a_gpu_of_a_server_holds_its_part_of_its_stage(
+    shape: Shape, sizes: dict, in_layers: float, outside: float
+) -> None:
+    assert parameters(Servers.model_validate(sizes), shape) == pytest.approx((in_layers, outside))
 
 
 SPREAD = {"nodes": 2, "tensorParallel": 2, "dataParallel": 4, "expertParallel": True}
