@@ -108,14 +108,16 @@ async def test_a_process_that_reads_a_large_message_slowly_is_not_given_up(
 ) -> None:
     """It takes longer for it than a call may, and each call waits for the one before."""
     monkeypatch.setattr(process, "GRACE_SECONDS", 0.1)
-    async with connected(0.2) as (worker, reader, writer):
-        calls = [asyncio.create_task(worker.call({"row": 8 * ROW}, seconds=SECONDS)) for _ in range(3)]
-        for _ in calls:
+    async with connected(1.0) as (worker, reader, writer):
+        calls = [asyncio.create_task(worker.call({"row": 24 * ROW}, seconds=SECONDS)) for _ in range(2)]
+        for call in calls:
             await until(lambda: len(written) > 0)
             size, data = written.pop(0), b""
             while len(data) < size:
-                data += await reader.read(min(2**18, size - len(data)))
-                await asyncio.sleep(0.02)
+                read = await reader.read(min(2**18, size - len(data)))
+                assert read, "it was given up"
+                data += read
+                await asyncio.sleep(0.02 if call is calls[0] else 0)
             number, _ = pickle.loads(data)
             writer.write(framed(json.dumps({"number": number}).encode()))
         await asyncio.wait_for(asyncio.gather(*calls), SECONDS)
