@@ -104,7 +104,7 @@ async def test_an_operator_that_stands_by_knows_nothing_that_could_vanish_meanwh
         assert len(kept(cache)) > 20 and kept(cache).keys() > kept(nothing).keys()
         cluster.edit("Lease", "default", lease.NAME)["spec"]["holderIdentity"] = "two"
         await until(lambda: kept(cache) == kept(nothing))
-        for kind, obj in of_the_cluster():  # kopf goes on watching
+        for kind, obj in of_the_cluster():  # kopf watches all the time
             operator._handlers.handle(kind, obj)
         assert kept(cache) == kept(nothing) and cache.devices == nothing.devices
         leading.cancel()

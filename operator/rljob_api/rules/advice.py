@@ -3,14 +3,16 @@
 A window is wide: no recipe, and no published setting that an importer reads, lies outside. A default is never looked at.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rljob_api.quantity import parse, show
 from rljob_api.rules.engine import Violation
+from rljob_api.rules.fields import leaves
 from rljob_api.spec import RLJobSpec
-from rljob_api.type_errors import as_written
+from rljob_api.type_errors import as_written, path_of
 
 MEBI = 2**20
 
@@ -60,7 +62,7 @@ WINDOWS: Mapping[str, Window] = {
     "algorithm.rolloutCorrection.cap": Window(1, 100, "weights are near 1: below, all are cut, and far above, none", "2 is usual"),
     "algorithm.overlong.penalty": Window(0, 100, "it is taken off the reward", "1 is usual"),
     "dpo.beta": Window(1e-3, 10, "it is the strength of the reference", "0.1 is usual"),
-    "dpo.sftCoefficient": Window(0, 100, "pairs hardly count beside it", "0.1 to 1 is usual"),
+    "dpo.sftCoefficient": Window(0, 100, "pairs hardly count next to it", "0.1 to 1 is usual"),
     "model.lora.rank": Window(1, 1024, "adapters of such a rank are no smaller than what they adapt", "8 to 128 is usual"),
     "train.samplesPerPrompt": Window(1, 1024, "all samples of a prompt are of one group", "8 to 64 is usual"),
     "train.epochsPerStep": Window(1, 32, "it is the number of passes over one step's samples, not over the data", "1 is usual; see train.epochs"),
@@ -81,25 +83,24 @@ WINDOWS: Mapping[str, Window] = {
     **{f"{section}.shmSize": SHARED for section in ("trainer", "rollout", "critic", "reference", "pools[]", "rewards[].model")},
 }  # fmt: skip
 """By field, with [] for any entry of a list."""
+PLACE = re.compile(r"\[\d+\]")
+CLIPS = "algorithm.clip."
+"""What these fields are to cispo differs: `low: 1` is no bound there, and `high: 5` usual."""
 
 
 def advice(spec: RLJobSpec) -> Iterator[Violation]:
     """Each with the field, its value, what it does, and what is usual."""
-    for pattern, path, value in _written(spec.model_dump(by_alias=True, exclude_defaults=True), "", ""):
-        window = WINDOWS.get(pattern)
-        if (
-            pattern.startswith("algorithm.clip.") and spec.algorithm.loss == "cispo"
-        ):  # `low: 1` is no bound, `high: 5` usual
+    for location, value in leaves(spec.model_dump(by_alias=True, exclude_defaults=True)):
+        path = path_of(location)
+        window = WINDOWS.get(PLACE.sub("[]", path))
+        if window is None or (path.startswith(CLIPS) and spec.algorithm.loss == "cispo"):
             continue
-        if window and (number := _number(value)) is not None and not window.low <= number <= window.high:
-            yield Violation(f"spec.{path}", as_written(value), _rule(window, value), window.fix)
-
-
-def _rule(window: Window, value: Any) -> str:
-    shown = _size if isinstance(value, str) else "{:,g}".format
-    if (_number(value) or 0) < window.low:
-        return f"is below {shown(window.low)}: {window.reason}"
-    return f"is above {shown(window.high)}: {window.reason}"
+        number = _number(value)
+        if number is None or window.low <= number <= window.high:
+            continue
+        side, bound = ("below", window.low) if number < window.low else ("above", window.high)
+        shown = _size(bound) if isinstance(value, str) else f"{bound:,g}"
+        yield Violation(f"spec.{path}", as_written(value), f"is {side} {shown}: {window.reason}", window.fix)
 
 
 def _size(count: float) -> str:
@@ -114,15 +115,3 @@ def _number(value: Any) -> float | None:
         return float(value) if isinstance(value, int | float) else parse(value) / 1000
     except ValueError:
         return None
-
-
-def _written(value: Any, pattern: str, path: str) -> Iterator[tuple[str, str, Any]]:
-    """Leaves, each with its path without and with the places of entries in their lists."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _written(inner, f"{pattern}.{key}" if pattern else key, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for i, inner in enumerate(value):
-            yield from _written(inner, f"{pattern}[]", f"{path}[{i}]")
-    else:
-        yield pattern, path, value

@@ -161,7 +161,7 @@ class Cache[T]:
         return changed
 
     def clear(self) -> None:
-        """Forgets all objects, and what is known to be gone: whoever goes on begins with a list."""
+        """Forgets all objects, and what is known to be gone: a list comes first after it."""
         for key in list(self._objects):
             self._forget(key)
             self._follow(key, None)

@@ -255,7 +255,7 @@ async def made(agent: Agent, losses: Sequence[tuple[int, bool]], max_tokens: int
     return session, rollout
 
 
-def told(rollout: Rollout) -> list[Any]:
+def fields_of(rollout: Rollout) -> list[Any]:
     """All that is trained on."""
     rows = [rollout.segments, *rollout.branches]
     said = [
@@ -281,7 +281,7 @@ async def test_a_trajectory_whose_process_is_lost_in_any_question_is_the_one_tha
     for lost_in in range(1, 3 * TURNS):
         for answered in (False, True):
             session, rollout = await made(agent, [(lost_in, answered)])
-            assert told(rollout) == told(whole)
+            assert fields_of(rollout) == fields_of(whole)
             assert session.resumed + session.run_again <= 1
 
 
@@ -291,7 +291,7 @@ async def test_what_the_rollouts_refuse_is_refused_again_and_counts_once() -> No
     for lost_in in range(1, 2 * TURNS):
         for answered in (False, True):
             _, rollout = await made(refused_at_times, [(lost_in, answered)])
-            assert told(rollout) == told(whole)
+            assert fields_of(rollout) == fields_of(whole)
 
 
 async def test_a_trajectory_that_had_no_room_for_a_turn_stays_truncated() -> None:
@@ -315,7 +315,7 @@ def test_no_number_of_losses_changes_a_trajectory_and_none_costs_a_turn_or_a_tok
 ) -> None:
     async def both() -> None:
         (_, whole), (_, rollout) = await made(agent, [], max_tokens), await made(agent, losses, max_tokens)
-        assert told(rollout) == told(whole)
+        assert fields_of(rollout) == fields_of(whole)
 
     asyncio.run(both())
 

@@ -97,7 +97,7 @@ class Session:
         return session
 
     def history(self) -> dict[str, Any]:
-        """What an agent is told that continues (history.py): turns with as much of their contexts as does not repeat the turn before, and the
+        """What an agent that continues gets (history.py): turns with as much of their contexts as does not repeat the turn before, and the
         conversation that the last one ends. May take long."""
         turns, before = [], np.zeros(0, np.int32)
         for _, answered in self._answers:

@@ -27,7 +27,7 @@ ADVANTAGES = {
 LOSSES = {"vanilla": "ppo", "gspo": "gspo", "cispo": "cispo"}
 MOST_ROUNDS = MOST_CHECKPOINTS
 REJECTIONS = {"token_k1": "token", "seq_mean_k1": "sequence", "token": "token", "geometric": "sequence"}
-OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg"
+OVERLONG_BUFFER = "reward.reward_kwargs.overlong_buffer_cfg"
 FUNCTION, REWARD_MODEL = "reward.custom_reward_function", "reward.reward_model"
 MANAGER = "reward.reward_manager.name"
 KWARGS = ("reward.custom_reward_function.reward_kwargs", "custom_reward_function.reward_kwargs")
@@ -154,7 +154,7 @@ def sampling(settings: Settings) -> Iterator[Said]:
 def _filtered_by(settings: Settings, key: str) -> Iterator[Said]:
     """Here groups are filtered by the reward itself, before the penalties that `seq_reward` (overlong) and `seq_final_reward` (KL, too) contain."""
     metric = settings[key]
-    penalties = ["overlong"] if settings[f"{OVERLONG}.enable"] else []
+    penalties = ["overlong"] if settings[f"{OVERLONG_BUFFER}.enable"] else []
     penalties += ["KL"] if metric == "seq_final_reward" and settings["algorithm.use_kl_in_reward"] else []
     if metric == "acc":
         text = "groups are filtered by their rewards: by others, where responses that are equally right differ in their rewards"
@@ -207,7 +207,7 @@ def _bounds(value: Any) -> tuple[float, float]:
 
 
 def overlong(settings: Settings) -> Iterator[Said]:
-    key = OVERLONG
+    key = OVERLONG_BUFFER
     if settings[f"{key}.enable"]:
         yield settings.field("algorithm.overlong.bufferTokens", settings.integer(f"{key}.len"), f"{key}.len")
         yield settings.field(
