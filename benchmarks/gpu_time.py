@@ -1,6 +1,7 @@
 """What a training step spends its time on: torch.profiler's kernels of two steps on each GPU, summed by kind, with a lower bound for each.
 
-    torchrun --nproc-per-node N -m benchmarks.gpu_time [--size NAME] [--shape packed] [--layout NAME] [--tokens N] [--vision KIND] [--out FILE]
+    torchrun --nproc-per-node N -m benchmarks.gpu_time [--size NAME] [--shape packed] [--layout NAME] [--tokens N] [--vision KIND]
+        [--host] [--out FILE]
 
 The product's own training phase; `--layout`: one of benchmarks/training.py for N GPUs; `--tokens`: of a micro-batch;
 `--vision`: of one of benchmarks/vision.py, without bounds. `communication` is all that NCCL does, which includes waiting for the other GPU. Of
@@ -9,7 +10,8 @@ add up to the whole. On CPU, operations take the place of kernels.
 
 A bound is the least FLOPs of a kind over the data sheet's rate, or its least bytes over that of the memory (`bounds`), of a GPU's even share. Prints
 a Markdown table and the kernels that take most, of one GPU after the other; FILE gets both of the first as JSON lines, FILE.1 those of the second.
-`unprofiled`: seconds of the fastest step before, without the profiler.
+`unprofiled`: seconds of the fastest step before, without the profiler. With `--host` another table: the operations and calls of
+CUDA that take most of the host's own time in two more steps, in all threads (the recording takes time too, so that only their ratios count).
 """
 
 import argparse
@@ -71,14 +73,20 @@ def main() -> None:
     parser.add_argument("--layout", choices=list(layouts), default="tp1")
     parser.add_argument("--tokens", type=int, default=16384)
     parser.add_argument("--vision", choices=list(vision.KINDS))
+    parser.add_argument("--host", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("gpu_time.jsonl"))
     options = parser.parse_args()
     engine, batch, least = of_images(options.vision) if options.vision else of_texts(options)
     batches = [batch(n) for n in range(1, WARM_UP + STEPS + 1)]
+
+    def profiled_steps() -> None:
+        for made in batches[WARM_UP:]:
+            training.timed_step(engine, made)
+
     unprofiled = min([training.timed_step(engine, batch)[0] for batch in batches[:WARM_UP]][1:])
-    kernels = profiled(lambda: [training.timed_step(engine, batch) for batch in batches[WARM_UP:]])
+    kernels = profiled(profiled_steps)
     rows = [row | {"unprofiled": round(unprofiled, 4)} for row in summed(kernels, least)]
-    report(options.out, engine.backend, rows, largest(kernels))
+    report(options.out, engine.backend, rows, largest(kernels), *([host(profiled_steps)] if options.host else []))
 
 
 def report(file: Path, backend: str, *tables: list[dict[str, Any]]) -> None:
@@ -108,7 +116,7 @@ def of_images(kind: str) -> tuple[Any, Callable[[int], Any], dict[str, float]]:
     return engine, lambda step: vision.sampled(vision.KINDS[kind], step), {}
 
 
-def profiled(steps: Callable[[], Any]) -> list[Kernel]:
+def profiled(steps: Callable[[], None]) -> list[Kernel]:
     """What ran on the GPU, in order."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -122,6 +130,24 @@ def profiled(steps: Callable[[], Any]) -> list[Kernel]:
         events = json.loads(trace.read_text())["traceEvents"]
     wanted = {"kernel", "gpu_memcpy", "gpu_memset"} if gpu else {"cpu_op"}
     return sorted(Kernel(e["ts"], e["ts"] + e["dur"], e["name"]) for e in events if e.get("cat") in wanted)
+
+
+def host(steps: Callable[[], None]) -> list[dict[str, Any]]:
+    """What takes most of the host's own time in a step."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        steps()
+    events = sorted(recorded.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    return [
+        {
+            "host": event.key[:100],
+            "own_ms": round(event.self_cpu_time_total / 1e3 / STEPS, 2),
+            "ms": round(event.cpu_time_total / 1e3 / STEPS, 2),
+            "times": event.count // STEPS,
+        }
+        for event in events[:LARGEST]
+    ]
 
 
 def kind(name: str) -> str:
