@@ -1,18 +1,20 @@
 """What a save costs the loop, and how long it takes: alongside training and waited for, in one run on this machine.
 
-    python -m benchmarks.checkpoint [--ranks N] [--repeats N] [--rows N] [--unprepared] [--scratch DIR]
+    python -m benchmarks.checkpoint [--ranks N] [--experts N] [--repeats N] [--rows N] [--unprepared] [--scratch DIR]
     torchrun --nproc-per-node N -m benchmarks.checkpoint --device gpu [--size NAME] [--repeats N] [--rows N] [--scratch DIR]
 
-On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo; on GPUs the 1.5 B shape, or another of benchmarks/shapes.py, bf16, in
+On CPU a Qwen2 of 30 M parameters, fp32, on N (2) data-parallel ranks of gloo, or with `--experts` a Qwen3-MoE of 8 layers with N tiny experts each,
+dealt to the ranks, so that the number of tensors is what takes time; on GPUs the 1.5 B shape, or another of benchmarks/shapes.py, bf16, in
 tensor parallelism over all of them. There, host memory is first made ready as in a job; a line says how long that takes, and a training step
 meanwhile. With `--unprepared` it is left to the first save. Each save is made after a training step and while further steps run; the stall is the
 time that the loop did not train, the total the time until the checkpoint was committed. Medians, after a first one, of which only the stall is shown.
 The last columns are the length of a training step during a save, over that without, and the bytes of a checkpoint over the total. `--rows 1`: only
 the save of a job that continues training. Never more than one is on disk. On GPUs a line says how fast each of them copies into pinned memory, which
-bounds the stall, and another what writes 8 GB per rank to DIR without hashing it.
+bounds the stall, and another what writes 8 GB per rank to DIR without hashing it. The last line says how long the last checkpoint takes to load.
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -31,6 +33,7 @@ from benchmarks import training
 from benchmarks.shapes import MODELS, model_of
 from rljob_api.protocol import Resume
 from rljob_api.spec import RLJobSpec
+from rljob_trainer.checkpoint.manifest import ENGINE
 from rljob_trainer.megatron import compat
 from rljob_trainer.wire.batch import Batch
 from rljob_trainer.wire.trajectory import Trajectory
@@ -45,6 +48,7 @@ SHAPE = {
     "tie_word_embeddings": False,
 }
 
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "norm_topk_prob": True, "head_dim": 64}
 DISK_BLOCKS = 32
 """Of 256 MiB."""
 ROWS = (False, True)
@@ -54,6 +58,7 @@ ROWS = (False, True)
 def main() -> None:
     parser = argparse.ArgumentParser("python -m benchmarks.checkpoint")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--experts", type=int, help="of each layer, on CPU")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--size", choices=list(MODELS), default="1.5b", help="on GPUs")
     parser.add_argument("--repeats", type=int, default=5)
@@ -71,11 +76,14 @@ def main() -> None:
 
 def on_cpu(options: argparse.Namespace) -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
+    import rljob_trainer.megatron.engine  # noqa: F401
     from trainer.ranks import run_ranks
 
+    gc.freeze()  # as pod/fork_server.py does, once everything is imported
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
-        model = random_model(Path(scratch) / "model")
-        made = spec(Path(scratch), model, {"device": "cpu", "nodes": options.ranks})
+        model = random_model(Path(scratch) / "model", options.experts)
+        parallelism = {"expert": options.ranks} if options.experts else {}
+        made = spec(Path(scratch), model, {"device": "cpu", "nodes": options.ranks, "parallelism": parallelism})
         run_ranks(options.ranks, lambda: measure(made, options))
 
 
@@ -94,10 +102,11 @@ def on_gpu(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def random_model(directory: Path) -> Path:
-    from transformers import AutoModelForCausalLM, Qwen2Config
+def random_model(directory: Path, experts: int | None) -> Path:
+    from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
-    model = AutoModelForCausalLM.from_config(Qwen2Config(**SHAPE))
+    mixture = experts and Qwen3MoeConfig(**SHAPE, **EXPERTS, num_experts=experts)
+    model = AutoModelForCausalLM.from_config(mixture or Qwen2Config(**SHAPE))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters")
     model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(json.dumps({}))
@@ -147,6 +156,9 @@ def measure(spec: RLJobSpec, options: argparse.Namespace) -> None:
     say("waited for    first s    stall s    total s    step beside / alone       GB/s")
     for waited in ROWS[: options.rows]:
         say(row(saver, steps, root, waited, options.repeats))
+    began, [saved] = time.monotonic(), root.glob("global_step_*")
+    engine.load(saved / ENGINE)
+    say(f"loaded in {time.monotonic() - began:.2f} s")
 
 
 class Steps:

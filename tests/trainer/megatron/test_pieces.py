@@ -46,15 +46,16 @@ def test_boxes_hold_a_run_of_numbers_in_their_order(data: st.DataObject) -> None
 
 @contextmanager
 def megatrons_own() -> Iterator[None]:
-    """Saves and loads as megatron does, which gathers."""
+    """Saves and loads as megatron does, which gathers, and cuts one tensor into layers and experts."""
     from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-    ours = {name: getattr(DistributedOptimizer, name) for name in METHODS}
-    for name, method in ours.items():
-        setattr(DistributedOptimizer, name, method.__wrapped__)
-    yield
-    for name, method in ours.items():
-        setattr(DistributedOptimizer, name, method)
+    from rljob_trainer.megatron import checkpoint
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in METHODS:
+            patch.setattr(DistributedOptimizer, name, getattr(DistributedOptimizer, name).__wrapped__)
+        patch.delitem(checkpoint.CONTENT, "singleton_local_shards")
+        yield
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])

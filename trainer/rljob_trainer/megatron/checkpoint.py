@@ -4,7 +4,8 @@ A network that was trained on a gang of its own has a subdirectory of its name, 
 are saved, together with the identity of their base model (lora.py).
 
 The format is megatron's `fully_reshardable`: any layout can load it. Every rank writes what it holds, and reads what it will hold, of weights and
-of the optimizer's states (compat/core_checkpoints.py).
+of the optimizer's states (compat/core_checkpoints.py). Each layer and each of its experts has tensors of its own: of slices of one tensor torch
+compares every one with every other, when it plans a save or a load.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,6 +45,13 @@ from rljob_trainer.megatron.memory import Offloader, states, torch_optimizers
 THREADS = 8
 """Writer threads of a rank, each with a file of its own, when the loop waits for the save. While training continues there is only one."""
 
+CONTENT = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "singleton_local_shards": True,
+    "chained_optim_avoid_prefix": True,
+}
+"""How tensors are named and cut, in megatron's terms. A checkpoint says its own, for whoever loads it."""
+
 STATES = 12
 """Bytes of a parameter's float32 copy and its two moments."""
 
@@ -77,7 +85,8 @@ class CheckpointedNetwork:
     @property
     def copied_bytes(self) -> int:
         """Bytes of what a save copies on this rank. Collective."""
-        parts = [part for m in self.modules for part in _sharded_module(m, self.base).values()]
+        metadata = _metadata(CONTENT)
+        parts = [part for m in self.modules for part in _sharded_module(m, self.base, metadata).values()]
         wholes = {p.data: p for p in parts if isinstance(p, ShardedTensor | ShardedTensorFactory)}
         spans = (h for o in getattr(self.optimizer, "chained_optimizers", [self.optimizer]) for h in held(o))
         numbers = sum(len(span) for parameter, span in spans if is_main_replica(replica_of(wholes[parameter])))
@@ -124,6 +133,7 @@ def save(directory: Path, state: LiveState, alongside: bool, staging: Staging) -
         directory.mkdir(parents=True)
     dist.barrier()
     common = {
+        "content_metadata": CONTENT,
         "layout": state.layout,
         "objective": dict(state.objective),
         "names": sorted(state.networks),
@@ -131,9 +141,8 @@ def save(directory: Path, state: LiveState, alongside: bool, staging: Staging) -
     }
     live = set().union(*(network.storages(alongside) for network in state.networks.values()))
     threads = 1 if alongside else THREADS
-    return Writing(
-        directory, _sharded(state, loading=False, in_place=not alongside) | common, live, staging, threads, new_queue()
-    )
+    sharded = _sharded(state, _metadata(CONTENT, in_place=not alongside), loading=False)
+    return Writing(directory, sharded | common, live, staging, threads, new_queue())
 
 
 def load(directory: Path, state: LiveState, heartbeat: Callable[[], None]) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def _common(directory: Path, state: LiveState) -> dict[str, Any]:
 
 def _load(directory: Path, state: LiveState, heartbeat: Callable[[], None]) -> dict[str, Any]:
     common = _common(directory, state)
-    wanted = _sharded(state, loading=True)
+    wanted = _sharded(state, _metadata(common.get("content_metadata", {})), loading=True)
     same_layout = common["layout"] == state.layout
     if not same_layout:
         del wanted["random"]
@@ -213,26 +222,23 @@ def _keep_settings(loaded: dict[Any, Any], optimizer: Any) -> None:
             group.update({key: ours[key] for key in ("max_lr", "min_lr", "betas", "eps")})
 
 
-def _metadata(in_place: bool = False) -> dict[str, Any]:
-    return {
-        IN_PLACE: in_place,
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "singleton_local_shards": False,
-        "chained_optim_avoid_prefix": True,
-        "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
-    }
+def _metadata(content: Mapping[str, Any], in_place: bool = False) -> dict[str, Any]:
+    """`content`: of the checkpoint. One that does not say how it is cut was cut as megatron-core does by default."""
+    ranks = mpu.get_data_parallel_group(with_context_parallel=True)
+    alone = content.get("singleton_local_shards", False)
+    return {**CONTENT, "singleton_local_shards": alone, IN_PLACE: in_place, "dp_cp_group": ranks}
 
 
-def _sharded(state: LiveState, loading: bool, in_place: bool = False) -> dict[str, Any]:
-    parts = {name: _sharded_network(network, loading, in_place) for name, network in state.networks.items()}
+def _sharded(state: LiveState, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
+    parts = {name: _sharded_network(network, metadata, loading) for name, network in state.networks.items()}
     for name, part in parts.items():
         add_prefix_for_sharding(part, f"{name}.")
     return parts | {"random": _random_states()}
 
 
-def _sharded_network(network: CheckpointedNetwork, loading: bool, in_place: bool) -> dict[str, Any]:
-    model = {i: _sharded_module(module, network.base) for i, module in enumerate(network.modules)}
-    optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=_metadata(in_place))
+def _sharded_network(network: CheckpointedNetwork, metadata: dict[str, Any], loading: bool) -> dict[str, Any]:
+    model = {i: _sharded_module(module, network.base, metadata) for i, module in enumerate(network.modules)}
+    optimizer = network.optimizer.sharded_state_dict(dict(model), is_loading=loading, metadata=metadata)
     if not loading:
         _share_out(model)
     schedule = {"scheduler": network.scheduler.state_dict()} if network.scheduler else {}
@@ -247,8 +253,8 @@ def _share_out(model: dict[Any, Any]) -> None:
     distribute_main_replicas_with_precomputed_distribution(model, ranks, shares)
 
 
-def _sharded_module(module: MegatronModule, base: Base | None) -> dict[str, Any]:
-    sharded = module.sharded_state_dict(metadata=_metadata())
+def _sharded_module(module: MegatronModule, base: Base | None, metadata: dict[str, Any]) -> dict[str, Any]:
+    sharded = module.sharded_state_dict(metadata=metadata)
     return {name: part for name, part in sharded.items() if base is None or is_adapter(name)}
 
 

@@ -1,6 +1,6 @@
 """The policy as a megatron model: loaded from a Hugging Face directory or a Megatron checkpoint, sharded for this rank."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -163,11 +163,12 @@ def load_weights(
         raise ConfigurationError(field, path, "is no torch_dist directory of megatron-core, nor holds one", fix)
     try:
         held = dist_checkpointing.load_tensors_metadata(str(directory))
+        content = dist_checkpointing.load_content_metadata(str(directory)) or {}
     except CheckpointingException as error:
         raise ConfigurationError(field, path, f"cannot be read: {error}", "name a complete checkpoint") from error
     prefixes = (f"{network}.", "policy.")
     prefix = next((p for p in prefixes if any(key.startswith(f"{p}decoder.") for key in held)), "")
-    wanted = {i: _tensors(module, prefix) for i, module in enumerate(modules)}
+    wanted = {i: _tensors(module, prefix, content) for i, module in enumerate(modules)}
     for tensors in wanted.values():
         _require(held, tensors, path, field)
     loaded = dist_checkpointing.load(dict(wanted), str(directory), validate_access_integrity=False)
@@ -184,9 +185,10 @@ def _torch_dist(path: Path, network: str) -> Path | None:
     return next((d for d in places if (d / ".metadata").is_file()), None)
 
 
-def _tensors(module: MegatronModule, prefix: str) -> dict[str, Any]:
+def _tensors(module: MegatronModule, prefix: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """By the names of the checkpoint: RLJob's has a tensor of each expert, Megatron-LM's one of all layers' experts."""
     metadata = {
-        "singleton_local_shards": False,
+        "singleton_local_shards": content.get("singleton_local_shards", False),
         "dp_cp_group": mpu.get_data_parallel_group(with_context_parallel=True),
     }
     tensors = {k: v for k, v in module.sharded_state_dict(metadata=metadata).items() if not k.endswith("_extra_state")}
