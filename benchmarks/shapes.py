@@ -165,5 +165,5 @@ def write_model(directory: Path = MODEL, shape: dict = QWEN2_1_5B) -> Path:
         with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape), dtype=torch.bfloat16)
-        model.save_pretrained(directory)
+        model.cpu().save_pretrained(directory)  # which copies parameters of experts
     return directory

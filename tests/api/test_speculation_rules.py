@@ -111,9 +111,13 @@ def test_a_colocated_server_does_not_guess_by_weights_that_it_gives_up(method: s
     assert (field, rule.split(",")[0]) == (S, "a colocated server gives up the memory of all weights while it sleeps")
 
 
-def test_servers_on_gpus_guess_nothing_until_it_is_shown() -> None:
-    job = raw_spec(trainer={"device": "gpu"}, rollout={"speculation": {"method": "ngram"}})
-    rule = (
-        "nothing shows yet that servers on GPUs draw from the policy when tokens are guessed: vLLM has other code there"
-    )
+def test_servers_on_gpus_do_not_guess_by_the_policys_own_layer_until_it_is_shown() -> None:
+    model = {"path": "/m", "multiTokenPrediction": True}
+    job = raw_spec(model=model, trainer={"device": "gpu"}, rollout={"speculation": {"method": "mtp"}})
+    rule = "nothing shows yet that servers on GPUs draw from the policy when its own layer guesses: vLLM has other code there"
     assert broken(job) == [(S, rule)]
+
+
+@pytest.mark.parametrize("guessing", [{"method": "ngram"}, {"method": "eagle3", "draft": "/draft"}])
+def test_servers_on_gpus_guess_by_the_methods_that_were_shown_there(guessing: dict[str, Any]) -> None:
+    assert not broken(raw_spec(rollout={"speculation": guessing}, trainer={"device": "gpu"}))

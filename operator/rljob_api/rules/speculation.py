@@ -29,9 +29,10 @@ WITHOUT = {
     "responses to prompts with images are proven without guesses only": present("data.imageKey"),
     "a colocated server gives up the memory of all weights while it sleeps, and guesses by a model are proven without that only": COLOCATED
     & ~METHOD.equals("ngram"),
-    "nothing shows yet that servers on GPUs draw from the policy when tokens are guessed: vLLM has other code there": field(
+    "nothing shows yet that servers on GPUs draw from the policy when its own layer guesses: vLLM has other code there": field(
         "trainer.device"
-    ).equals("gpu"),
+    ).equals("gpu")
+    & METHOD.equals("mtp"),
 }
 """What servers that guess cannot do, and when a job needs it."""
 
